@@ -1,0 +1,57 @@
+# Two commands matter: `make run` bisects the quickstart, `make test` passes the tests.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.setup-stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-fast lint format cases cases-heavy lock schema clean
+
+help:           ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## make .venv with everything pinned (does nothing when nothing changed)
+
+# uv's own pins are cut out of requirements.lock, so that even the installer is verified by hash.
+$(STAMP): pyproject.toml requirements.lock
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "bisect-env needs Python 3.11 or newer: make PYTHON=python3.12 setup")'
+	@awk '/^[a-z0-9]/ {keep = /^uv==/} keep' requirements.lock > $(VENV)/uv-requirements.txt
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r $(VENV)/uv-requirements.txt
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+run: setup      ## bisect a real flaky crash: matrices/quickstart.yaml
+	$(BIN)/bisect-env run matrices/quickstart.yaml
+
+test: setup     ## run all tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-fast: setup ## run the unit tests alone
+	$(BIN)/python -m pytest -q -m "not integration and not network"
+
+lint: setup     ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup   ## let ruff rewrite the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+cases: setup    ## bisect every real regression in matrices/ and compare with the known answers
+	$(BIN)/python -m tests.cases.run_cases
+
+cases-heavy: setup ## the same for the cases with wheels of 500 MB and more
+	$(BIN)/python -m tests.cases.run_cases --heavy
+
+schema: setup   ## write matrices/schema.json
+	$(BIN)/bisect-env schema --output matrices/schema.json
+
+lock:           ## renew requirements.lock from pyproject.toml
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --group dev pyproject.toml -o requirements.lock
+
+clean:          ## remove the virtual environment and every cache of the tools
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,0 +1,114 @@
+"""The contract behind which every place that runs trials stands.
+
+An executor runs trials and reports what became of each. It decides nothing: what to run comes from the
+search, what a result means is judged by the engine, and nothing is retried here in silence.
+
+**Delivery.** Every submitted trial is answered exactly once by `wait`, be it by a record, a build failure
+or a loss. **Isolation.** The user's script never runs inside the worker process. **Cancel.** After
+`cancel`, the process groups of running trials are ended and their answers are losses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from bisect_env.environments.lock import Lock
+from bisect_env.trials.records import TrialRecord, TrialSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRequest:
+    """One trial with the lock from which a worker makes its prefix.
+
+    Attributes:
+        spec: What to run.
+        lock: The whole environment; workers share no file system with us.
+        allow_source: Whether installing may build source distributions.
+    """
+
+    spec: TrialSpec
+    lock: Lock
+    allow_source: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrialCompleted:
+    """A trial ran and was classified.
+
+    Attributes:
+        record: What it did.
+        build_seconds: Time spent on making the prefix; 0 when it existed.
+    """
+
+    record: TrialRecord
+    build_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFailed:
+    """The prefix could not be made; the trial never ran.
+
+    Attributes:
+        trial_id: Of the request.
+        lock_hash: Which environment.
+        message: The builder's own words.
+        transient: Network or checksum trouble (void) rather than a property of the environment.
+    """
+
+    trial_id: str
+    lock_hash: str
+    message: str
+    transient: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLost:
+    """The worker or its host went away, or the trial was cancelled; it says nothing about the script.
+
+    Attributes:
+        trial_id: Of the request.
+        reason: What is known about the loss.
+    """
+
+    trial_id: str
+    reason: str
+
+
+Completion = TrialCompleted | BuildFailed | TrialLost
+
+
+class Executor(Protocol):
+    """A place that runs trials."""
+
+    @property
+    def slots(self) -> int:
+        """How many trials can run at the same time, now."""
+        ...
+
+    def submit(self, request: TrialRequest) -> None:
+        """Accept a trial; returns at once.
+
+        Raises:
+            InfrastructureError: No worker could ever run it (resources nobody has, cluster gone).
+        """
+        ...
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        """Block until at least one answer is there, or the timeout (seconds) is over.
+
+        Returns:
+            The answers since the last call, empty on timeout.
+
+        Raises:
+            InfrastructureError: The cluster as a whole is lost.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """End every running and waiting trial."""
+        ...
+
+    def close(self) -> None:
+        """Cancel, then give back what the executor holds; may be called twice."""
+        ...

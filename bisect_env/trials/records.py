@@ -1,0 +1,151 @@
+"""What a trial is asked to do, and what it did: plain data that travels between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from bisect_env.matrix.combination import Combination
+
+
+class Outcome(StrEnum):
+    """What one process did: a fact, whatever the study looks for."""
+
+    HARNESS_ERROR = "harness-error"
+    WORKER_LOST = "worker-lost"
+    GPU_LOST = "gpu-lost"
+    KILLED_EXTERNAL = "killed-external"
+    DISK_FULL = "disk-full"
+    ENV_UNSOLVABLE = "env-unsolvable"
+    ENV_UNBUILDABLE = "env-unbuildable"
+    ENV_MISMATCH = "env-mismatch"
+    UNSUPPORTED = "unsupported"
+    SKIP = "skip"
+    NOT_RUNNABLE = "not-runnable"
+    HOST_OOM = "host-oom"
+    HANG = "hang"
+    CRASH = "crash"
+    CUDA_FAULT = "cuda-fault"
+    CUDA_OOM = "cuda-oom"
+    CUDA_INIT = "cuda-init"
+    IMPORT_ERROR = "import-error"
+    EXIT_FAIL = "exit-fail"
+    PASS = "pass"  # noqa: S105
+
+
+class Evidence(StrEnum):
+    """What an outcome says in one study."""
+
+    GOOD = "good"
+    BAD = "bad"
+    OTHER = "other"
+    """Neither a pass nor the target: shown, never counted."""
+    SKIP = "skip"
+    """A property of the combination: nothing can be learnt there."""
+    VOID = "void"
+    """Infrastructure: run it again elsewhere, never count it."""
+
+
+class Phase(StrEnum):
+    """Where in its life the process was when it ended."""
+
+    START = "start"
+    IMPORT = "import"
+    BODY = "body"
+    TEARDOWN = "teardown"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFile:
+    """A file that the script needs, carried with the trial: workers share no file system.
+
+    Attributes:
+        name: Relative path inside the trial's working directory.
+        content: The bytes.
+        executable: Whether the execute permission is set.
+    """
+
+    name: str
+    content: bytes
+    executable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpec:
+    """Everything that one trial needs, apart from its prefix.
+
+    Attributes:
+        trial_id: Unique; a record is stored once however often it arrives.
+        combination: The point of the matrix.
+        lock_hash: Content hash of the environment's lock.
+        command: Argument vector; `command[0]` is looked up in the prefix first, then on PATH.
+        files: Written into a fresh working directory.
+        env: Added to the child's allow-listed environment (the matrix's `trial.env`, `BISECT_ENV_<AXIS>`).
+        timeout: Wall-clock limit in seconds.
+        concurrency: Copies started at once; together they are one trial.
+        gpus: How many GPUs the trial sees.
+        hash_seed: `PYTHONHASHSEED` of the child, recorded so that a trial can be repeated.
+        output_limit: Bytes kept of each of stdout and stderr.
+    """
+
+    trial_id: str
+    combination: Combination
+    lock_hash: str
+    command: tuple[str, ...]
+    files: tuple[TrialFile, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = 60.0
+    concurrency: int = 1
+    gpus: int = 0
+    hash_seed: int = 0
+    output_limit: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """What one trial did. Immutable: a finished record never changes.
+
+    Attributes:
+        trial_id: As in the spec.
+        combination: As in the spec.
+        lock_hash: As in the spec.
+        outcome: The fact; of several copies, the first by `Outcome`'s precedence.
+        detail: One line for people: why this outcome.
+        returncode: As `subprocess` gives it; negative for a signal, None when the process never started.
+        phase: Where it ended.
+        started_at: UTC.
+        duration: Seconds of wall time.
+        stdout: Kept part of the output, decoded with replacement characters.
+        stderr: Likewise.
+        stack: The stack that explains the outcome, or "".
+        signature: What makes two failures the same, or "".
+        killed_by_us: Whether the watcher ended it (deadline or cancel).
+        hash_seed: `PYTHONHASHSEED` of the child.
+        copies: Outcome to number of copies; sums to the spec's concurrency.
+        host: Host name.
+        worker: Name of the worker on it.
+        gpu: UUIDs of the GPUs seen, comma-separated, or "".
+    """
+
+    trial_id: str
+    combination: Combination
+    lock_hash: str
+    outcome: Outcome
+    detail: str
+    returncode: int | None
+    phase: Phase
+    started_at: datetime
+    duration: float
+    stdout: str = ""
+    stderr: str = ""
+    stack: str = ""
+    signature: str = ""
+    killed_by_us: bool = False
+    hash_seed: int = 0
+    copies: Mapping[Outcome, int] = field(default_factory=dict)
+    host: str = ""
+    worker: str = ""
+    gpu: str = ""
