@@ -1,0 +1,1 @@
+"""The matrix file: its schema, its axes and ranges, and the combinations that it stands for."""

@@ -1,0 +1,191 @@
+"""The three kinds of axes of a matrix file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Self
+
+from packaging.utils import canonicalize_name
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from bisect_env.matrix.dates import cutoff, days_between
+from bisect_env.matrix.grid import AxisKind, Direction
+from bisect_env.matrix.scalars import DateText, DayText, PackageName, StepText, Text, Value, VersionText
+from bisect_env.matrix.versions import Manager, Step, check_version, parse_range, same_version
+
+
+class StrictModel(BaseModel):
+    """Frozen, and refuses keys that it does not know: a misspelt key must never be ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _list_or_text(value: Any) -> str:
+    return "range" if isinstance(value, str) else "list"
+
+
+def _list_or_mapping(value: Any) -> str:
+    return "range" if isinstance(value, Mapping | BaseModel) else "list"
+
+
+Versions = Annotated[
+    Annotated[tuple[VersionText, ...], Field(min_length=1), Tag("list")] | Annotated[Text, Tag("range")],
+    Discriminator(_list_or_text),
+]
+
+
+class PackageAxis(StrictModel):
+    """An axis whose values are exact versions of one package."""
+
+    package: PackageName = Field(description="Name of the package; `python` is the interpreter itself.")
+    manager: Manager = Field(default=Manager.PYPI, description="Where the package comes from.")
+    versions: Versions = Field(
+        description="A list of exact versions (withdrawn ones too), or a range such as '>=2.1,<2.6'."
+    )
+    step: Step = Field(
+        default=Step.MINOR,
+        description="Of a range: the newest release of each major, minor or patch version, or every one.",
+    )
+    prereleases: bool = Field(default=False, description="Of a range: take pre-releases too.")
+    yanked: bool = Field(default=False, description="Of a range: take withdrawn releases too.")
+    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad versions may lie.")
+
+    @model_validator(mode="after")
+    def _versions_make_sense(self) -> Self:
+        if isinstance(self.versions, str):
+            parse_range(self.versions)
+            return self
+        extra = sorted({"step", "prereleases", "yanked"} & self.model_fields_set)
+        if extra:
+            raise ValueError(
+                f"`{extra[0]}` belongs to a range, and `versions` is a list; remove it, or write a range"
+            )
+        for version in self.versions:
+            check_version(version, self.manager)
+        for i, version in enumerate(self.versions):
+            for earlier in self.versions[:i]:
+                if same_version(earlier, version, self.manager):
+                    same = "stands twice" if earlier == version else f"is the same as {earlier!r}"
+                    raise ValueError(f"version {version!r} {same}; remove one")
+        return self
+
+    @property
+    def kind(self) -> AxisKind:
+        """Always `AxisKind.PACKAGE`."""
+        return AxisKind.PACKAGE
+
+    @property
+    def is_python(self) -> bool:
+        """Whether this axis is the interpreter."""
+        return self.canonical_package == "python"
+
+    @property
+    def canonical_package(self) -> str:
+        """The package's normalised name."""
+        return str(canonicalize_name(self.package))
+
+
+class ValueAxis(StrictModel):
+    """An axis whose values reach the script and leave the environment as it is."""
+
+    values: Annotated[tuple[Value, ...], Field(min_length=1)] = Field(
+        description="The values in their order; they reach the script as BISECT_ENV_<AXIS> and as {axis}."
+    )
+    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad values may lie.")
+
+    @model_validator(mode="after")
+    def _no_duplicates(self) -> Self:
+        for i, value in enumerate(self.values):
+            if value in self.values[:i]:
+                raise ValueError(f"value {value!r} stands twice; remove one")
+        return self
+
+    @property
+    def kind(self) -> AxisKind:
+        """Always `AxisKind.VALUE`."""
+        return AxisKind.VALUE
+
+
+class DateRange(StrictModel):
+    """Every so many days from one day to another, both included."""
+
+    from_: DayText = Field(alias="from", description="First day.")
+    to: DayText = Field(description="Last day; it belongs to the axis even where the step would miss it.")
+    step: StepText = Field(default="1d", description="Days between two values: 1d, 2w, or a number of days.")
+
+    @model_validator(mode="after")
+    def _days_make_sense(self) -> Self:
+        days_between(self.from_, self.to, self.step)
+        return self
+
+    @property
+    def days(self) -> tuple[str, ...]:
+        """All days, ascending."""
+        return days_between(self.from_, self.to, self.step)
+
+
+class DateAxis(StrictModel):
+    """An axis of days: what is not pinned is resolved as the index stood then."""
+
+    dates: Annotated[
+        Annotated[tuple[DateText, ...], Field(min_length=1), Tag("list")]
+        | Annotated[DateRange, Tag("range")],
+        Discriminator(_list_or_mapping),
+    ] = Field(description="A list of days or instants, or {from, to, step}. A day counts whole.")
+    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad days may lie.")
+
+    @model_validator(mode="after")
+    def _no_duplicates(self) -> Self:
+        seen: dict[datetime, str] = {}
+        for date in () if isinstance(self.dates, DateRange) else self.dates:
+            earlier = seen.setdefault(cutoff(date), date)
+            if earlier is not date:
+                same = "stands twice" if earlier == date else f"is the same as {earlier!r}"
+                raise ValueError(f"date {date!r} {same}; remove one")
+        return self
+
+    @property
+    def kind(self) -> AxisKind:
+        """Always `AxisKind.DATE`."""
+        return AxisKind.DATE
+
+    @property
+    def expanded(self) -> tuple[str, ...]:
+        """All dates, ascending."""
+        if isinstance(self.dates, DateRange):
+            return self.dates.days
+        return tuple(sorted(self.dates, key=cutoff))
+
+
+_NEITHER = "neither"
+_TELLING_KEYS = (
+    ("package", "package-axis"),
+    ("values", "value-axis"),
+    ("dates", "date-axis"),
+    ("versions", "package-axis"),
+)
+_TAGS: dict[type, str] = {PackageAxis: "package-axis", ValueAxis: "value-axis", DateAxis: "date-axis"}
+
+
+def _axis_kind(value: Any) -> str:
+    """Which kind an axis is, told by the key that only this kind has."""
+    if isinstance(value, BaseModel):
+        return _TAGS.get(type(value), _NEITHER)
+    keys = value if isinstance(value, Mapping) else {}
+    for key, kind in _TELLING_KEYS:
+        if key in keys:
+            return kind
+    return _NEITHER
+
+
+Axis = Annotated[
+    Annotated[PackageAxis, Tag("package-axis")]
+    | Annotated[ValueAxis, Tag("value-axis")]
+    | Annotated[DateAxis, Tag("date-axis")],
+    Discriminator(
+        _axis_kind,
+        custom_error_type="axis_kind",
+        custom_error_message="an axis needs one of `package` with `versions`, `values`, or `dates`; add one",
+    ),
+]

@@ -1,0 +1,49 @@
+"""What expansion needs to know about package indexes: a contract, filled by `environments`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from bisect_env.matrix.versions import Manager
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One version of a package on an index.
+
+    Attributes:
+        version: As the index writes it.
+        uploaded: When its first file appeared, with a time zone; None when the index does not say.
+        yanked: Whether it was withdrawn.
+        requires_python: The range of interpreters that its metadata names, or None.
+        has_wheel: Whether any built archive exists for the platform (always for conda).
+    """
+
+    version: str
+    uploaded: datetime | None = None
+    yanked: bool = False
+    requires_python: str | None = None
+    has_wheel: bool = True
+
+
+class VersionCatalogue(Protocol):
+    """Lists versions. Asked for ranges only: a matrix of lists needs no network."""
+
+    def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
+        """Every release of a package, in any order; empty when the index does not know it.
+
+        Args:
+            package: Normalised name.
+            manager: Which kind of index.
+            index: Address of the PyPI-like index, or None for the configured one.
+
+        Raises:
+            IndexUnavailableError: The index cannot be reached or read.
+        """
+        ...
+
+    def python_versions(self) -> list[str]:
+        """Every interpreter version that trials can have here (`3.11.7`), in any order."""
+        ...

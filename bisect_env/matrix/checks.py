@@ -1,0 +1,250 @@
+"""What several keys of a matrix file get wrong together. Pure.
+
+Works on whatever parts of the file are right by themselves, so that one mistake does not hide another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from bisect_env.matrix.axes import Axis, DateAxis, PackageAxis, ValueAxis
+from bisect_env.matrix.grid import Direction
+from bisect_env.matrix.problems import Path, Problem, near
+from bisect_env.matrix.rules import check_comparison, is_comparison, matching
+from bisect_env.matrix.scalars import package_of
+from bisect_env.matrix.schema import Packages, Rule
+from bisect_env.matrix.trial import Trial, placeholders, variable
+from bisect_env.matrix.versions import order_key
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a file that are right by themselves.
+
+    Attributes:
+        axis_names: All axes, broken ones too.
+        axes: The axes that are right.
+        packages: None when broken.
+        trial: None when broken.
+        rules: Path of each right rule to the rule.
+        ends: `good` and `bad` where they are right.
+        has_exclude_newer: Whether the file sets it.
+    """
+
+    axis_names: tuple[str, ...]
+    axes: Mapping[str, Axis]
+    packages: Packages | None = None
+    trial: Trial | None = None
+    rules: Mapping[Path, Rule] = field(default_factory=dict)
+    ends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    has_exclude_newer: bool = False
+
+
+def listed_values(axis: Axis) -> tuple[str, ...] | None:
+    """The axis's values in their final order, or None for a range that needs an index."""
+    if isinstance(axis, PackageAxis):
+        if isinstance(axis.versions, str):
+            return None
+        return tuple(sorted(axis.versions, key=lambda version: order_key(version, axis.manager)))
+    return axis.values if isinstance(axis, ValueAxis) else axis.expanded
+
+
+def cross_checks(parts: Parts, lines: Mapping[Path, int]) -> list[Problem]:
+    """All problems between the parts."""
+    found = [
+        *_axes_among_themselves(parts),
+        *_packages_and_axes(parts),
+        *_placeholders(parts),
+        *_rules(parts),
+        *_ends(parts),
+    ]
+    return [Problem(text, _line(path, lines)) for path, text in found]
+
+
+def _line(path: Path, lines: Mapping[Path, int]) -> int | None:
+    if path[:2] == ("packages", "pypi") and path[:2] not in lines:
+        # A plain list is short for {pypi: [...]}.
+        path = (path[0], *path[2:])
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path)
+
+
+Finding = tuple[Path, str]
+
+
+def _axes_among_themselves(parts: Parts) -> Iterator[Finding]:
+    packages: dict[str, str] = {}
+    variables: dict[str, str] = {}
+    dates: list[str] = []
+    for name in parts.axis_names:
+        other = variables.setdefault(variable(name), name)
+        if other != name:
+            yield (
+                ("axes", name),
+                (f"the axes {other!r} and {name!r} share the variable {variable(name)}; rename one"),
+            )
+    for name, axis in parts.axes.items():
+        if isinstance(axis, PackageAxis):
+            other = packages.setdefault(axis.canonical_package, name)
+            if other != name:
+                yield (
+                    ("axes", name, "package"),
+                    (f"the axes {other!r} and {name!r} are both about {axis.package!r}; merge them into one"),
+                )
+        elif isinstance(axis, DateAxis):
+            dates.append(name)
+    for name in dates[1:]:
+        yield ("axes", name), f"the axes {dates[0]!r} and {name!r} are both dates; keep one"
+    if dates and parts.has_exclude_newer:
+        yield (
+            ("exclude_newer",),
+            (f"exclude_newer contradicts the date axis {dates[0]!r}, which sets it; remove exclude_newer"),
+        )
+
+
+def _packages_and_axes(parts: Parts) -> Iterator[Finding]:
+    if parts.packages is None:
+        return
+    by_package = {a.canonical_package: name for name, a in parts.axes.items() if isinstance(a, PackageAxis)}
+    for manager, requirements in (("pypi", parts.packages.pypi), ("conda", parts.packages.conda)):
+        seen: dict[str, int] = {}
+        for i, requirement in enumerate(requirements):
+            package = package_of(requirement)
+            if package in by_package:
+                text = (
+                    f"{requirement!r} is about the package of the axis {by_package[package]!r}, "
+                    "which sets its version; remove it"
+                )
+            elif seen.setdefault(package, i) != i and ";" not in requirement:
+                text = f"{requirement!r} names {package!r} a second time; merge the two"
+            else:
+                continue
+            yield ("packages", manager, i), text
+
+
+def _placeholders(parts: Parts) -> Iterator[Finding]:
+    if parts.trial is None:
+        return
+    for i, word in enumerate(parts.trial.effective_command):
+        try:
+            names = placeholders(word)
+        except ValueError as error:
+            yield ("trial", "command", i), f"trial.command: {error}"
+            continue
+        for name in names:
+            if name not in parts.axis_names:
+                yield (
+                    ("trial", "command", i),
+                    (f"trial.command: {{{name}}} is no axis; {near(name, parts.axis_names)}"),
+                )
+
+
+def _rules(parts: Parts) -> Iterator[Finding]:
+    for path, rule in parts.rules.items():
+        for name, conditions in rule.when.items():
+            inside: Path = (*path, "when", name)
+            if name not in parts.axis_names:
+                yield inside, f"the rule names the axis {name!r}; {near(name, parts.axis_names)}"
+            if name not in parts.axes:
+                continue
+            axis = parts.axes[name]
+            for i, condition in enumerate(conditions):
+                problem = _condition(name, axis, condition)
+                if problem:
+                    yield (*inside, i), problem
+
+
+def _condition(name: str, axis: Axis, condition: str) -> str | None:
+    values = listed_values(axis)
+    if values is not None and condition in values:
+        return None
+    if is_comparison(condition):
+        try:
+            check_comparison(axis, condition)
+        except ValueError as error:
+            return f"the rule about {name!r}: {error}"
+        return None
+    if values is not None and not _names_a_value(axis, values, condition):
+        return f"the rule names {condition!r}, which is not on the axis {name!r}; {near(condition, values)}"
+    return None
+
+
+def _names_a_value(axis: Axis, values: tuple[str, ...], text: str) -> bool:
+    try:
+        return bool(matching(axis, values, text))
+    except ValueError:
+        return False
+
+
+def _ends(parts: Parts) -> Iterator[Finding]:
+    for end, values in parts.ends.items():
+        for name in values:
+            if name not in parts.axis_names:
+                yield (end, name), f"{end} names the axis {name!r}; {near(name, parts.axis_names)}"
+        for name, axis in parts.axes.items():
+            problem = end_value_problem(end, name, listed_values(axis), axis, values.get(name))
+            if problem:
+                yield (end, name), problem
+    if set(parts.ends) == {"good", "bad"} and set(parts.axes) == set(parts.axis_names):
+        yield from _ends_agree(parts)
+
+
+def end_value_problem(
+    end: str, name: str, values: tuple[str, ...] | None, axis: Axis, value: str | None
+) -> str | None:
+    """What is wrong with one value of `good` or `bad`.
+
+    Args:
+        end: `good` or `bad`.
+        name: The axis's name.
+        values: Its concrete values, or None when they are not known yet.
+        axis: The axis.
+        value: What the end says about it, or None.
+
+    Returns:
+        The text of the problem, or None.
+    """
+    if values is None:
+        return None
+    if value is None:
+        if len(values) == 1:
+            return None
+        return f"{end} says nothing about the axis {name!r}, which has {len(values)} values; add it"
+    if not _names_a_value(axis, values, value) or (is_comparison(value) and value not in values):
+        return f"{end} has {name}: {value}, which is not on the axis; {near(value, values)}"
+    return None
+
+
+def _ends_agree(parts: Parts) -> Iterator[Finding]:
+    """Refuse a good end that lies at least as far to the bad side as the bad end, on every axis."""
+    good: dict[str, int] = {}
+    bad: dict[str, int] = {}
+    for name, axis in parts.axes.items():
+        values = listed_values(axis)
+        if values is None:
+            return
+        for end, positions in (("good", good), ("bad", bad)):
+            stated = parts.ends[end].get(name, values[0] if len(values) == 1 else None)
+            if stated is None or not _names_a_value(axis, values, stated):
+                return
+            positions[name] = values.index(next(iter(matching(axis, values, stated))))
+    if good == bad:
+        yield ("bad",), "good and bad are the same combination; correct one"
+    elif all(_not_better(axis.direction, good[name], bad[name]) for name, axis in parts.axes.items()):
+        yield (
+            ("good",),
+            (
+                "by the directions of the axes, whatever breaks `bad` breaks `good` too; "
+                "swap good and bad, or correct a `direction`"
+            ),
+        )
+
+
+def _not_better(direction: Direction, good: int, bad: int) -> bool:
+    if direction is Direction.REGRESSION:
+        return good >= bad
+    if direction is Direction.FIXED:
+        return good <= bad
+    return good == bad

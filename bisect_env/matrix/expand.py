@@ -1,0 +1,197 @@
+"""From a matrix file to concrete combinations. Pure, apart from what the catalogue does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from packaging.version import InvalidVersion, Version
+
+from bisect_env.matrix.axes import Axis, PackageAxis
+from bisect_env.matrix.catalogue import Release, VersionCatalogue
+from bisect_env.matrix.checks import end_value_problem, listed_values
+from bisect_env.matrix.dates import cutoff
+from bisect_env.matrix.grid import Grid, GridAxis, Index
+from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.problems import Problem, matrix_error
+from bisect_env.matrix.rules import RuleSet, matching
+from bisect_env.matrix.versions import newest_of_each, parse_range
+
+MAX_COMBINATIONS = 250_000
+"""Above this the lattice no longer fits the memory of the search; such a matrix is a slip of the pen."""
+
+
+def expand(matrix: Matrix, catalogue: VersionCatalogue) -> Grid:
+    """Work out the values of every axis, the excluded combinations, and the stated ends.
+
+    Args:
+        matrix: As loaded.
+        catalogue: Asked about ranges alone.
+
+    Returns:
+        Values ascending on package and date axes, as written on value axes.
+
+    Raises:
+        MatrixError: A range holds no version, an end is not on the axes or is excluded, every combination
+            is excluded, or there are more than `MAX_COMBINATIONS`.
+        IndexUnavailableError: From the catalogue.
+    """
+    problems: list[Problem] = []
+    axes: list[GridAxis] = []
+    for name, axis in matrix.file.axes.items():
+        values = listed_values(axis)
+        dropped: Mapping[str, str] = {}
+        if values is None:
+            assert isinstance(axis, PackageAxis)
+            values, dropped, problem = _range_values(matrix, name, axis, catalogue)
+            if problem:
+                problems.append(Problem(problem, matrix.line("axes", name, "versions")))
+        axes.append(GridAxis(name, axis.kind, values, axis.direction, dropped))
+    if problems:
+        raise matrix_error(str(matrix.path), problems)
+    size = math.prod(len(axis.values) for axis in axes)
+    if size > MAX_COMBINATIONS:
+        text = f"the axes make {size} combinations, more than {MAX_COMBINATIONS}; shorten an axis"
+        raise matrix_error(str(matrix.path), [Problem(text, matrix.line("axes"))])
+    excluded = _excluded(matrix, Grid(tuple(axes)))
+    if len(excluded) == size:
+        key = "exclude" if matrix.file.exclude else "include"
+        text = f"the rules exclude all {size} combinations; correct `exclude` or `include`"
+        raise matrix_error(str(matrix.path), [Problem(text, matrix.line(key))])
+    good = _end(matrix, "good", axes, excluded, problems)
+    bad = _end(matrix, "bad", axes, excluded, problems)
+    if problems:
+        raise matrix_error(str(matrix.path), problems)
+    return Grid(tuple(axes), excluded, good, bad)
+
+
+def _range_values(
+    matrix: Matrix, name: str, axis: PackageAxis, catalogue: VersionCatalogue
+) -> tuple[tuple[str, ...], Mapping[str, str], str | None]:
+    """Values, dropped versions with reasons, and a problem when nothing is left."""
+    if axis.is_python:
+        releases = [Release(version) for version in catalogue.python_versions()]
+    else:
+        releases = catalogue.versions(axis.canonical_package, manager=axis.manager, index=matrix.file.index)
+    limit = cutoff(matrix.file.exclude_newer) if matrix.file.exclude_newer else None
+    needs_wheel = not axis.is_python and not matrix.file.solver.allows_source(axis.canonical_package)
+    values, dropped = select_releases(axis, releases, limit, needs_wheel=needs_wheel)
+    if values:
+        return values, dropped, None
+    return values, dropped, _nothing_left(name, axis, releases, dropped)
+
+
+def select_releases(
+    axis: PackageAxis, releases: Iterable[Release], limit: datetime | None, *, needs_wheel: bool
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Choose the releases that a range stands for.
+
+    Args:
+        axis: With a range as its `versions`.
+        releases: Everything the index has; a version that stands twice counts once.
+        limit: First instant that is too new, or None.
+        needs_wheel: Leave out releases without a built archive.
+
+    Returns:
+        The chosen versions, ascending, and version to reason for those in the range that were left out.
+        Releases that `step` passes over were not left out: the newest of their group stands for them.
+    """
+    assert isinstance(axis.versions, str)
+    specifier = parse_range(axis.versions)
+    kept: dict[Version, str] = {}
+    dropped: dict[str, str] = {}
+    for release in releases:
+        try:
+            version = Version(release.version)
+        except InvalidVersion:
+            dropped[release.version] = "not a PEP 440 version; a list can name it"
+            continue
+        # The flag alone decides about pre-releases; packaging's own rule depends on what else there is.
+        if not specifier.contains(version, prereleases=True):
+            continue
+        reason = _why_dropped(axis, release, version, limit, needs_wheel)
+        if reason is None:
+            kept.setdefault(version, release.version)
+        else:
+            dropped[release.version] = reason
+    return newest_of_each(kept.values(), axis.step), dropped
+
+
+def _why_dropped(
+    axis: PackageAxis, release: Release, version: Version, limit: datetime | None, needs_wheel: bool
+) -> str | None:
+    if limit is not None and release.uploaded is not None and release.uploaded >= limit:
+        return f"uploaded on {release.uploaded:%Y-%m-%d}, after exclude_newer"
+    if release.yanked and not axis.yanked:
+        return "withdrawn (yanked)"
+    if version.is_prerelease and not axis.prereleases:
+        return "pre-release"
+    if needs_wheel and not release.has_wheel:
+        return "no wheel, and solver.allow_source does not allow to build it"
+    return None
+
+
+def _nothing_left(
+    name: str, axis: PackageAxis, releases: Sequence[Release], dropped: Mapping[str, str]
+) -> str:
+    what = f"axes.{name}: no version of {axis.package!r} is in the range {axis.versions!r}"
+    if dropped:
+        version, reason = list(dropped.items())[-1]
+        more = f" and {len(dropped) - 1} more" if len(dropped) > 1 else ""
+        return f"{what} (left out: {version}, {reason}{more}); widen the range, or name versions in a list"
+    known = sorted(_parsed(release.version for release in releases))
+    if not known:
+        source = "no interpreter was found" if axis.is_python else "the index does not know the package"
+        return f"{what}, for {source}; correct the name or the index"
+    shown = str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]} ({len(known)} versions)"
+    where = "this machine" if axis.is_python else "the index"
+    return f"{what}; {where} has {shown}"
+
+
+def _parsed(texts: Iterable[str]) -> set[Version]:
+    versions = set()
+    for text in texts:
+        try:
+            versions.add(Version(text))
+        except InvalidVersion:
+            continue
+    return versions
+
+
+def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, str]:
+    file = matrix.file
+    if not file.exclude and not file.include:
+        return {}
+    values = {axis.name: axis.values for axis in grid.axes}
+    rules = RuleSet(file.axes, values, file.exclude, file.include)
+    reasons = ((index, rules.why_excluded(grid.combination(index))) for index in grid.indices())
+    return {index: why for index, why in reasons if why is not None}
+
+
+def _end(
+    matrix: Matrix,
+    end: str,
+    axes: Sequence[GridAxis],
+    excluded: Mapping[Index, str],
+    problems: list[Problem],
+) -> Index | None:
+    stated = matrix.file.good if end == "good" else matrix.file.bad
+    if stated is None:
+        return None
+    index: list[int] = []
+    for axis in axes:
+        source: Axis = matrix.file.axes[axis.name]
+        value = stated.get(axis.name)
+        problem = end_value_problem(end, axis.name, axis.values, source, value)
+        if problem:
+            problems.append(Problem(problem, matrix.line(end, axis.name)))
+            continue
+        named = matching(source, axis.values, value) if value is not None else {axis.values[0]}
+        index.append(axis.values.index(next(iter(named))))
+    if len(index) < len(axes):
+        return None
+    if tuple(index) in excluded:
+        text = f"the {end} end is excluded ({excluded[tuple(index)]}); correct `{end}` or the rule"
+        problems.append(Problem(text, matrix.line(end)))
+    return tuple(index)

@@ -1,0 +1,274 @@
+"""From a path to a checked matrix, or to everything that is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform as host
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from bisect_env.errors import MatrixError
+from bisect_env.matrix import yaml_source
+from bisect_env.matrix.axes import Axis, DateAxis, DateRange, PackageAxis, ValueAxis
+from bisect_env.matrix.checks import Parts, cross_checks
+from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.files import StudyFile, read_files
+from bisect_env.matrix.problems import Path as Loc
+from bisect_env.matrix.problems import Problem, matrix_error, near, of_validation
+from bisect_env.matrix.schema import AxisName, MatrixFile, Packages, Rule, Search, Solver
+from bisect_env.matrix.trial import TargetRule, Trial, fill, variable
+
+MAX_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A checked matrix file with the files of its trial.
+
+    Attributes:
+        file: What the file says.
+        path: Where it lies, as the user named it.
+        text: Its raw text.
+        files: What every trial gets into its working directory.
+        platform: conda's name of the platform: the file's, else this machine's.
+        digest: sha256 (hex) of everything that decides what a trial does and what it means: equal digests
+            may share trials. Words for people and the search's own settings are left out, so that a study
+            goes on under a larger budget.
+        lines: Path of a key to its line, for messages.
+    """
+
+    file: MatrixFile
+    path: Path
+    text: str
+    files: tuple[StudyFile, ...]
+    platform: str
+    digest: str
+    lines: Mapping[Loc, int]
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self.file.name
+
+    def command(self, combination: Combination) -> tuple[str, ...]:
+        """The argument vector of a trial of this combination."""
+        return fill(self.file.trial.effective_command, combination.as_dict())
+
+    def environment(self, combination: Combination) -> dict[str, str]:
+        """What a trial adds to its environment: `trial.env`, and a variable for each axis."""
+        axes = {variable(axis): value for axis, value in combination.items}
+        return {**self.file.trial.env, **axes}
+
+    def line(self, *loc: str | int) -> int | None:
+        """The line of the deepest known key on the way to `loc`."""
+        while loc and loc not in self.lines:
+            loc = loc[:-1]
+        return self.lines.get(loc)
+
+
+def load_matrix(path: str | os.PathLike[str]) -> Matrix:
+    """Read and check a matrix file and the files that it names.
+
+    Raises:
+        MatrixError: With every problem found, each with its line and remedy.
+    """
+    where = Path(path)
+    text = _read_text(where)
+    source = yaml_source.parse(text)
+    problems = list(source.problems)
+    if isinstance(source.data, dict):
+        return _checked(where, text, source, problems)
+    if not problems:
+        problems.append(_no_mapping(source.data))
+    raise matrix_error(str(path), problems)
+
+
+def current_platform() -> str:
+    """The name that conda has for this machine's platform."""
+    system = {"Linux": "linux", "Darwin": "osx", "Windows": "win"}.get(host.system(), host.system().lower())
+    machine = {"x86_64": "64", "AMD64": "64", "arm64": "arm64", "aarch64": "aarch64"}
+    return f"{system}-{machine.get(host.machine(), host.machine())}"
+
+
+def _no_mapping(data: Any) -> Problem:
+    if data is None:
+        return Problem("the file is empty; begin with `version: 1`, and see docs/reference/matrix.md")
+    kind = "a list" if isinstance(data, list) else "a single text"
+    return Problem(f"the file holds {kind}, not `key: value` lines; begin with `version: 1`", 1)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise MatrixError(str(path), ["this is a folder; name a matrix file in it"])
+        if not stat.S_ISREG(status.st_mode):
+            raise MatrixError(str(path), ["this is not a regular file; name a matrix file"])
+        if status.st_size > MAX_BYTES:
+            size = MAX_BYTES // 1024
+            raise MatrixError(str(path), [f"the file is larger than {size} KiB; a matrix is a page or two"])
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        beside = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+        remedy = near(path.name, beside) if beside else "correct the path"
+        raise MatrixError(str(path), [f"the file does not exist; {remedy}"]) from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise MatrixError(str(path), [f"the file cannot be read ({why}); correct the path"]) from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        problem = Problem(f"byte {raw[error.start]:#04x} is not UTF-8; save the file as UTF-8", line)
+        raise matrix_error(str(path), [problem]) from None
+
+
+def _keys(model: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(info.alias or name for name, info in model.model_fields.items())
+
+
+_KEYS_AT: dict[str, tuple[str, ...]] = {
+    "": _keys(MatrixFile),
+    "axes.package-axis": _keys(PackageAxis),
+    "axes.value-axis": _keys(ValueAxis),
+    "axes.date-axis": _keys(DateAxis),
+    "dates": _keys(DateRange),
+    "packages": _keys(Packages),
+    "solver": _keys(Solver),
+    "exclude": _keys(Rule),
+    "include": _keys(Rule),
+    "trial": _keys(Trial),
+    "trial.bad": _keys(TargetRule),
+    "search": _keys(Search),
+}
+
+_FIELDS: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(info.rebuild_annotation()) for name, info in MatrixFile.model_fields.items()
+}
+_AXIS: TypeAdapter[Any] = TypeAdapter(Axis)
+_AXIS_NAME: TypeAdapter[str] = TypeAdapter(AxisName)
+_RULE: TypeAdapter[Rule] = TypeAdapter(Rule)
+
+
+class _Validator:
+    """Validates piece by piece, so that what several pieces get wrong together is found as well."""
+
+    def __init__(self, data: dict[str, Any], lines: Mapping[Loc, int]) -> None:
+        self.data = data
+        self.lines = lines
+        self.problems: list[Problem] = []
+
+    def piece(self, adapter: TypeAdapter[Any], value: Any, loc: Loc) -> Any:
+        """The validated value, or None."""
+        try:
+            return adapter.validate_python(value)
+        except ValidationError as error:
+            self.problems += of_validation(error, self.lines, _KEYS_AT, loc)
+            return None
+
+    def parts(self) -> Parts:
+        for key in self.data:
+            if key not in _FIELDS:
+                text = f"the file has the unknown key {key!r}; {near(key, _FIELDS)}"
+                self.problems.append(Problem(text, self.lines.get((key,))))
+        for key, info in MatrixFile.model_fields.items():
+            if info.is_required() and key not in self.data:
+                self.problems.append(Problem(f"the file lacks the key {key!r}; add it", 1))
+        done = {
+            key: self.piece(_FIELDS[key], value, (key,))
+            for key, value in self.data.items()
+            if key in _FIELDS and key not in {"axes", "exclude", "include"}
+        }
+        axes = self.axes()
+        ends = {end: done[end] for end in ("good", "bad") if done.get(end) is not None}
+        raw_axes = self.data.get("axes")
+        return Parts(
+            axis_names=tuple(raw_axes) if isinstance(raw_axes, dict) else (),
+            axes=axes,
+            packages=done.get("packages"),
+            trial=done.get("trial"),
+            rules=self.rules(),
+            ends=ends if isinstance(raw_axes, dict) else {},
+            has_exclude_newer=done.get("exclude_newer") is not None,
+        )
+
+    def axes(self) -> dict[str, Any]:
+        raw = self.data.get("axes")
+        if not isinstance(raw, dict) or not raw:
+            if "axes" in self.data:
+                self.piece(_FIELDS["axes"], raw, ("axes",))
+            return {}
+        axes = {}
+        for name, value in raw.items():
+            self.piece(_AXIS_NAME, name, ("axes", name))
+            axis = self.piece(_AXIS, value, ("axes", name))
+            if axis is not None:
+                axes[name] = axis
+        return axes
+
+    def rules(self) -> dict[Loc, Rule]:
+        rules: dict[Loc, Rule] = {}
+        for key in ("exclude", "include"):
+            raw = self.data.get(key, [])
+            if not isinstance(raw, list):
+                self.piece(_FIELDS[key], raw, (key,))
+                continue
+            for i, value in enumerate(raw):
+                rule = self.piece(_RULE, value, (key, i))
+                if rule is not None:
+                    rules[(key, i)] = rule
+        return rules
+
+
+def _checked(path: Path, text: str, source: yaml_source.Source, problems: list[Problem]) -> Matrix:
+    validator = _Validator(source.data, source.lines)
+    parts = validator.parts()
+    problems += validator.problems
+    problems += cross_checks(parts, source.lines)
+    files: tuple[StudyFile, ...] = ()
+    if parts.trial is not None:
+        files, unreadable = _trial_files(path.parent, parts.trial)
+        problems += [
+            Problem(why, _line_of_file(name, parts.trial, source)) for name, why in unreadable.items()
+        ]
+    if problems:
+        raise matrix_error(str(path), problems)
+    file = MatrixFile.model_validate(source.data)
+    platform = file.platform or current_platform()
+    return Matrix(file, path, text, files, platform, _digest(file, files, platform), source.lines)
+
+
+def _trial_files(folder: Path, trial: Trial) -> tuple[tuple[StudyFile, ...], dict[str, str]]:
+    try:
+        return read_files(folder, trial.file_names)
+    except ValueError:
+        # A brace in the command that is no placeholder: noted by the cross checks.
+        return read_files(folder, trial.files)
+
+
+def _line_of_file(name: str, trial: Trial, source: yaml_source.Source) -> int | None:
+    key = ("trial", "command")
+    for i, listed in enumerate(trial.files):
+        if str(Path(listed)) == name:
+            key = ("trial", "files")
+            return source.lines.get((*key, i), source.lines.get(key))
+    return source.lines.get(key)
+
+
+def _digest(file: MatrixFile, files: tuple[StudyFile, ...], platform: str) -> str:
+    content = file.model_dump(mode="json", by_alias=True, exclude={"description", "search"})
+    for key in ("exclude", "include"):
+        content[key] = [rule["when"] for rule in content[key]]
+    content["platform"] = platform
+    content["files"] = [(f.name, hashlib.sha256(f.content).hexdigest(), f.executable) for f in files]
+    # Axes are ordered, every other mapping is not; both are kept apart by listing the axes as pairs.
+    content["axes"] = list(content["axes"].items())
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,164 @@
+"""What is wrong with a matrix file: texts with lines, and pydantic's findings in our words. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from bisect_env.errors import MatrixError
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        text: What is wrong; remedy.
+        line: Counted from 1, or None when no line is to blame.
+    """
+
+    text: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.text if self.line is None else f"line {self.line}: {self.text}"
+
+
+def matrix_error(path: str, problems: Iterable[Problem]) -> MatrixError:
+    """All problems in the order of their lines, each once."""
+    ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line or 0)
+    return MatrixError(path, [str(problem) for problem in ordered])
+
+
+def known_part(loc: Iterable[str | int], lines: Mapping[Path, int]) -> Path:
+    """The longest path of the file that a pydantic location names.
+
+    pydantic puts the names of union members and of validators between the keys; they are not in the file
+    and are left out.
+    """
+    path: Path = ()
+    for step in loc:
+        if (*path, step) in lines:
+            path = (*path, step)
+    return path
+
+
+def dotted(path: Path) -> str:
+    """`axes.python.versions[0]`."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """A remedy: the known name that was probably meant, else all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"choose from {shown}" if names else "remove it"
+
+
+def of_validation(
+    error: ValidationError, lines: Mapping[Path, int], keys_at: Mapping[str, Iterable[str]], prefix: Path = ()
+) -> list[Problem]:
+    """Put pydantic's findings into our words.
+
+    Args:
+        error: As raised for the part of the file at `prefix`.
+        lines: Path to line.
+        keys_at: Name of a model (pydantic's title) or tag to its keys, for near names.
+        prefix: Where the validated part stands.
+    """
+    return [_of_one(details, lines, keys_at, prefix) for details in error.errors(include_url=False)]
+
+
+def _of_one(
+    details: ErrorDetails, lines: Mapping[Path, int], keys_at: Mapping[str, Iterable[str]], prefix: Path
+) -> Problem:
+    loc = (*prefix, *details["loc"])
+    kind = details["type"]
+    path = known_part(loc, lines)
+    where = dotted(path) or "the file"
+    line = lines.get(path)
+    if kind == "missing":
+        return Problem(f"{where} lacks the key {str(loc[-1])!r}; add it", line)
+    if kind == "extra_forbidden":
+        parent = dotted(path[:-1]) or "the file"
+        siblings = keys_at.get(dotted_model(path[:-1], details["loc"]), ())
+        return Problem(f"{parent} has the unknown key {str(loc[-1])!r}; {near(str(loc[-1]), siblings)}", line)
+    return Problem(f"{where}: {_sentence(kind, details)}", line)
+
+
+def dotted_model(path: Path, loc: tuple[str | int, ...]) -> str:
+    """Which entry of `keys_at` describes the mapping at `path`: by tag for axes, else by its place."""
+    if len(path) == 2 and path[0] == "axes":
+        return next((f"axes.{tag}" for tag in loc if str(tag).endswith("-axis")), "axes")
+    if len(path) == 3 and path[0] == "axes":
+        return "dates"
+    return ".".join(step for step in path if isinstance(step, str))
+
+
+def _sentence(kind: str, details: ErrorDetails) -> str:
+    value = details["input"]
+    context: Mapping[str, Any] = details.get("ctx", {})
+    if kind in {"value_error", "axis_kind"}:
+        return str(context.get("error", details["msg"]))
+    if value is None:
+        return "nothing is written here; write a value or remove the key"
+    shown = _shown(value)
+    if kind in {"literal_error", "enum"}:
+        names = [
+            name.strip().strip("'") for name in str(context["expected"]).replace(" or ", ", ").split(",")
+        ]
+        return f"{shown} is not known; {near(str(value), [name for name in names if name])}"
+    if kind in {"too_short", "string_too_short"}:
+        return "this is empty; write at least one"
+    wanted = _WANTED.get(kind)
+    if wanted is not None:
+        return f"this should be {wanted[0]}, not {shown}; {wanted[1]}"
+    limits = {
+        "greater_than": ("gt", "above"),
+        "greater_than_equal": ("ge", "at least"),
+        "less_than": ("lt", "below"),
+        "less_than_equal": ("le", "at most"),
+    }
+    if kind in limits:
+        key, word = limits[kind]
+        return f"{shown} is out of range; choose a number {word} {context[key]:g}"
+    return f"{shown} is not accepted ({details['msg']}); see docs/reference/matrix.md"
+
+
+_WANTED = {
+    "string_type": ("text", "write one value"),
+    "int_parsing": ("a whole number", "write digits alone"),
+    "int_type": ("a whole number", "write digits alone"),
+    "int_from_float": ("a whole number", "write digits alone"),
+    "float_parsing": ("a number", "write digits, with a point if needed"),
+    "float_type": ("a number", "write digits, with a point if needed"),
+    "bool_parsing": ("true or false", "write one of them"),
+    "bool_type": ("true or false", "write one of them"),
+    "tuple_type": ("a list", "write [a, b], or one item a line after '- '"),
+    "list_type": ("a list", "write [a, b], or one item a line after '- '"),
+    "dict_type": ("a mapping", "write `key: value` lines"),
+    "model_type": ("a mapping", "write `key: value` lines"),
+    "model_attributes_type": ("a mapping", "write `key: value` lines"),
+}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

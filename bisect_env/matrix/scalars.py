@@ -1,0 +1,213 @@
+"""The kinds of text that a matrix file is made of, each with its check and its remedy.
+
+The loader hands every scalar over as the text that stands in the file (`3.10` stays `3.10`), so each type
+here reads text; numbers and booleans are read by pydantic itself.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from bisect_env.matrix.dates import cutoff, parse_day, parse_step
+
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION_PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+_AXIS_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_CONDA_SPEC = re.compile(r"[A-Za-z0-9_.\-]+(\s*[=<>!~ ].*)?")
+
+MAX_SECONDS = 30 * 86400.0
+
+
+def parse_duration(text: str) -> float:
+    """Read seconds from `90`, `90s`, `2m`, `1h30m`.
+
+    Raises:
+        ValueError: It is none, or not above zero, or above 30 days; the message names a remedy.
+    """
+    pieces = _DURATION_PIECE.findall(text.strip())
+    whole = "".join(match.group(0) for match in _DURATION_PIECE.finditer(text.strip()))
+    if not pieces or whole != text.strip() or (len(pieces) > 1 and any(not unit for _, unit in pieces)):
+        raise ValueError(f"{text!r} is not a duration; write seconds, or a text like 90s, 2m or 1h30m")
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in pieces)
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ValueError(f"{text!r} is no usable duration; choose one above 0 and up to 30 days")
+    return seconds
+
+
+def parse_signal(text: str) -> int:
+    """Read a signal from its name (`SIGSEGV`, `segv`) or number.
+
+    Raises:
+        ValueError: This system has no such signal; the message names a remedy.
+    """
+    try:
+        if text.isdigit():
+            return int(signal.Signals(int(text)))
+        name = text.upper() if text.upper().startswith("SIG") else f"SIG{text.upper()}"
+        return int(signal.Signals[name])
+    except (KeyError, ValueError):
+        raise ValueError(f"{text!r} is not a signal; write one like SIGSEGV or 11") from None
+
+
+def _duration(value: Any) -> Any:
+    if isinstance(value, str):
+        return parse_duration(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return parse_duration(repr(value))
+    return value
+
+
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise ValueError("the text is empty; write something or remove the key")
+    if "\0" in value:
+        raise ValueError("the text holds a NUL character; remove it")
+    return value
+
+
+def _slug(value: str) -> str:
+    if not _SLUG.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is not usable as a name; use small letters, digits, - and _ (100 at most)"
+        )
+    return value
+
+
+def check_axis_name(value: str) -> str:
+    """Give the name back when it can be an axis, a placeholder and an environment variable.
+
+    Raises:
+        ValueError: It cannot; the message names a remedy.
+    """
+    if not _AXIS_NAME.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is not usable as the name of an axis; "
+            "begin with a small letter, go on with small letters, digits, - and _ (64 at most)"
+        )
+    return value
+
+
+def _env_name(value: str) -> str:
+    if not _ENV_NAME.fullmatch(value):
+        raise ValueError(
+            f"{value!r} cannot name an environment variable; use letters, digits and _, no digit first"
+        )
+    if value.upper().startswith("BISECT_ENV_"):
+        raise ValueError(f"{value!r} is taken: BISECT_ENV_* holds the axes; choose another name")
+    return value
+
+
+def _requirement(value: str) -> str:
+    try:
+        requirement = Requirement(value)
+    except InvalidRequirement:
+        raise ValueError(
+            f"{value!r} is not a requirement; write one like 'numpy<2' or 'scipy==1.13.1'"
+        ) from None
+    if requirement.url:
+        raise ValueError(
+            f"{value!r} points to a URL, which no date or hash holds still; name a version from an index"
+        )
+    return value
+
+
+def _conda_spec(value: str) -> str:
+    if not _CONDA_SPEC.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is not a conda spec; write one like 'numpy 2.1.*' or 'cuda-version=12.8'"
+        )
+    return value
+
+
+def _package_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?", value):
+        raise ValueError(f"{value!r} is not the name of a package; write the name alone, without a version")
+    return value
+
+
+def _regex(value: str) -> str:
+    try:
+        re.compile(value)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{value!r} is not a regular expression ({error}); correct it") from None
+    return value
+
+
+def _index_url(value: str) -> str:
+    try:
+        url = urlsplit(value)
+        host = url.hostname
+    except ValueError:
+        url, host = urlsplit(""), None
+    if url.scheme not in {"http", "https", "file"} or (url.scheme != "file" and not host):
+        raise ValueError(f"{value!r} is not the address of an index; write one that begins with https://")
+    if url.username or url.password:
+        raise ValueError(
+            "the address of the index holds a user name or password, and this file is shared; "
+            "remove it and put it into ~/.netrc or a keyring"
+        )
+    return value
+
+
+def _date(value: str) -> str:
+    cutoff(value)
+    return value
+
+
+def _day(value: str) -> str:
+    parse_day(value)
+    return value
+
+
+def _step_of_days(value: Any) -> Any:
+    text = str(value) if isinstance(value, int) else value
+    if isinstance(text, str):
+        parse_step(text)
+    return text
+
+
+def _signal(value: Any) -> Any:
+    return parse_signal(str(value)) if isinstance(value, str | int) else value
+
+
+def package_of(requirement: str) -> str:
+    """The normalised package name of a requirement or conda spec that was checked before."""
+    match = re.match(r"\s*([A-Za-z0-9._-]+)", requirement)
+    return str(canonicalize_name(match[1])) if match else ""
+
+
+_scalar_json = WithJsonSchema({"type": ["string", "number"]})
+
+Text = Annotated[str, AfterValidator(_not_blank)]
+Value = Annotated[str, AfterValidator(_not_blank), WithJsonSchema({"type": ["string", "number", "boolean"]})]
+VersionText = Annotated[str, AfterValidator(_not_blank), _scalar_json]
+Slug = Annotated[str, AfterValidator(_slug), WithJsonSchema({"type": "string", "pattern": _SLUG.pattern})]
+EnvName = Annotated[str, AfterValidator(_env_name)]
+PypiRequirement = Annotated[str, AfterValidator(_requirement)]
+CondaSpec = Annotated[str, AfterValidator(_conda_spec)]
+PackageName = Annotated[str, AfterValidator(_package_name)]
+Regex = Annotated[str, AfterValidator(_regex)]
+IndexUrl = Annotated[str, AfterValidator(_index_url)]
+DateText = Annotated[str, AfterValidator(_date)]
+DayText = Annotated[str, AfterValidator(_day)]
+StepText = Annotated[str, BeforeValidator(_step_of_days), WithJsonSchema({"type": ["string", "integer"]})]
+Seconds = Annotated[
+    float,
+    BeforeValidator(_duration),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}),
+]
+SignalNumber = Annotated[
+    int,
+    BeforeValidator(_signal),
+    WithJsonSchema({"type": ["string", "integer"], "examples": ["SIGSEGV", 11]}),
+]
+ExitStatus = Annotated[int, Field(ge=1, le=255)]

@@ -1,0 +1,164 @@
+"""Versions and version ranges of both managers: parsing, order, equality. Pure."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+
+class Manager(StrEnum):
+    """Where a package comes from."""
+
+    CONDA = "conda"
+    PYPI = "pypi"
+
+
+class Step(StrEnum):
+    """Which releases of a range stand for the others: the newest of each ..."""
+
+    MAJOR = "major"
+    MINOR = "minor"
+    PATCH = "patch"
+    EVERY = "every"
+    """Every release."""
+
+
+_CONDA_VERSION = re.compile(r"(\d+!)?[a-z0-9_.\-]*[a-z0-9][a-z0-9_.\-]*(\+[a-z0-9_.]+)?", re.IGNORECASE)
+_CONDA_PIECE = re.compile(r"\d+|[a-z]+")
+
+
+def parse_pypi(text: str) -> Version:
+    """Read a PEP 440 version.
+
+    Raises:
+        ValueError: It is none; the message names a remedy.
+    """
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise ValueError(f"{text!r} is not a version; write one like 2.1.0") from None
+
+
+def check_version(text: str, manager: Manager) -> str:
+    """Give the text back when it is a version in the manager's sense.
+
+    Raises:
+        ValueError: It is none; the message names a remedy.
+    """
+    if manager is Manager.PYPI:
+        parse_pypi(text)
+    elif not _CONDA_VERSION.fullmatch(text):
+        raise ValueError(f"{text!r} is not a conda version; write one like 2.1.0")
+    return text
+
+
+def parse_range(text: str) -> SpecifierSet:
+    """Read a range such as `>=2.1,<2.6`.
+
+    Raises:
+        ValueError: It is none; the message names a remedy.
+    """
+    if not text.strip():
+        raise ValueError("the range is empty; write one like '>=2.1,<2.6', or a list of versions")
+    try:
+        return SpecifierSet(text)
+    except InvalidSpecifier:
+        raise ValueError(
+            f"{text!r} is not a version range; write one like '>=2.1,<2.6', or a list of versions"
+        ) from None
+
+
+def order_key(version: str, manager: Manager) -> Any:
+    """A sort key; keys of one manager compare with each other, and are equal for the same version."""
+    return parse_pypi(version) if manager is Manager.PYPI else CondaVersion(version)
+
+
+def same_version(a: str, b: str, manager: Manager) -> bool:
+    """Whether two texts name one version (`1.0` and `1.0.0` do)."""
+    if a == b:
+        return True
+    try:
+        return bool(order_key(a, manager) == order_key(b, manager))
+    except ValueError:
+        return False
+
+
+Rank = tuple[int, int, str]
+_ZERO: Rank = (2, 0, "")
+
+
+def _rank(piece: str) -> Rank:
+    if piece.isdigit():
+        return (2, int(piece), "")
+    if piece in {"dev", "post"}:
+        return (0 if piece == "dev" else 3, 0, "")
+    return (1, 0, piece)
+
+
+def _ranks(text: str) -> tuple[tuple[Rank, ...], ...]:
+    parts = []
+    for part in re.split(r"[._\-]", text):
+        pieces = _CONDA_PIECE.findall(part) or ["0"]
+        if not pieces[0].isdigit():
+            pieces.insert(0, "0")
+        parts.append(tuple(_rank(piece) for piece in pieces))
+    return tuple(parts)
+
+
+@functools.total_ordering
+class CondaVersion:
+    """A version in conda's order: within a part, dev < letters < numbers < post, and what is missing is 0.
+
+    A part that begins with letters gets a 0 before them (`1.1.a1` is `1.1.0a1`), as in conda's own
+    `VersionOrder`; so `1.1.dev1` < `1.1a` < `1.1` = `1.1.0` < `1.1.post1` < `1.1.1`.
+
+    Args:
+        text: Checked with `check_version`.
+    """
+
+    def __init__(self, text: str) -> None:
+        epoch, _, rest = text.lower().rpartition("!")
+        public, _, local = rest.partition("+")
+        self._parts = (_ranks(epoch or "0"), _ranks(public), _ranks(local))
+
+    def _padded(self, other: CondaVersion) -> Iterator[tuple[Rank, Rank]]:
+        for mine, theirs in zip(self._parts, other._parts, strict=True):
+            for a, b in itertools.zip_longest(mine, theirs, fillvalue=(_ZERO,)):
+                yield from itertools.zip_longest(a, b, fillvalue=_ZERO)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CondaVersion) and all(a == b for a, b in self._padded(other))
+
+    def __lt__(self, other: CondaVersion) -> bool:
+        return next((a < b for a, b in self._padded(other) if a != b), False)
+
+    # Equal versions may be written with different numbers of zeros; nothing here needs them as keys.
+    __hash__ = None  # type: ignore[assignment]
+
+
+def newest_of_each(versions: Iterable[str], step: Step) -> tuple[str, ...]:
+    """Keep the newest version of each group that `step` names.
+
+    Args:
+        versions: PEP 440 versions in any order, without duplicates.
+        step: The size of a group.
+
+    Returns:
+        Ascending.
+    """
+    width = {Step.MAJOR: 1, Step.MINOR: 2, Step.PATCH: 3}.get(step)
+    parsed = sorted((Version(text), text) for text in versions)
+    if width is None:
+        return tuple(text for _, text in parsed)
+    newest: dict[tuple[int, ...], str] = {}
+    for version, text in parsed:
+        # Ascending, so that the last one of a group stays; dicts keep the place of the first.
+        newest[(version.epoch, *(*version.release, 0, 0, 0)[:width])] = text
+    return tuple(newest.values())

@@ -1,0 +1,138 @@
+"""YAML text to plain data with a line for every key and item. Pure.
+
+Scalars stay the text that stands in the file, because a version is text: YAML would read `3.10` as the
+number 3.1 and `2020-09-22` as a date. The tree is built from the parser's events, so that nothing is ever
+constructed, expanded or resolved: no tags, no aliases (a few lines of them can mean gigabytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml import events as ev
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from bisect_env.matrix.problems import Path, Problem
+
+MAX_DEPTH = 20
+_NULLS = {"", "~", "null", "Null", "NULL"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A parsed file.
+
+    Attributes:
+        data: Mappings, lists, text and None.
+        lines: Path of a key or item to its line, counted from 1; the empty path is the document.
+        problems: What is wrong with the YAML itself; `data` holds what could be read all the same.
+    """
+
+    data: Any
+    lines: dict[Path, int] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+def parse(text: str) -> Source:
+    """Read one YAML document."""
+    reader = _Reader()
+    data: Any = None
+    try:
+        data = reader.document(text)
+    except _StopReadingError:
+        pass
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reader.problem(_explain(error), mark.line + 1 if mark else None)
+    except (YAMLError, RecursionError) as error:
+        reader.problem(_explain(error), None)
+    return Source(data, reader.lines, tuple(reader.problems))
+
+
+class _StopReadingError(Exception):
+    """Going on would only repeat the problem that was just noted."""
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.lines: dict[Path, int] = {(): 1}
+        self.problems: list[Problem] = []
+
+    def problem(self, text: str, line: int | None) -> None:
+        self.problems.append(Problem(text, line))
+
+    def document(self, text: str) -> Any:
+        stream = YAML(typ="safe", pure=True).parse(text)
+        data: Any = None
+        seen = False
+        for event in stream:
+            if isinstance(event, ev.DocumentStartEvent):
+                if seen:
+                    line = event.start_mark.line + 1
+                    self.problem("a second YAML document begins here; keep one matrix in a file", line)
+                    raise _StopReadingError
+                seen = True
+                data = self.node(next(stream), stream, ())
+        return data
+
+    def node(self, event: Any, stream: Iterator[Any], path: Path) -> Any:
+        line = event.start_mark.line + 1
+        self.lines.setdefault(path, line)
+        if len(path) > MAX_DEPTH:
+            self.problem(
+                f"more than {MAX_DEPTH} levels inside each other; a matrix file needs no more than 5", line
+            )
+            raise _StopReadingError
+        if isinstance(event, ev.AliasEvent):
+            self.problem(f"the alias *{event.anchor} is not supported; write the value out", line)
+            return None
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            self.problem(f"the tag {tag} is not supported; remove it and write the value alone", line)
+        if isinstance(event, ev.MappingStartEvent):
+            return self.mapping(stream, path)
+        if isinstance(event, ev.SequenceStartEvent):
+            return self.sequence(stream, path)
+        text = str(event.value)
+        return None if event.style is None and text in _NULLS else text
+
+    def sequence(self, stream: Iterator[Any], path: Path) -> list[Any]:
+        items: list[Any] = []
+        while not isinstance(event := next(stream), ev.SequenceEndEvent):
+            items.append(self.node(event, stream, (*path, len(items))))
+        return items
+
+    def mapping(self, stream: Iterator[Any], path: Path) -> dict[str, Any]:
+        items: dict[str, Any] = {}
+        while not isinstance(event := next(stream), ev.MappingEndEvent):
+            line = event.start_mark.line + 1
+            if not isinstance(event, ev.ScalarEvent):
+                self.problem("a key is not plain text; write `key: value`", line)
+                self.node(event, stream, (*path, "?"))
+                self.node(next(stream), stream, (*path, "?"))
+                continue
+            key = str(event.value)
+            inside = (*path, key)
+            if key in items:
+                first = self.lines[inside]
+                self.problem(f"the key {key!r} stands here and in line {first}; keep one of them", line)
+                # Read past the second value without letting its lines replace those of the first.
+                kept, self.lines = self.lines, {}
+                self.node(next(stream), stream, inside)
+                self.lines = kept
+                continue
+            self.lines[inside] = line
+            items[key] = self.node(next(stream), stream, inside)
+        return items
+
+
+def _explain(error: Exception) -> str:
+    words = " ".join(str(getattr(error, "problem", None) or error).split())
+    if "\\t" in words or "'\t'" in str(getattr(error, "problem", "")):
+        return "a tab stands where YAML wants spaces; indent with spaces"
+    if "special characters are not allowed" in words or "unacceptable character" in words:
+        return "the file holds control characters; save it as plain UTF-8 text"
+    return f"this is not YAML ({words or 'nested too deeply'}); correct the line or the one before it"
