@@ -1,0 +1,1 @@
+"""Environments: index look-ups, solving, lock files, and building prefixes on this host."""

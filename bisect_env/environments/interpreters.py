@@ -1,0 +1,265 @@
+"""Python interpreters: those on this machine, else fetched by uv."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from bisect_env.environments.process import run_tool
+from bisect_env.environments.uv_tool import Uv, plain_words
+from bisect_env.errors import InterpreterNotFoundError
+
+# Runs under every Python since 2.7. `abiflags` does not exist before 3.2, where pymalloc and wide
+# unicode make the ABI instead.
+_PROBE = r"""
+import json, os, sys, sysconfig, platform
+v = sys.version_info
+flags = getattr(sys, "abiflags", None)
+if flags is None:
+    flags = "m" if sysconfig.get_config_var("WITH_PYMALLOC") else ""
+    flags += "u" if sys.maxunicode > 65535 else ""
+base = getattr(sys, "_base_executable", None) or os.path.realpath(sys.executable)
+print(json.dumps({
+    "executable": base,
+    "version": "%d.%d.%d" % v[:3],
+    "final": v[3] == "final",
+    "implementation": platform.python_implementation(),
+    "flags": flags,
+    "bits": 64 if sys.maxsize > 2 ** 32 else 32,
+    "stdlib": sysconfig.get_path("stdlib"),
+}))
+"""
+
+_PROBE_TIMEOUT = 30.0
+_FETCH_TIMEOUT = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A CPython on this machine.
+
+    Attributes:
+        path: Absolute path of the real executable, never a shim or a virtual environment's link.
+        version: Full version, such as `3.11.7`.
+        abi: Tag of its own ABI, such as `cp311`, `cp36m`, `cp27mu`.
+        stdlib: Where its standard library lies.
+        final: False for alphas, betas and candidates.
+    """
+
+    path: Path
+    version: str
+    abi: str
+    stdlib: Path
+    final: bool = True
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """The version as numbers."""
+        return tuple(int(part) for part in self.version.split("."))
+
+
+def probe(path: Path) -> Interpreter | None:
+    """Ask an executable what it is; None when it is not a CPython that could serve.
+
+    Free-threaded, debug and 32-bit builds, and other implementations, do not serve: a version in a matrix
+    means the ordinary CPython of that version.
+    """
+    try:
+        if not os.access(path, os.X_OK) or _is_script(path):
+            return None  # pyenv's shims are scripts that pick an interpreter by the working directory
+        with tempfile.TemporaryDirectory() as empty:
+            answer = run_tool(
+                [path, "-E", "-s", "-c", _PROBE],
+                env={"PATH": os.defpath, "HOME": os.environ.get("HOME", "/")},
+                cwd=Path(empty),
+                timeout=_PROBE_TIMEOUT,
+            )
+        facts = json.loads(answer.stdout)
+        real = Path(facts["executable"]).resolve(strict=True)
+    except (OSError, ValueError, KeyError, subprocess.SubprocessError):
+        return None
+    if facts["implementation"] != "CPython" or facts["bits"] != 64 or set(facts["flags"]) & set("td"):
+        return None
+    major, minor = facts["version"].split(".")[:2]
+    return Interpreter(
+        path=real,
+        version=facts["version"],
+        abi=f"cp{major}{minor}{facts['flags']}",
+        stdlib=Path(facts["stdlib"]),
+        final=facts["final"],
+    )
+
+
+def _is_script(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(2) == b"#!"
+
+
+def candidate_paths() -> Iterator[Path]:
+    """Executables that may be interpreters, most trusted first: pyenv, uv, this one, PATH, conda."""
+    home = Path.home()
+    for root in _existing(os.environ.get("PYENV_ROOT"), home / ".pyenv"):
+        yield from sorted(root.glob("versions/*/bin/python"))
+    data = os.environ.get("XDG_DATA_HOME") or home / ".local" / "share"
+    for root in _existing(os.environ.get("UV_PYTHON_INSTALL_DIR"), Path(data) / "uv" / "python"):
+        yield from sorted(path for path in root.glob("*/bin/python*") if _NAME.fullmatch(path.name))
+    yield Path(sys.executable)
+    for folder in _existing(*os.environ.get("PATH", "").split(os.pathsep)):
+        yield from sorted(path for path in folder.glob("python*") if _NAME.fullmatch(path.name))
+    for environment in _conda_environments(home):
+        yield environment / "bin" / "python"
+
+
+_NAME = re.compile(r"python(\d(\.\d+)?)?")
+
+
+def _conda_environments(home: Path) -> Iterator[Path]:
+    roots = [home / name for name in ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "micromamba")]
+    executable = os.environ.get("CONDA_EXE")
+    for root in _existing(
+        os.environ.get("CONDA_PREFIX"),
+        os.environ.get("MAMBA_ROOT_PREFIX"),
+        Path(executable).parent.parent if executable else None,
+        *roots,
+    ):
+        yield root
+        yield from sorted(root.glob("envs/*"))
+    registry = home / ".conda" / "environments.txt"
+    if registry.is_file():
+        yield from _existing(*registry.read_text("utf-8", errors="replace").splitlines())
+
+
+def _existing(*folders: str | Path | None) -> Iterator[Path]:
+    return (Path(folder) for folder in folders if folder and Path(folder).is_dir())
+
+
+class Interpreters:
+    """The interpreters of this machine, probed once.
+
+    Args:
+        candidates: Where to look.
+        fetch: Installs a version by uv and returns "" or the reason why it could not.
+    """
+
+    def __init__(
+        self,
+        candidates: Callable[[], Iterable[Path]] = candidate_paths,
+        fetch: Callable[[str], str] | None = None,
+    ) -> None:
+        self._candidates = candidates
+        self._fetch = fetch or fetch_with_uv
+        self._found: tuple[Interpreter, ...] | None = None
+        self._refused: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def installed(self) -> tuple[Interpreter, ...]:
+        """Every usable interpreter, most trusted place first."""
+        with self._lock:
+            return self._installed()
+
+    def find(self, version: str) -> Interpreter:
+        """An interpreter of a version.
+
+        Args:
+            version: `3.11.7` for exactly that, `3.11` for its newest patch release on this machine.
+
+        Raises:
+            InterpreterNotFoundError: None is here and uv cannot fetch one.
+        """
+        if not re.fullmatch(r"\d+\.\d+(\.\d+)?", version):
+            raise InterpreterNotFoundError(
+                f"{version!r} is not a Python version", remedy="write it like 3.11 or 3.11.7, in quotes"
+            )
+        with self._lock:
+            if (found := _best(self._installed(), version)) is not None:
+                return found
+            reason = self._refused.get(version)
+            if reason is None:
+                reason = self._fetch(version)
+                if not reason:
+                    self._found = None
+                    if (found := _best(self._installed(), version)) is not None:
+                        return found
+                    reason = "uv installed it, and yet it was not found"
+                self._refused[version] = reason
+            here = ", ".join(sorted({i.version for i in self._installed()}, key=_numbers)) or "none"
+        raise InterpreterNotFoundError(
+            f"there is no Python {version} on this machine; found: {here}",
+            tried=f"pyenv, uv, PATH and conda, then fetching it with uv: {reason}",
+            remedy=f"install Python {version} (for instance `pyenv install {version}`), "
+            "or leave it out of the matrix",
+        )
+
+    def _installed(self) -> tuple[Interpreter, ...]:
+        if self._found is None:
+            paths = list(dict.fromkeys(path.absolute() for path in self._candidates()))
+            with ThreadPoolExecutor(4) as pool:
+                answers = [found for found in pool.map(probe, paths) if found is not None]
+            unique: dict[Path, Interpreter] = {}
+            for found in answers:
+                unique.setdefault(found.path, found)
+            self._found = tuple(unique.values())
+        return self._found
+
+
+def _best(found: Iterable[Interpreter], version: str) -> Interpreter | None:
+    wanted = _numbers(version)
+    fitting = [i for i in found if i.release[: len(wanted)] == wanted]
+    # max() keeps the first of equals, which is the one from the most trusted place.
+    return max(fitting, key=lambda i: (i.final, i.release), default=None)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def fetch_with_uv(version: str) -> str:
+    """Let uv install a Python of its own; returns "" or why it could not."""
+    with tempfile.TemporaryDirectory() as empty:
+        folder = Path(empty)
+        answer = Uv(folder / "cache").run(["python", "install", version], cwd=folder, timeout=_FETCH_TIMEOUT)
+    if answer.timed_out:
+        return f"no answer in {_FETCH_TIMEOUT:.0f} s"
+    if answer.returncode == 0:
+        return ""
+    # The first line says what failed, the last one why; between them stand long addresses.
+    lines = plain_words(answer.stderr).splitlines() or ["no reason given"]
+    return "; ".join(dict.fromkeys((lines[0], lines[-1])))
+
+
+def uv_python_versions() -> tuple[str, ...]:
+    """Full versions of CPython that uv could fetch for this platform, oldest first; newest of each minor."""
+    with tempfile.TemporaryDirectory() as empty:
+        folder = Path(empty)
+        answer = Uv(folder / "cache").run(
+            ["python", "list", "--only-downloads", "--output-format", "json"], cwd=folder, timeout=60
+        )
+    if answer.returncode != 0:
+        return ()
+    versions = {
+        str(entry["version"])
+        for entry in json.loads(answer.stdout)
+        if entry["implementation"] == "cpython" and entry.get("variant", "default") == "default"
+    }
+    return tuple(sorted((v for v in versions if re.fullmatch(r"\d+\.\d+\.\d+", v)), key=_numbers))
+
+
+@functools.cache
+def machine_interpreters() -> Interpreters:
+    """The one `Interpreters` of this process."""
+    return Interpreters()
+
+
+def find_interpreter(version: str) -> Interpreter:
+    """See `Interpreters.find`."""
+    return machine_interpreters().find(version)

@@ -1,0 +1,141 @@
+"""Locks as text: conda-lock's unified format, version 1, written and read. Pure.
+
+The text is a function of what the content hash covers, so that equal hashes are equal files, whichever
+combination came first. It is written straight from our own data: conda-lock's models take a second to
+import, in every worker; that its parser reads the result is held by tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from bisect_env.environments.failures import LockFileError
+from bisect_env.environments.lock import Lock, LockedPackage
+
+_HEADER = "# Made by bisect-env from a matrix. The format is conda-lock's unified one, version 1.\n"
+_PYTHON = "bisect-env.python"
+_EXCLUDE_NEWER = "bisect-env.exclude-newer"
+
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def make_lock(
+    python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None = None
+) -> Lock:
+    """Put packages together into a lock.
+
+    Args:
+        python: Version as the combination asks for it.
+        platform: conda's name of it.
+        packages: In any order.
+        exclude_newer: RFC 3339 date. It matters to a prefix only where something is built (what the build
+            requires is resolved then), so that it is dropped where everything is a wheel.
+    """
+    ordered = tuple(sorted(packages, key=lambda p: (p.name, p.version, p.url)))
+    if not any(package.is_source for package in ordered):
+        exclude_newer = None
+    digest = content_hash(python, platform, ordered, exclude_newer)
+    return Lock(digest, python, platform, ordered, _render(digest, python, platform, ordered, exclude_newer))
+
+
+def content_hash(
+    python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None = None
+) -> str:
+    """Hex sha256 over Python, platform and the sorted URLs and hashes (and the date of source builds)."""
+    facts: dict[str, Any] = {
+        "python": python,
+        "platform": platform,
+        "files": sorted([package.url, package.sha256] for package in packages),
+    }
+    if exclude_newer is not None:
+        facts["exclude_newer"] = exclude_newer
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse_lock(text: str, *, name: str = "the lock") -> Lock:
+    """Read back what `make_lock` wrote.
+
+    Args:
+        text: The file's content.
+        name: What to call it in messages.
+
+    Raises:
+        LockFileError: It is no such lock, or its content does not match its hash.
+    """
+    remedy = "lock the matrix again; lock files are not edited by hand"
+    try:
+        data = yaml.load(text, Loader=_Loader)
+        if data["version"] != 1:
+            raise LockFileError(f"{name} has the version {data['version']!r}, not 1", remedy=remedy)
+        metadata = data["metadata"]
+        (platform,) = metadata["platforms"]
+        custom = metadata["custom_metadata"]
+        packages = [
+            LockedPackage(
+                name=str(entry["name"]),
+                version=str(entry["version"]),
+                manager=str(entry["manager"]),
+                url=str(entry["url"]),
+                sha256=str(entry["hash"]["sha256"]),
+                build=str(entry.get("build", "")),
+            )
+            for entry in data["package"]
+        ]
+        stated = str(metadata["content_hash"][platform])
+        lock = make_lock(str(custom[_PYTHON]), str(platform), packages, custom.get(_EXCLUDE_NEWER))
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LockFileError(f"{name} is not a lock of ours: {error!r}", remedy=remedy) from error
+    if lock.content_hash != stated:
+        raise LockFileError(
+            f"{name} was changed: its content has the hash {lock.content_hash[:12]}, it says {stated[:12]}",
+            remedy=remedy,
+        )
+    return lock
+
+
+def build_date(lock: Lock) -> str | None:
+    """The date as of which build requirements are resolved (RFC 3339), if the lock has one."""
+    custom = yaml.load(lock.text, Loader=_Loader)["metadata"]["custom_metadata"]
+    date = custom.get(_EXCLUDE_NEWER)
+    return None if date is None else str(date)
+
+
+def _render(
+    digest: str, python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None
+) -> str:
+    custom = {_PYTHON: python}
+    if exclude_newer is not None:
+        custom[_EXCLUDE_NEWER] = exclude_newer
+    data = {
+        "version": 1,
+        "metadata": {
+            "content_hash": {platform: digest},
+            "channels": [],
+            "platforms": [platform],
+            "sources": [],
+            "custom_metadata": custom,
+        },
+        "package": [
+            {
+                "name": package.name,
+                "version": package.version,
+                "manager": package.manager,
+                "platform": platform,
+                "dependencies": {},
+                "url": package.url,
+                "hash": {"sha256": package.sha256},
+                "category": "main",
+                "optional": False,
+            }
+            for package in packages
+        ],
+    }
+    body = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=4096)
+    return f"{_HEADER}{body}"

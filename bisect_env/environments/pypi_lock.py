@@ -1,0 +1,328 @@
+"""Locking PyPI environments: uv solves, we choose one file for each package."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import requests
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from bisect_env.environments.failures import PackageNotFoundError, UnsolvableError
+from bisect_env.environments.index import IndexFile, PypiCatalogue
+from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
+from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.lock_text import make_lock
+from bisect_env.environments.process import Finished
+from bisect_env.environments.request import EnvironmentRequest, host_platform
+from bisect_env.environments.settings import without_credentials
+from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
+from bisect_env.environments.wheels import choose_wheel, tag_ranks
+from bisect_env.errors import IndexUnavailableError, InfrastructureError
+
+OLDEST_FOR_UV = (3, 6)
+"""Older interpreters cannot be run by uv (they have no `-I`)."""
+
+LockResult = Lock | UnsolvableError
+
+
+@dataclass(frozen=True, slots=True)
+class _Archive:
+    filename: str
+    url: str
+    sha256: str
+
+
+class Locker:
+    """Turns requests into locks.
+
+    Args:
+        cache_dir: Our cache directory.
+        interpreters: Where Pythons are looked for.
+        timeout: Seconds for one solution, builds for metadata included.
+    """
+
+    def __init__(
+        self, cache_dir: Path, *, interpreters: Interpreters | None = None, timeout: float = 900.0
+    ) -> None:
+        self._cache_dir = cache_dir
+        self._interpreters = interpreters or machine_interpreters()
+        self._catalogue = PypiCatalogue(interpreters=self._interpreters)
+        self._timeout = timeout
+
+    def lock(self, request: EnvironmentRequest) -> Lock:
+        """Lock one environment; the same request on the same index gives the same text, byte for byte.
+
+        Raises:
+            UnsolvableError: Nothing satisfies the request.
+            InterpreterNotFoundError: Its Python is not to be had.
+            IndexUnavailableError: The index fails.
+            InfrastructureError: uv cannot work here, or the platform is not this machine's.
+        """
+        if request.platform != host_platform():
+            raise InfrastructureError(
+                f"an environment for {request.platform} cannot be locked on {host_platform()}",
+                remedy="leave `platform` out, or lock on a machine of that platform",
+            )
+        interpreter = self._interpreters.find(request.python)
+        uv = Uv(self._cache_dir, request.index)
+        if interpreter.release < OLDEST_FOR_UV:
+            packages = self._lock_old(request, interpreter, uv)
+        else:
+            packages = self._lock_with_uv(request, interpreter, uv)
+        _check_pins(request, packages)
+        return make_lock(request.python, request.platform, packages, request.exclude_newer_text)
+
+    def lock_many(
+        self,
+        requests: Sequence[EnvironmentRequest],
+        workers: int = 2,
+        on_done: Callable[[int, LockResult], None] | None = None,
+    ) -> list[LockResult]:
+        """Lock several environments at the same time; equal requests are solved once.
+
+        Args:
+            requests: Any number.
+            workers: How many solvers run at once.
+            on_done: Called in the calling thread with the position of each request that is answered.
+
+        Returns:
+            For each request its lock, or why there is none, in order.
+
+        Raises:
+            InfrastructureError: The first failure that is not a property of a combination; solutions that
+                were not begun are given up.
+        """
+        positions: dict[str, list[int]] = {}
+        for position, request in enumerate(requests):
+            positions.setdefault(request.key, []).append(position)
+        results: dict[int, LockResult] = {}
+        pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="lock")
+        try:
+            futures: dict[Future[LockResult], str] = {
+                pool.submit(self._attempt, requests[where[0]]): key for key, where in positions.items()
+            }
+            waiting = set(futures)
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    result = future.result()
+                    for position in positions[futures[future]]:
+                        results[position] = result
+                        if on_done is not None:
+                            on_done(position, result)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        return [results[position] for position in range(len(requests))]
+
+    def _attempt(self, request: EnvironmentRequest) -> LockResult:
+        try:
+            return self.lock(request)
+        except UnsolvableError as error:
+            return error
+
+    def _lock_with_uv(
+        self, request: EnvironmentRequest, interpreter: Interpreter, uv: Uv
+    ) -> list[LockedPackage]:
+        ranks = tag_ranks(interpreter)
+        wheels_only: set[str] = set()
+        while True:
+            entries = self._solve(request, uv, ["-p", interpreter.path], request.allow_source, wheels_only)
+            packages: list[LockedPackage] = []
+            refused: set[str] = set()
+            for entry in entries:
+                wheels = {a.filename: a for a in map(_archive, entry.get("wheels", ()))}
+                best = choose_wheel(wheels, ranks)
+                if best is not None:
+                    chosen = wheels[best]
+                elif "sdist" in entry and request.may_build(entry["name"]):
+                    chosen = _archive(entry["sdist"])
+                elif "sdist" in entry and request.allow_source and entry["name"] not in wheels_only:
+                    refused.add(entry["name"])
+                    continue
+                elif "archive" in entry and _may_use(_archive(entry["archive"]), entry["name"], request):
+                    chosen = _archive(entry["archive"])
+                else:
+                    raise UnsolvableError(_no_file(entry, interpreter))
+                packages.append(_locked(entry, chosen))
+            if not refused:
+                return packages
+            # uv has no list of packages that may be built, only of those that may not. They become known as
+            # the solver takes them, and each round names at least one more, so that this ends.
+            wheels_only |= refused
+
+    def _lock_old(self, request: EnvironmentRequest, interpreter: Interpreter, uv: Uv) -> list[LockedPackage]:
+        # uv solves for a Python that it cannot run, but knows none of its wheels; those are read off the
+        # index's pages. Building is out of the question: nothing that is kept up still does it there.
+        python = ".".join(str(part) for part in interpreter.release[:2])
+        newer = self._newest_for_uv()
+        entries = self._solve(request, uv, ["-p", newer.path, "--python-version", python], False, set())
+        ranks = tag_ranks(interpreter)
+        packages: list[LockedPackage] = []
+        for entry in entries:
+            files = {f.filename: f for f in self._files(entry, uv.index, request)}
+            best = choose_wheel(files, ranks)
+            if best is None:
+                raise UnsolvableError(_no_file(entry, interpreter))
+            packages.append(_locked(entry, _Archive(best, files[best].url, files[best].sha256)))
+        return packages
+
+    def _newest_for_uv(self) -> Interpreter:
+        able = [i for i in self._interpreters.installed() if i.release >= OLDEST_FOR_UV]
+        if not able:
+            raise InfrastructureError(
+                "uv finds no Python that it can run", remedy="install Python 3.11 or newer"
+            )
+        return max(able, key=lambda i: i.release)
+
+    def _files(
+        self, entry: Mapping[str, Any], index: str, request: EnvironmentRequest
+    ) -> Iterable[IndexFile]:
+        version = Version(entry["version"])
+        limit = request.exclude_newer
+        try:
+            files = self._catalogue.files(entry["name"], index=index)
+        except PackageNotFoundError as error:
+            raise UnsolvableError(str(error)) from error
+        for file in files:
+            known = limit is None or (file.uploaded is not None and file.uploaded < limit)
+            if file.is_wheel and known and _same_version(file.version, version):
+                yield file
+
+    def _solve(
+        self,
+        request: EnvironmentRequest,
+        uv: Uv,
+        python: Sequence[str | Path],
+        allow_source: bool | frozenset[str],
+        wheels_only: set[str],
+    ) -> list[Mapping[str, Any]]:
+        with tempfile.TemporaryDirectory(prefix="bisect-env-lock-") as folder:
+            # An empty folder of its own: uv takes settings from a project that it is started in.
+            cwd = Path(folder)
+            (cwd / "requirements.in").write_text("\n".join((*request.requirements, "")), "utf-8")
+            args: list[str | Path] = ["pip", "compile", "requirements.in", *python]
+            args += ["--format", "pylock.toml", "--no-header", "--no-annotate", "--quiet"]
+            if not allow_source:
+                args += ["--only-binary", ":all:"]
+            for name in sorted(wheels_only):
+                args += ["--only-binary", name]
+            if request.dependencies == "none":
+                args.append("--no-deps")
+            if request.overrides:
+                (cwd / "overrides.in").write_text("\n".join((*request.overrides, "")), "utf-8")
+                args += ["--overrides", "overrides.in"]
+            if request.exclude_newer_text is not None:
+                args += ["--exclude-newer", request.exclude_newer_text]
+            finished = uv.run(args, cwd=cwd, timeout=self._timeout)
+        if finished.returncode != 0 or finished.timed_out:
+            raise self._failure(finished, request, uv)
+        return list(tomllib.loads(finished.stdout).get("packages", ()))
+
+    def _failure(
+        self, finished: Finished, request: EnvironmentRequest, uv: Uv
+    ) -> UnsolvableError | InfrastructureError:
+        words = plain_words(finished.stderr)
+        index = without_credentials(uv.index)
+        if finished.timed_out:
+            if request.allow_source:
+                return UnsolvableError(f"not solved in {self._timeout:.0f} s: {words}", building=True)
+            return IndexUnavailableError(
+                f"the package index {index} gave no solution in {self._timeout:.0f} s",
+                remedy="check the network, then give the same command again",
+            )
+        no_solution = "No solution found" in words
+        if not no_solution and is_transient(words):
+            return IndexUnavailableError(
+                f"the package index {index} cannot be used: {words}",
+                tried=f"solving for Python {request.python} with {', '.join(request.requirements)}",
+                remedy="check the network, proxy, credentials and free disk space, then give the same "
+                "command again",
+            )
+        if finished.returncode not in (1, 2):
+            return InfrastructureError(
+                f"uv ended with status {finished.returncode}: {words}",
+                remedy="give the same command again; if it stays so, report it to uv",
+            )
+        if "is missing an upload date" in finished.stderr:
+            words += (
+                f"\nThe index {index} gives no upload dates, so that `exclude_newer` and date axes hide "
+                "everything in it."
+            )
+        return UnsolvableError(words, building=not no_solution and "Failed to build" in words)
+
+
+def _check_pins(request: EnvironmentRequest, packages: Iterable[LockedPackage]) -> None:
+    versions = {package.name: package.version for package in packages}
+    for name, version in request.pins.items():
+        normal = canonicalize_name(name.partition("[")[0])
+        if normal not in versions or not _same_version(versions[normal], Version(version)):
+            raise UnsolvableError(
+                f"{name} is asked for as {version}, and an override makes it {versions.get(normal, 'absent')}"
+            )
+
+
+def _same_version(text: str, version: Version) -> bool:
+    # `==1.0` is also met by 1.0+cpu.
+    other = Version(text)
+    return other == version or (version.local is None and Version(other.public) == version)
+
+
+def _archive(entry: Mapping[str, Any]) -> _Archive:
+    url = entry.get("url") or Path(entry["path"]).absolute().as_uri()
+    filename = entry.get("name") or PurePosixPath(unquote(urlsplit(url).path)).name
+    return _Archive(filename, url, entry.get("hashes", {}).get("sha256", ""))
+
+
+def _may_use(archive: _Archive, name: str, request: EnvironmentRequest) -> bool:
+    return archive.filename.endswith(".whl") or request.may_build(name)
+
+
+def _locked(entry: Mapping[str, Any], archive: _Archive) -> LockedPackage:
+    version = entry.get("version")
+    if version is None:
+        raise UnsolvableError(f"{entry['name']} comes from an archive whose version is not stated")
+    return LockedPackage(
+        name=canonicalize_name(entry["name"]),
+        version=version,
+        manager="pip",
+        url=without_credentials(archive.url),
+        sha256=archive.sha256 or _sha256_of(archive.url),
+    )
+
+
+def _sha256_of(url: str) -> str:
+    # Plain directories served as an index state no hashes: what is there now is what gets locked.
+    digest = hashlib.sha256()
+    try:
+        if urlsplit(url).scheme == "file":
+            digest.update(Path(unquote(urlsplit(url).path)).read_bytes())
+        else:
+            with requests.get(url, stream=True, timeout=(10, 60)) as answer:
+                answer.raise_for_status()
+                for chunk in answer.iter_content(1 << 20):
+                    digest.update(chunk)
+    except (OSError, requests.RequestException) as error:
+        raise IndexUnavailableError(
+            f"{without_credentials(url)} cannot be fetched: {error}",
+            tried="making up for the hash that the index does not state",
+            remedy="check the index, then give the same command again",
+        ) from error
+    return digest.hexdigest()
+
+
+def _no_file(entry: Mapping[str, Any], interpreter: Interpreter) -> str:
+    if "vcs" in entry or "directory" in entry:
+        return f"{entry['name']} comes from a repository or folder, which has no fixed content to lock"
+    return (
+        f"{entry['name']} {entry['version']} has no wheel for CPython {interpreter.version} "
+        f"({interpreter.abi}) on this platform, and building from source is not allowed or not possible"
+    )

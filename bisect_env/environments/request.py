@@ -1,0 +1,124 @@
+"""What a combination asks of its environment. Pure."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from bisect_env.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentRequest:
+    """One environment to lock; equal requests have equal `key`s.
+
+    Attributes:
+        python: `3.11` (newest patch release found) or `3.11.7` (exactly that).
+        pins: Package to exact version, for every package axis. A name may carry extras (`dask[array]`).
+        packages: Further requirements, as PEP 508 texts.
+        dependencies: `none` installs pins and packages alone, whatever their metadata demand.
+        overrides: Requirements that replace what any metadata say about those packages.
+        allow_source: Whether source distributions may be built: all, none, or these packages only.
+        index: URL of the package index; None for the configured one.
+        platform: conda's name of the platform the environment is for.
+        exclude_newer: Files uploaded at or after this moment do not exist (see `end_of_day`);
+            None for the index as it stands.
+
+    Raises:
+        UsageError: A requirement cannot be read. Nothing unread is passed on to the solver, where a line
+            such as `--index-url ...` would be an option.
+    """
+
+    python: str
+    pins: Mapping[str, str] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
+    dependencies: Literal["resolve", "none"] = "resolve"
+    overrides: tuple[str, ...] = ()
+    allow_source: bool | frozenset[str] = False
+    index: str | None = None
+    platform: str = field(default_factory=lambda: host_platform())
+    exclude_newer: datetime | None = None
+
+    def __post_init__(self) -> None:
+        for text in (*self.requirements, *self.overrides):
+            _check_requirement(text)
+        if self.exclude_newer is not None and self.exclude_newer.tzinfo is None:
+            raise ValueError("exclude_newer needs a time zone: a naive time means another day elsewhere")
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """The pins as requirements, then the further packages."""
+        return (*(f"{name}=={version}" for name, version in self.pins.items()), *self.packages)
+
+    @property
+    def exclude_newer_text(self) -> str | None:
+        """`exclude_newer` as RFC 3339 text in UTC."""
+        if self.exclude_newer is None:
+            return None
+        return self.exclude_newer.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    @property
+    def key(self) -> str:
+        """A canonical text of the whole request."""
+        allowed = self.allow_source if isinstance(self.allow_source, bool) else sorted(self.allow_source)
+        return json.dumps(
+            {
+                "python": self.python,
+                "pins": sorted(self.pins.items()),
+                "packages": sorted(self.packages),
+                "dependencies": self.dependencies,
+                "overrides": sorted(self.overrides),
+                "allow_source": allowed,
+                "index": self.index,
+                "platform": self.platform,
+                "exclude_newer": self.exclude_newer_text,
+            },
+            separators=(",", ":"),
+        )
+
+    def may_build(self, name: str) -> bool:
+        """Whether this package may be built from its source distribution."""
+        if isinstance(self.allow_source, bool):
+            return self.allow_source
+        return canonicalize_name(name) in {canonicalize_name(allowed) for allowed in self.allow_source}
+
+
+def end_of_day(day: date) -> datetime:
+    """The moment to exclude from, so that the index is seen as it stood when that day had ended, in UTC.
+
+    A file uploaded at any time on the day itself exists; the returned instant is excluded. uv reads a
+    plain date in the same way, but in the local time zone, which would make locks differ between hosts.
+    """
+    return datetime.combine(day + timedelta(days=1), time.min, tzinfo=UTC)
+
+
+def host_platform() -> str:
+    """The platform that this process runs on, by conda's name for it, such as `linux-64`."""
+    system = {"linux": "linux", "darwin": "osx", "win32": "win"}.get(sys.platform, sys.platform)
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        return f"{system}-64"
+    if machine in ("i386", "i686", "x86"):
+        return f"{system}-32"
+    if machine == "arm64" and system == "linux":
+        return "linux-aarch64"
+    return f"{system}-{machine}"
+
+
+def _check_requirement(text: str) -> None:
+    remedy = "write it like 'numpy>=1.24' or 'scipy==1.13.1'"
+    if "\n" in text or "\r" in text:
+        raise UsageError(f"{text!r} is not one requirement: it has several lines", remedy=remedy)
+    try:
+        Requirement(text)
+    except InvalidRequirement as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"{text!r} is not a requirement: {reason}", remedy=remedy) from None

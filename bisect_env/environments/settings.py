@@ -1,0 +1,128 @@
+"""Where things are: our cache, and the package index that uv and pip are configured with."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import platformdirs
+from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+from bisect_env.errors import InfrastructureError
+
+
+def default_cache_dir() -> Path:
+    """`BISECT_ENV_CACHE`, or the user's cache directory."""
+    configured = os.environ.get("BISECT_ENV_CACHE")
+    return (
+        Path(configured).expanduser().absolute() if configured else platformdirs.user_cache_path("bisect-env")
+    )
+
+
+def configured_index(environ: Mapping[str, str] | None = None) -> str:
+    """The package index to use when a matrix names none.
+
+    uv's configuration comes first (environment, then `uv.toml`), then pip's (environment, then
+    `pip.conf`), then the public index as the library pypi-simple knows it.
+
+    Raises:
+        InfrastructureError: A configuration file cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+        if environ.get(name):
+            return environ[name].rpartition("=")[2] if _is_named(environ[name]) else environ[name]
+    for path in uv_config_files(environ):
+        if url := _index_of_uv_toml(_read_toml(path)):
+            return url
+    if environ.get("PIP_INDEX_URL"):
+        return environ["PIP_INDEX_URL"]
+    for path in _pip_config_files(environ):
+        if url := _index_of_pip_conf(path):
+            return url
+    return PYPI_SIMPLE_ENDPOINT
+
+
+def uv_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
+    """The `uv.toml` files that uv reads outside of projects, strongest first, if they exist."""
+    if environ.get("UV_CONFIG_FILE"):
+        yield Path(environ["UV_CONFIG_FILE"])
+        return
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
+    system = [Path(part) for part in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":") if part]
+    for folder in (home, *system, Path("/etc")):
+        path = folder / "uv" / "uv.toml"
+        if path.is_file():
+            yield path
+
+
+def without_credentials(url: str) -> str:
+    """The URL without user name and password, fit for messages and lock files."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _is_named(text: str) -> bool:
+    # uv allows `name=url`.
+    name, equals, url = text.partition("=")
+    return bool(equals) and "://" in url and ":" not in name and "/" not in name
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InfrastructureError(
+            f"uv's configuration {path} cannot be read: {error}", remedy="correct or remove that file"
+        ) from error
+
+
+def _index_of_uv_toml(config: dict[str, Any]) -> str | None:
+    for section in (config.get("pip", {}), config):
+        for index in section.get("index", []):
+            if index.get("default"):
+                return str(index["url"])
+        if url := section.get("default-index") or section.get("index-url"):
+            return str(url)
+    return None
+
+
+def _pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
+    # pip's own order, strongest first: PIP_CONFIG_FILE, the virtual environment, the user, the host.
+    configured = environ.get("PIP_CONFIG_FILE")
+    if configured == os.devnull:
+        return
+    if configured:
+        yield Path(configured)
+    yield Path(sys.prefix) / "pip.conf"
+    home = Path(environ.get("HOME", "/"))
+    yield Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip" / "pip.conf"
+    yield home / ".pip" / "pip.conf"
+    yield Path("/etc/pip.conf")
+    for part in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":"):
+        if part:
+            yield Path(part) / "pip" / "pip.conf"
+
+
+def _index_of_pip_conf(path: Path) -> str | None:
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        if not path.is_file():
+            return None
+        parser.read(path, encoding="utf-8")
+    except (OSError, ValueError, configparser.Error) as error:
+        raise InfrastructureError(
+            f"pip's configuration {path} cannot be read: {error}", remedy="correct or remove that file"
+        ) from error
+    for section in ("install", "global"):
+        if url := parser.get(section, "index-url", fallback=None):
+            return url
+    return None

@@ -1,0 +1,140 @@
+"""The uv executable with an environment of our own: same inputs, same answer, wherever we are started."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uv
+
+from bisect_env.environments.process import Finished, run_tool
+from bisect_env.environments.settings import configured_index, uv_config_files, without_credentials
+from bisect_env.errors import InfrastructureError
+
+# What of the user's UV_* settings says where packages and interpreters come from. All others
+# (UV_CONSTRAINT, UV_EXCLUDE_NEWER, UV_PYTHON, ...) would change a lock without being seen in it.
+_KEPT = re.compile(
+    r"UV_(INDEX|EXTRA_INDEX_URL|INDEX_STRATEGY|FIND_LINKS|KEYRING_PROVIDER|OFFLINE|INSECURE_HOST"
+    r"|SYSTEM_CERTS|NATIVE_TLS|HTTP_TIMEOUT|HTTP_RETRIES|CONFIG_FILE|PYTHON_INSTALL_MIRROR"
+    r"|PYTHON_INSTALL_DIR|INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD))"
+)
+# Variables that would make uv or a build back end see another Python environment.
+_DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "__PYVENV_LAUNCHER__")
+
+# Longest silence that is taken for an answer on its way; uv tries four times in all.
+_HTTP_TIMEOUT = "30"
+
+
+class Uv:
+    """uv with one cache and one index.
+
+    Args:
+        cache_dir: Our cache directory; uv's own lies in it, so that prefixes beside it can be hardlinked.
+        index: URL of the package index, None for the configured one.
+        environ: The environment to start from, ours by default.
+    """
+
+    def __init__(
+        self, cache_dir: Path, index: str | None = None, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self.cache_dir = cache_dir
+        self._environ = dict(os.environ if environ is None else environ)
+        self._explicit = index
+        self.index = index or configured_index(self._environ)
+
+    def run(self, args: Sequence[str | Path], *, cwd: Path, timeout: float) -> Finished:
+        """Run `uv ARGS` in a directory, which should be empty of any project.
+
+        Raises:
+            InfrastructureError: uv cannot be started, or its cache cannot be made.
+        """
+        try:
+            return run_tool([uv.find_uv_bin(), *args], env=self._environment(), cwd=cwd, timeout=timeout)
+        except OSError as error:
+            raise InfrastructureError(
+                f"uv cannot be used: {error}",
+                remedy="install bisect-env again (it brings uv), and see that the cache "
+                f"{self.cache_dir} can be written (BISECT_ENV_CACHE names another)",
+            ) from error
+
+    def _environment(self) -> dict[str, str]:
+        env = {
+            name: value
+            for name, value in self._environ.items()
+            if name not in _DROPPED and (not name.startswith("UV_") or _KEPT.fullmatch(name))
+        }
+        env |= {
+            "UV_CACHE_DIR": str(self.cache_dir / "uv"),
+            "UV_NO_PROGRESS": "1",
+            "UV_PYTHON_DOWNLOADS": "manual",
+            "NO_COLOR": "1",
+        }
+        env.setdefault("UV_HTTP_TIMEOUT", _HTTP_TIMEOUT)
+        env.pop("UV_INDEX_URL", None)
+        env["UV_DEFAULT_INDEX"] = self.index
+        if self._own_config_fits():
+            env.pop("UV_DEFAULT_INDEX")
+            env["UV_CONFIG_FILE"] = str(self._own_config())
+        elif self._explicit is None and any(uv_config_files(self._environ)):
+            # The user's uv.toml knows more about the index than its URL, so that it has to speak itself.
+            env.pop("UV_DEFAULT_INDEX")
+            for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+                if self._environ.get(name):
+                    env[name] = self._environ[name]
+        return env
+
+    def _own_config_fits(self) -> bool:
+        has_user_config = any(uv_config_files(self._environ))
+        is_web = urlsplit(self.index).scheme in ("http", "https")
+        return is_web and not has_user_config and without_credentials(self.index) == self.index
+
+    def _own_config(self) -> Path:
+        # Indexes without cache headers are asked again for every package of every combination: 0.8 s a
+        # lock instead of 0.02 s. Ten minutes is what the public index itself allows; files never change.
+        text = (
+            f"[[index]]\nurl = {json.dumps(self.index)}\ndefault = true\n"
+            'cache-control = { api = "max-age=600", files = "max-age=365000000, immutable" }\n'
+        )
+        folder = self.cache_dir / "uv-config"
+        path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.toml"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary = folder / f".{path.name}.{os.getpid()}"
+            temporary.write_text(text, "utf-8")
+            temporary.replace(path)
+        return path
+
+
+_TRANSIENT = re.compile(
+    r"""error\ sending\ request | Request\ failed\ after | request\ or\ response\ body\ error
+      | operation\ timed\ out | dns\ error | tcp\ connect\ error | [Cc]onnection\ (refused|reset)
+      | HTTP\ status\ server\ error | HTTP\ status\ client\ error\ \((401|403|407|408|429)
+      | Hash\ mismatch | [Nn]o\ space\ left\ on\ device | Disk\ quota\ exceeded
+      | Network\ is\ (down|unreachable) | connection\ closed\ before | unexpected\ end\ of\ file
+      | Too\ many\ open\ files | Cannot\ allocate\ memory | network\ connectivity\ is\ disabled""",
+    re.VERBOSE,
+)
+
+
+def is_transient(words: str) -> bool:
+    """Whether a tool's words tell of the network, the disk or a spoilt download.
+
+    A file that is gone for good (404, 410) is not transient: no other attempt would find it.
+    """
+    return _TRANSIENT.search(words) is not None
+
+
+def plain_words(stderr: str, limit: int = 4000) -> str:
+    """An error of uv without its decoration: no progress, no prefixes, and both ends of a long build log."""
+    lines: list[str] = []
+    for line in stderr.splitlines():
+        if line.startswith(("warning:", "Using ", "Resolved ", "Prepared ", "   Building", "      Built")):
+            continue
+        lines.append(re.sub(r"^(error: |  cause: )", "", line).rstrip())
+    text = "\n".join(lines).strip()
+    return text if len(text) <= limit else f"{text[: limit // 4]}\n[...]\n{text[-limit * 3 // 4 :]}"

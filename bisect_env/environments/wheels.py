@@ -1,0 +1,80 @@
+"""Which of a release's wheels an interpreter on this host would install. Pure but for the host's libc."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+
+from packaging import tags
+
+from bisect_env.environments.interpreters import Interpreter
+
+Ranks = Mapping[tags.Tag, int]
+"""Tag to preference, 0 first."""
+
+
+@functools.cache
+def host_platforms() -> tuple[str, ...]:
+    """Platform tags of this host, most specific first (manylinux by its glibc)."""
+    return tuple(tags.platform_tags())
+
+
+@functools.cache
+def tag_ranks(interpreter: Interpreter, platforms: Sequence[str] | None = None) -> Ranks:
+    """The tags that an interpreter accepts, in its order of preference.
+
+    The interpreter is not asked for them: those before 3.6 have no library that could tell.
+    """
+    platforms = host_platforms() if platforms is None else platforms
+    version = interpreter.release[:2]
+    short = f"cp{version[0]}{version[1]}"
+    own = tags.cpython_tags(version, abis=[interpreter.abi], platforms=platforms)
+    common = tags.compatible_tags(version, interpreter=short, platforms=platforms)
+    ranks: dict[tags.Tag, int] = {}
+    for tag in (*own, *common):
+        ranks.setdefault(tag, len(ranks))
+    return ranks
+
+
+def choose_wheel(filenames: Iterable[str], ranks: Ranks) -> str | None:
+    """The wheel that an installer would take: best tag, then highest build number, then name.
+
+    Names that are no wheels are passed over, so that a page's whole listing can be given.
+    """
+    best: tuple[int, tuple[int, str], str] | None = None
+    for filename in sorted(filenames):
+        parts = _split(filename)
+        if parts is None:
+            continue
+        build, tag_set = parts
+        rank = min((ranks[tag] for tag in tag_set if tag in ranks), default=None)
+        if rank is None:
+            continue
+        key = (rank, (-build[0], build[1]), filename)
+        if best is None or key < best:
+            best = key
+    return None if best is None else best[2]
+
+
+def fits_platform(filename: str, platforms: Sequence[str] | None = None) -> bool:
+    """Whether a wheel can be used on this host by some interpreter."""
+    parts = _split(filename)
+    accepted = {"any", *(host_platforms() if platforms is None else platforms)}
+    return parts is not None and any(tag.platform in accepted for tag in parts[1])
+
+
+def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:
+    # By hand, because names and versions of old wheels are not in the form that parse_wheel_filename asks
+    # for, and only the tags matter here.
+    if not filename.endswith(".whl"):
+        return None
+    parts = filename.removesuffix(".whl").split("-")
+    if len(parts) not in (5, 6):
+        return None
+    build = (0, "")
+    if len(parts) == 6:
+        digits = len(parts[2]) - len(parts[2].lstrip("0123456789"))
+        if not digits:
+            return None
+        build = (int(parts[2][:digits]), parts[2][digits:])
+    return build, tags.parse_tag("-".join(parts[-3:]))
