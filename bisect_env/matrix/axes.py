@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Self
 
 from packaging.utils import canonicalize_name
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from bisect_env.matrix.dates import cutoff, days_between
 from bisect_env.matrix.grid import AxisKind, Direction
 from bisect_env.matrix.scalars import DateText, DayText, PackageName, StepText, Text, Value, VersionText
-from bisect_env.matrix.versions import Manager, Step, check_version, parse_range, same_version
+from bisect_env.matrix.versions import Manager, Step, check_version, order_key, parse_range, same_version
 
 
 class StrictModel(BaseModel):
@@ -51,23 +61,30 @@ class PackageAxis(StrictModel):
     yanked: bool = Field(default=False, description="Of a range: take withdrawn releases too.")
     direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad versions may lie.")
 
+    @field_validator("versions")
+    @classmethod
+    def _versions_make_sense(cls, versions: tuple[str, ...] | str, info: ValidationInfo) -> Any:
+        manager = info.data.get("manager", Manager.PYPI)
+        if isinstance(versions, str):
+            parse_range(versions)
+            return versions
+        for version in versions:
+            check_version(version, manager)
+        # Sorting is stable: of two equal versions the one written first comes first.
+        ordered = sorted(versions, key=lambda version: order_key(version, manager))
+        for earlier, version in itertools.pairwise(ordered):
+            if same_version(earlier, version, manager):
+                same = "stands twice" if earlier == version else f"is the same as {earlier!r}"
+                raise ValueError(f"version {version!r} {same}; remove one")
+        return versions
+
     @model_validator(mode="after")
-    def _versions_make_sense(self) -> Self:
-        if isinstance(self.versions, str):
-            parse_range(self.versions)
-            return self
+    def _range_keys_need_a_range(self) -> Self:
         extra = sorted({"step", "prereleases", "yanked"} & self.model_fields_set)
-        if extra:
+        if extra and not isinstance(self.versions, str):
             raise ValueError(
                 f"`{extra[0]}` belongs to a range, and `versions` is a list; remove it, or write a range"
             )
-        for version in self.versions:
-            check_version(version, self.manager)
-        for i, version in enumerate(self.versions):
-            for earlier in self.versions[:i]:
-                if same_version(earlier, version, self.manager):
-                    same = "stands twice" if earlier == version else f"is the same as {earlier!r}"
-                    raise ValueError(f"version {version!r} {same}; remove one")
         return self
 
     @property
@@ -94,12 +111,15 @@ class ValueAxis(StrictModel):
     )
     direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad values may lie.")
 
-    @model_validator(mode="after")
-    def _no_duplicates(self) -> Self:
-        for i, value in enumerate(self.values):
-            if value in self.values[:i]:
+    @field_validator("values")
+    @classmethod
+    def _no_duplicates(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        seen: set[str] = set()
+        for value in values:
+            if value in seen:
                 raise ValueError(f"value {value!r} stands twice; remove one")
-        return self
+            seen.add(value)
+        return values
 
     @property
     def kind(self) -> AxisKind:
@@ -135,15 +155,16 @@ class DateAxis(StrictModel):
     ] = Field(description="A list of days or instants, or {from, to, step}. A day counts whole.")
     direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad days may lie.")
 
-    @model_validator(mode="after")
-    def _no_duplicates(self) -> Self:
+    @field_validator("dates")
+    @classmethod
+    def _no_duplicates(cls, dates: tuple[str, ...] | DateRange) -> Any:
         seen: dict[datetime, str] = {}
-        for date in () if isinstance(self.dates, DateRange) else self.dates:
+        for i, date in enumerate(() if isinstance(dates, DateRange) else dates):
             earlier = seen.setdefault(cutoff(date), date)
-            if earlier is not date:
+            if len(seen) <= i:
                 same = "stands twice" if earlier == date else f"is the same as {earlier!r}"
                 raise ValueError(f"date {date!r} {same}; remove one")
-        return self
+        return dates
 
     @property
     def kind(self) -> AxisKind:

@@ -230,7 +230,9 @@ class _Validator:
 def _checked(path: Path, text: str, source: yaml_source.Source, problems: list[Problem]) -> Matrix:
     validator = _Validator(source.data, source.lines)
     parts = validator.parts()
-    problems += validator.problems
+    # What could not be read as YAML was left empty; that it is empty is not a second problem.
+    unread = {problem.line for problem in problems}
+    problems += [problem for problem in validator.problems if problem.line not in unread]
     problems += cross_checks(parts, source.lines)
     files: tuple[StudyFile, ...] = ()
     if parts.trial is not None:

@@ -14,6 +14,9 @@ from bisect_env.errors import MatrixError
 
 Path = tuple[str | int, ...]
 
+MAX_TEXT = 600
+"""Characters of one problem; a file can hold values of any length."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -28,7 +31,11 @@ class Problem:
     line: int | None = None
 
     def __str__(self) -> str:
-        return self.text if self.line is None else f"line {self.line}: {self.text}"
+        text = self.text
+        if len(text) > MAX_TEXT:
+            # The remedy stands at the end.
+            text = f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
+        return text if self.line is None else f"line {self.line}: {text}"
 
 
 def matrix_error(path: str, problems: Iterable[Problem]) -> MatrixError:
@@ -79,7 +86,18 @@ def of_validation(
         keys_at: Name of a model (pydantic's title) or tag to its keys, for near names.
         prefix: Where the validated part stands.
     """
-    return [_of_one(details, lines, keys_at, prefix) for details in error.errors(include_url=False)]
+    found = error.errors(include_url=False)
+    places = {details["loc"] for details in found}
+    return [
+        _of_one(details, lines, keys_at, prefix)
+        for details in found
+        # pydantic does not count items that are wrong themselves: a list of those is "too short" to it.
+        if details["type"] != "too_short" or not any(_below(place, details["loc"]) for place in places)
+    ]
+
+
+def _below(place: tuple[str | int, ...], loc: tuple[str | int, ...]) -> bool:
+    return len(place) > len(loc) and place[: len(loc)] == loc
 
 
 def _of_one(
@@ -128,9 +146,9 @@ def _sentence(kind: str, details: ErrorDetails) -> str:
         return f"this should be {wanted[0]}, not {shown}; {wanted[1]}"
     limits = {
         "greater_than": ("gt", "above"),
-        "greater_than_equal": ("ge", "at least"),
+        "greater_than_equal": ("ge", "of at least"),
         "less_than": ("lt", "below"),
-        "less_than_equal": ("le", "at most"),
+        "less_than_equal": ("le", "of at most"),
     }
     if kind in limits:
         key, word = limits[kind]

@@ -45,6 +45,8 @@ class Packages(StrictModel):
 
 
 def _list_is_pypi(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError(f"this should be a list, not {value!r}; write [{value}]")  # noqa: TRY004
     return {"pypi": value} if isinstance(value, list | tuple) else value
 
 

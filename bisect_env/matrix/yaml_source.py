@@ -48,7 +48,9 @@ def parse(text: str) -> Source:
         mark = error.problem_mark or error.context_mark
         reader.problem(_explain(error), mark.line + 1 if mark else None)
     except (YAMLError, RecursionError) as error:
-        reader.problem(_explain(error), None)
+        position = getattr(error, "position", None)
+        line = None if position is None else text.count("\n", 0, position) + 1
+        reader.problem(_explain(error), line)
     return Source(data, reader.lines, tuple(reader.problems))
 
 
@@ -115,6 +117,10 @@ class _Reader:
                 self.node(next(stream), stream, (*path, "?"))
                 continue
             key = str(event.value)
+            if key == "<<" and event.style is None:
+                self.problem("merge keys (<<) are not supported; write the keys out", line)
+                self.node(next(stream), stream, (*path, "?"))
+                continue
             inside = (*path, key)
             if key in items:
                 first = self.lines[inside]
