@@ -1,0 +1,1 @@
+"""One trial on this host: launch, watch, capture, classify."""

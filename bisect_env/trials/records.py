@@ -32,7 +32,7 @@ class Outcome(StrEnum):
     CUDA_INIT = "cuda-init"
     IMPORT_ERROR = "import-error"
     EXIT_FAIL = "exit-fail"
-    PASS = "pass"  # noqa: S105
+    PASS = "pass"
 
 
 class Evidence(StrEnum):

@@ -1,0 +1,85 @@
+"""The environment variables that a trial sees: built from an allow-list, never inherited whole.
+
+Dask puts `OMP_NUM_THREADS=1`, `MALLOC_TRIM_THRESHOLD_` and a fixed `PYTHONHASHSEED` into its workers, an
+activated virtual environment leaks its path, and a token in a shell is nobody's business: what is not named
+here does not reach the script unless the matrix sets it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+PASSED = frozenset(
+    {
+        # Who and where: scripts read data sets and model caches below HOME.
+        *("HOME", "USER", "LOGNAME", "SHELL", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+        *("LANG", "LANGUAGE", "TZ"),
+        # How this host reaches the network.
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"),
+    }
+)
+"""Variables that are handed on as they are; so are those that begin with `LC_`."""
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""What a login shell starts with where PATH is not set."""
+
+TRIAL_ID = "BISECT_ENV_TRIAL_ID"
+"""Names the trial in every process it starts, for whoever looks at a host's process list."""
+
+
+def child_env(
+    outer: Mapping[str, str],
+    *,
+    prefix_bin: Path,
+    tmp: Path,
+    hash_seed: int,
+    trial_id: str,
+    gpus: Sequence[str] = (),
+    own_bin: Path | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The whole environment of one trial.
+
+    Args:
+        outer: The worker's own environment.
+        prefix_bin: The prefix's directory of commands; first on PATH.
+        tmp: Private directory for temporary files.
+        hash_seed: `PYTHONHASHSEED`; random per trial and recorded, so that a trial can be repeated.
+        trial_id: Of the trial.
+        gpus: UUIDs of the GPUs that the trial may see. With none, it sees none: a script that quietly uses a
+            GPU that another trial was given would spoil both.
+        own_bin: Directory of this program's own commands, taken out of PATH: a `pytest` that the prefix
+            lacks must be missing, not run under our interpreter.
+        extra: The matrix's `trial.env` and `BISECT_ENV_<AXIS>`; wins over everything.
+    """
+    env = {name: value for name, value in outer.items() if name in PASSED or name.startswith("LC_")}
+    if not {"LANG", "LC_ALL", "LC_CTYPE"} & env.keys():
+        env["LANG"] = "C.UTF-8"
+    env["PATH"] = child_path(outer.get("PATH", DEFAULT_PATH), prefix_bin, own_bin)
+    env["TMPDIR"] = str(tmp)
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    env["PYTHONFAULTHANDLER"] = "1"
+    env["PYTHONHASHSEED"] = str(hash_seed)
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # prefixes are shared between trials: none may change one
+    env["PYTHONNOUSERSITE"] = "1"
+    # Lines that a crash would lose in a pipe's block buffer appear, as they do on the terminal where the
+    # crash was first seen; patterns on the output need them.
+    env["PYTHONUNBUFFERED"] = "1"
+    env[TRIAL_ID] = trial_id
+    env.update(extra or {})
+    return env
+
+
+def child_path(path: str, prefix_bin: Path, own_bin: Path | None) -> str:
+    """PATH with the prefix's commands first and this program's own left out."""
+    kept = (part for part in path.split(os.pathsep) if part and part != str(own_bin))
+    return os.pathsep.join(_unique([str(prefix_bin), *kept]))
+
+
+def _unique(parts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(parts))

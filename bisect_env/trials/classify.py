@@ -1,0 +1,332 @@
+"""What one process did, decided from its exit record alone: named rules, first match wins.
+
+The order is that of the table in `docs/reference/outcomes.md`. Rules that read text look at the last words
+of a process that failed by itself, never at the whole output: a handled error explains nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bisect_env.trials.cuda_errors import find_cuda_error
+from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.records import Outcome, Phase
+from bisect_env.trials.tracebacks import Traceback, final_traceback, parse_fatal_dump
+
+LAST_WORDS = 40
+"""Lines at the end of the output in which a process without a traceback says why it fails."""
+LINE_LIMIT = 2000
+"""Characters of a line that are looked at: an endless line must not cost endless time."""
+BUSY_RATE = 0.1
+"""CPUs in use before the deadline above which a hang is a busy loop; on a crowded host it gets few."""
+NOTED_STRAYS = "left {} running, ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What a process did.
+
+    Attributes:
+        outcome: The fact.
+        detail: One line for people: why.
+        phase: Where in its life it ended, as far as known.
+        signal: The signal that ended it, or 0.
+    """
+
+    outcome: Outcome
+    detail: str
+    phase: Phase = Phase.UNKNOWN
+    signal: int = 0
+
+
+Rule = Callable[[ExitRecord], Classification | None]
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV` for 11; real-time signals by number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_words(record: ExitRecord) -> str:
+    """The text in which a failed process says why.
+
+    Its final traceback, else the end of its output; with a signal, what came before faulthandler's dump,
+    which may be longer than anything worth reading.
+    """
+    if record.signal:
+        return _tail(_before_dump(record.stderr), LAST_WORDS)
+    traceback = final_traceback(record.stderr)
+    if traceback is not None:
+        return traceback.text
+    return _tail(record.stderr if record.stderr.strip() else record.stdout, LAST_WORDS)
+
+
+def _before_dump(stderr: str) -> str:
+    before, mark, _ = stderr.rpartition("Fatal Python error: ")
+    return before if mark else stderr
+
+
+def harness_error(record: ExitRecord) -> Classification | None:
+    """The process could not be started or ended for a reason that is not the script's."""
+    if record.stage in ("setup", "chdir") or (record.stage and record.errno in _RESOURCES):
+        return Classification(
+            Outcome.HARNESS_ERROR, f"cannot start a process: {os.strerror(record.errno)}", Phase.START
+        )
+    return None
+
+
+_RESOURCES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO})
+
+
+def _cuda_rule(*outcomes: Outcome) -> Rule:
+    def rule(record: ExitRecord) -> Classification | None:
+        # A signal other than SIGABRT has its own cause; SIGABRT is how an uncaught C++ exception ends.
+        if not record.failed_alone or record.signal not in (0, signal.SIGABRT):
+            return None
+        error = find_cuda_error(last_words(record))
+        if error is None or error.outcome not in outcomes:
+            return None
+        phase = _phase(record)
+        return Classification(
+            error.outcome, f"CUDA error {error.number} ({error.runtime}): {error.text}", phase, record.signal
+        )
+
+    return rule
+
+
+gpu_lost = _cuda_rule(Outcome.GPU_LOST)
+"""The GPU went away or is sick."""
+unsupported = _cuda_rule(Outcome.UNSUPPORTED)
+"""This driver or GPU cannot run that build."""
+cuda_failure = _cuda_rule(Outcome.CUDA_FAULT, Outcome.CUDA_OOM, Outcome.CUDA_INIT)
+"""A failure that a CUDA library names; one error cannot be two of these, so their order is nothing."""
+
+
+def killed_external(record: ExitRecord) -> Classification | None:
+    """Somebody else sent SIGKILL or SIGTERM, and not the kernel for lack of memory."""
+    if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not record.oom_kills:
+        name = signal_name(record.signal)
+        return Classification(
+            Outcome.KILLED_EXTERNAL, f"{name}, not sent by us", Phase.UNKNOWN, record.signal
+        )
+    return None
+
+
+_DISK = re.compile(
+    r"\[Errno (?:28|5|116)\]|No space left on device|Input/output error|Stale (?:NFS )?file handle|ENOSPC"
+)
+
+
+def disk_full(record: ExitRecord) -> Classification | None:
+    """The final exception, or the last words, name ENOSPC, EIO or ESTALE."""
+    if not record.failed_alone:
+        return None
+    traceback = final_traceback(record.stderr)
+    text = f"{traceback.exception}: {traceback.message}" if traceback else _tail(record.stderr, 3)
+    match = _DISK.search(text)
+    return Classification(Outcome.DISK_FULL, f"disk: {match[0]}") if match else None
+
+
+def skip(record: ExitRecord) -> Classification | None:
+    """Exit code 125: the script says that nothing can be learnt here (git's convention)."""
+    if record.failed_alone and record.returncode == 125:
+        return Classification(Outcome.SKIP, "exit code 125")
+    return None
+
+
+_NO_SCRIPT = re.compile(
+    r"can't open file '.*|can't find '__main__' module in .*|is a directory, cannot continue"
+)
+_SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError)\b.*")
+_LOADER = re.compile(r"symbol lookup error:.*|error while loading shared libraries:.*")
+
+
+def not_runnable(record: ExitRecord) -> Classification | None:
+    """The command, or the script itself, cannot be run at all."""
+    if record.stage:
+        why = "command not found" if record.stage == "lookup" else os.strerror(record.errno)
+        return Classification(Outcome.NOT_RUNNABLE, f"cannot execute the command: {why}", Phase.START)
+    if not record.failed_alone or _LOADER.search(_tail(record.stderr, 3)):
+        return None  # the dynamic loader exits with 127 too: that is an import that fails
+    if record.returncode in (126, 127):
+        return Classification(Outcome.NOT_RUNNABLE, f"exit code {record.returncode}", Phase.START)
+    return _script_unusable(record)
+
+
+def _script_unusable(record: ExitRecord) -> Classification | None:
+    if record.returncode in (1, 2) and (match := _NO_SCRIPT.search(_tail(record.stderr, 3))):
+        return Classification(Outcome.NOT_RUNNABLE, match[0], Phase.START)
+    # The script's own syntax error has no "Traceback" line: no frame had been entered. One in an imported
+    # module has.
+    lines = _tail(record.stderr, LAST_WORDS).splitlines()
+    if record.returncode == 1 and lines and (match := _SYNTAX.match(lines[-1])):
+        block = next((i for i in range(len(lines) - 1, -1, -1) if lines[i].startswith('  File "')), None)
+        if block is not None and final_traceback(record.stderr) is None:
+            return Classification(Outcome.NOT_RUNNABLE, f"the script: {match[0]}", Phase.START)
+    return None
+
+
+def host_oom(record: ExitRecord) -> Classification | None:
+    """The kernel killed it for lack of memory."""
+    if not record.killed_by_us and record.signal == signal.SIGKILL and record.oom_kills:
+        return Classification(
+            Outcome.HOST_OOM, "killed by the kernel for lack of memory", Phase.UNKNOWN, record.signal
+        )
+    return None
+
+
+def hang(record: ExitRecord) -> Classification | None:
+    """The deadline passed."""
+    if not record.timed_out:
+        return None
+    kind = "idle" if record.cpu_rate is not None and record.cpu_rate < BUSY_RATE else "busy-cpu"
+    if record.cpu_rate is None:
+        kind = "not measured"
+    detail = f"hang ({kind}) at the deadline"
+    if record.unended:
+        detail += f"; {_processes(record.unended)} cannot be killed"
+    return Classification(Outcome.HANG, detail, _phase(record))
+
+
+def crash(record: ExitRecord) -> Classification | None:
+    """A signal that the process brought on itself."""
+    if not record.signal or record.killed_by_us:
+        return None
+    phase = _phase(record)
+    where = "" if phase is Phase.UNKNOWN else f" in {phase}"
+    cause = abort_cause(record.stderr) if record.signal == signal.SIGABRT else ""
+    detail = f"{signal_name(record.signal)}{where}" + (f": {cause}" if cause else "")
+    return Classification(Outcome.CRASH, detail, phase, record.signal)
+
+
+_ABORT = re.compile(
+    r"^(?:"
+    # C++'s terminate handler; assert() in C; glibc's fortify and heap checks; Python's own fatal errors.
+    r"terminate called .*"
+    r"|.*: Assertion [`'].*' failed\.?"
+    r"|\*\*\* .* \*\*\*.*"
+    r"|.*\b(?:free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): .*"
+    r"|.*\b(?:corrupted |double free ).*"
+    r"|Fatal Python error: (?!Aborted).*"
+    r")$",
+    re.MULTILINE,
+)
+
+
+def abort_cause(stderr: str) -> str:
+    """The line in which a library says why it calls abort(), or ""."""
+    found = _ABORT.findall(_tail(_before_dump(stderr), LAST_WORDS))
+    return str(found[-1]).strip() if found else ""
+
+
+def import_error(record: ExitRecord) -> Classification | None:
+    """An exception while importing, or a symbol that the loader does not find: where ABI breaks show."""
+    if not record.failed_alone or record.signal:
+        return None
+    if match := _LOADER.search(_tail(record.stderr, 3)):
+        return Classification(Outcome.IMPORT_ERROR, match[0], Phase.IMPORT)
+    if record.returncode == 1 and (match := _NO_MODULE.search(_tail(record.stderr, 1))):
+        return Classification(Outcome.IMPORT_ERROR, match[0], Phase.IMPORT)
+    traceback = final_traceback(record.stderr)
+    if record.returncode == 1 and traceback is not None and _is_import_failure(traceback):
+        return Classification(Outcome.IMPORT_ERROR, _one_line(traceback), Phase.IMPORT)
+    if match := _COLLECTING.search(record.stdout):
+        return Classification(Outcome.IMPORT_ERROR, match[0], Phase.IMPORT)
+    return None
+
+
+_NO_MODULE = re.compile(r": (No module named .*|Error while finding module specification for .*)$")
+_COLLECTING = re.compile(r"^ImportError while (?:importing test module|loading conftest) .*$", re.MULTILINE)
+
+
+def _is_import_failure(traceback: Traceback) -> bool:
+    return (
+        traceback.exception in ("ImportError", "ModuleNotFoundError")
+        or "undefined symbol" in traceback.message
+        or traceback.while_importing
+    )
+
+
+def exit_fail(record: ExitRecord) -> Classification | None:
+    """Any other exit code, or an uncaught exception."""
+    if record.returncode is None or record.returncode <= 0:
+        return None
+    traceback = final_traceback(record.stderr)
+    if record.returncode == 1 and traceback is not None:
+        return Classification(Outcome.EXIT_FAIL, _one_line(traceback), Phase.BODY)
+    detail = f"exit code {record.returncode}"
+    if 128 < record.returncode <= 128 + signal.NSIG:
+        # What a shell makes of its child's signal; `exit(139)` looks the same, so it is not called a crash.
+        detail += f" (a shell reports {signal_name(record.returncode - 128)} so)"
+    return Classification(Outcome.EXIT_FAIL, detail)
+
+
+def passed(record: ExitRecord) -> Classification | None:
+    """Exit code 0."""
+    return Classification(Outcome.PASS, "exit code 0") if record.returncode == 0 else None
+
+
+RULES: tuple[Rule, ...] = (
+    harness_error,
+    gpu_lost,
+    killed_external,
+    disk_full,
+    unsupported,
+    skip,
+    not_runnable,
+    host_oom,
+    hang,
+    cuda_failure,
+    crash,
+    import_error,
+    exit_fail,
+    passed,
+)
+"""In order of precedence. CUDA failures stand before crashes because an abort that names one is one."""
+
+
+def classify(record: ExitRecord) -> Classification:
+    """What a process did; every record has an answer."""
+    for rule in RULES:
+        found = rule(record)
+        if found is not None:
+            return _with_strays(found, record)
+    return Classification(Outcome.HARNESS_ERROR, "the process ended in a way that no rule knows")
+
+
+def _with_strays(found: Classification, record: ExitRecord) -> Classification:
+    if not record.strays or record.killed_by_us:
+        return found
+    note = NOTED_STRAYS.format(_processes(record.strays))
+    return Classification(found.outcome, f"{found.detail}; {note}", found.phase, found.signal)
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _phase(record: ExitRecord) -> Phase:
+    dump = parse_fatal_dump(record.stderr)
+    if dump is not None:
+        return dump.phase
+    traceback = final_traceback(record.stderr)
+    if traceback is None or record.signal:
+        return Phase.UNKNOWN
+    return Phase.IMPORT if traceback.while_importing else Phase.BODY
+
+
+def _one_line(traceback: Traceback) -> str:
+    return f"{traceback.exception}: {traceback.message}" if traceback.message else traceback.exception
+
+
+def _tail(text: str, lines: int) -> str:
+    end = text[-lines * LINE_LIMIT :].rstrip()
+    return "\n".join(line[-LINE_LIMIT:] for line in end.splitlines()[-lines:])

@@ -1,0 +1,51 @@
+"""What was seen of one process, before anyone says what it means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRecord:
+    """The facts about one process that classification looks at.
+
+    Attributes:
+        returncode: As `subprocess` gives it, negative for a signal; None when the process never started or
+            could not be ended.
+        stage: Where starting failed (`setup`, `chdir`, `exec`, `lookup`), or "".
+        errno: Why starting failed, or 0.
+        timed_out: The deadline passed before the process ended.
+        killed_by_us: We sent a signal before it ended.
+        cpu_rate: CPUs it kept busy just before the deadline; None when not measured.
+        oom_kills: Kills for lack of memory that the cgroup counted while it ran.
+        strays: Processes that outlived it and that we ended.
+        unended: Processes that even SIGKILL did not end (held by a driver).
+        duration: Seconds from exec to end.
+        stdout: Kept part, decoded.
+        stderr: Kept part, decoded.
+        stacks: What the deadline's stack hook returned, or "".
+    """
+
+    returncode: int | None
+    stage: str = ""
+    errno: int = 0
+    timed_out: bool = False
+    killed_by_us: bool = False
+    cpu_rate: float | None = None
+    oom_kills: int = 0
+    strays: int = 0
+    unended: int = 0
+    duration: float = 0.0
+    stdout: str = ""
+    stderr: str = ""
+    stacks: str = ""
+
+    @property
+    def signal(self) -> int:
+        """The signal that ended it, or 0."""
+        return -self.returncode if self.returncode is not None and self.returncode < 0 else 0
+
+    @property
+    def failed_alone(self) -> bool:
+        """It ended by itself, and not with success."""
+        return self.returncode not in (None, 0) and not self.killed_by_us

@@ -1,0 +1,193 @@
+"""One trial on this host, from its spec to its record."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bisect_env.trials.child_env import child_env
+from bisect_env.trials.classify import Classification, classify
+from bisect_env.trials.command import resolve_program
+from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.launch import TrialCancelledError, run_process
+from bisect_env.trials.launcher import Launch
+from bisect_env.trials.records import Outcome, Phase, TrialRecord, TrialSpec
+from bisect_env.trials.signature import signature
+from bisect_env.trials.tracebacks import final_traceback, parse_fatal_dump
+from bisect_env.trials.workdir import work_dir
+
+STACK_LIMIT = 100_000
+"""Characters kept of a stack."""
+PRECEDENCE = {outcome: rank for rank, outcome in enumerate(Outcome)}
+"""Which of several copies speaks for the trial: the first in the order of `Outcome`."""
+
+__all__ = ["TrialCancelledError", "harness_error_record", "run_trial"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where and with what a trial runs; the same for all its copies."""
+
+    prefix: Path
+    python: Path
+    gpus: Sequence[str]
+    cpus: Collection[int]
+    cancelled: Callable[[], bool]
+    on_deadline: Callable[[int], str]
+
+
+def run_trial(
+    spec: TrialSpec,
+    prefix: Path,
+    *,
+    python: Path | None = None,
+    gpus: Sequence[str] = (),
+    cpus: Collection[int] = (),
+    cancelled: Callable[[], bool] = lambda: False,
+    worker: str = "",
+    on_deadline: Callable[[int], str] = lambda _pid: "",
+) -> TrialRecord:
+    """Run a trial and classify it. Safe to call from several threads at once.
+
+    Each copy gets its own working directory, session and supervisor; nothing of any is left when this
+    returns or raises.
+
+    Args:
+        spec: What to run.
+        prefix: Directory of the environment, with `bin/`.
+        python: Its interpreter; `bin/python` when not given.
+        gpus: UUIDs of the GPUs that the trial may see.
+        cpus: CPUs that it may use; empty means those of this process.
+        cancelled: Looked at ten times a second.
+        worker: Name of the worker, for the record.
+        on_deadline: Takes the stacks of a hanging process, by its id, before it is aborted.
+
+    Returns:
+        The record; a failure of our own is one too, with outcome `harness-error`.
+
+    Raises:
+        TrialCancelledError: `cancelled` said so, and everything is ended.
+    """
+    started_at = datetime.now(UTC)
+    clock = time.monotonic()
+    place = _Place(prefix, python or prefix / "bin" / "python", gpus, cpus, cancelled, on_deadline)
+    try:
+        exits = _run_copies(spec, place)
+        record = _record(spec, exits, started_at, time.monotonic() - clock)
+    except TrialCancelledError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the outermost frame of a trial: a defect of ours must become
+        # a loud, void record here. Raised further it would look like a lost worker, and be tried for ever.
+        record = harness_error_record(spec, error, started_at)
+    return replace(record, worker=worker, gpu=",".join(gpus))
+
+
+def harness_error_record(
+    spec: TrialSpec, error: BaseException, started_at: datetime | None = None
+) -> TrialRecord:
+    """The record of a trial that our own code failed to run."""
+    text = "".join(traceback.format_exception(error))
+    return TrialRecord(
+        trial_id=spec.trial_id,
+        combination=spec.combination,
+        lock_hash=spec.lock_hash,
+        outcome=Outcome.HARNESS_ERROR,
+        detail=f"{type(error).__name__}: {error}".splitlines()[0],
+        returncode=None,
+        phase=Phase.UNKNOWN,
+        started_at=started_at or datetime.now(UTC),
+        duration=0.0,
+        stack=text[-STACK_LIMIT:],
+        hash_seed=spec.hash_seed,
+        copies={Outcome.HARNESS_ERROR: spec.concurrency},
+        host=socket.gethostname(),
+    )
+
+
+def _run_copies(spec: TrialSpec, place: _Place) -> list[ExitRecord]:
+    if spec.concurrency == 1:
+        return [_run_copy(spec, place)]
+    with ThreadPoolExecutor(spec.concurrency, thread_name_prefix="trial-copy") as pool:
+        copies = [pool.submit(_run_copy, spec, place) for _ in range(spec.concurrency)]
+    return [copy.result() for copy in copies]
+
+
+def _run_copy(spec: TrialSpec, place: _Place) -> ExitRecord:
+    with work_dir(spec.files) as directory:
+        env = child_env(
+            os.environ,
+            prefix_bin=place.prefix / "bin",
+            tmp=directory.tmp,
+            hash_seed=spec.hash_seed,
+            trial_id=spec.trial_id,
+            gpus=place.gpus,
+            own_bin=None if sys.prefix == sys.base_prefix else Path(sys.prefix, "bin"),
+            extra=spec.env,
+        )
+        program = resolve_program(
+            spec.command[0], prefix_bin=place.prefix / "bin", python=place.python, path=env["PATH"]
+        )
+        if program is None:
+            return ExitRecord(returncode=None, stage="lookup")
+        return run_process(
+            Launch([program, *spec.command[1:]], env, directory.work, cpus=sorted(place.cpus)),
+            timeout=spec.timeout,
+            output_limit=spec.output_limit,
+            cancelled=place.cancelled,
+            on_deadline=place.on_deadline,
+        )
+
+
+def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elapsed: float) -> TrialRecord:
+    found = [(classify(one), one) for one in exits]
+    chosen, one = min(found, key=lambda pair: PRECEDENCE[pair[0].outcome])
+    counts = Counter(classification.outcome for classification, _ in found)
+    return TrialRecord(
+        trial_id=spec.trial_id,
+        combination=spec.combination,
+        lock_hash=spec.lock_hash,
+        outcome=chosen.outcome,
+        detail=_detail(chosen, counts, spec),
+        returncode=one.returncode,
+        phase=chosen.phase,
+        started_at=started_at,
+        # Of the script alone, without our own preparation; of several copies, the whole.
+        duration=one.duration if len(exits) == 1 and one.duration else elapsed,
+        stdout=one.stdout,
+        stderr=one.stderr,
+        stack=_stack(one)[-STACK_LIMIT:],
+        signature=signature(one, chosen),
+        killed_by_us=one.killed_by_us,
+        hash_seed=spec.hash_seed,
+        copies={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
+        host=socket.gethostname(),
+    )
+
+
+def _detail(chosen: Classification, counts: Counter[Outcome], spec: TrialSpec) -> str:
+    if chosen.outcome is Outcome.NOT_RUNNABLE and chosen.phase is Phase.START:
+        detail = f"{spec.command[0]}: {chosen.detail}"
+    else:
+        detail = chosen.detail
+    if spec.concurrency > 1:
+        detail += f" ({counts[chosen.outcome]} of {spec.concurrency} copies)"
+    return detail
+
+
+def _stack(record: ExitRecord) -> str:
+    """The stack that explains a failure; a passing process has none, whatever it logged."""
+    if record.returncode == 0 and not record.timed_out:
+        return ""
+    dump = parse_fatal_dump(record.stderr)
+    final = final_traceback(record.stderr)
+    text = dump.text if dump is not None else final.text if final is not None else ""
+    return "\n".join(part for part in (record.stacks, text) if part)

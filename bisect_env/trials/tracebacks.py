@@ -1,0 +1,242 @@
+"""Reading what CPython (2.7 and later) prints when it fails: tracebacks and faulthandler's dumps."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bisect_env.trials.records import Phase
+
+_HEADER = re.compile(r"^[ |+]*(?:Exception Group )?Traceback \(most recent call last\):$")
+_FRAME = re.compile(r'^\s+(?:\| )?File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+_FINAL = re.compile(r"^[ |]*(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
+_FATAL = re.compile(
+    r"^(?:Fatal Python error: |Fatal Python error in |Windows fatal exception: )(?P<reason>.*)$"
+)
+_THREAD = re.compile(r"^(?P<which>Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+_DUMP_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One Python frame."""
+
+    function: str
+    file: str
+    line: int = 0
+    source: str = ""
+    """The line of code, where the interpreter could read it."""
+
+    @property
+    def is_importlib(self) -> bool:
+        """Whether it belongs to the import system itself."""
+        return self.file.startswith(("<frozen importlib", "<frozen zipimport"))
+
+    @property
+    def is_module(self) -> bool:
+        """Whether it is the top level of a file (not of `exec` or `-c`)."""
+        return self.function == "<module>" and not self.file.startswith("<")
+
+
+class Origin(StrEnum):
+    """Who printed a traceback."""
+
+    UNCAUGHT = "uncaught"
+    """The interpreter on its way out, or code that logs."""
+    ASIDE = "aside"
+    """A thread, a destructor or an atexit handler: the process went on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traceback:
+    """One exception as printed.
+
+    Attributes:
+        frames: Most recent call first.
+        exception: Its type as printed, `torch.OutOfMemoryError`.
+        message: First line of its message.
+        origin: Who printed it.
+        text: From the first exception of its chain to the end of the message.
+    """
+
+    frames: tuple[Frame, ...]
+    exception: str
+    message: str
+    origin: Origin
+    text: str
+
+    @property
+    def while_importing(self) -> bool:
+        """Whether a module's top level was being executed by an import.
+
+        The interpreter takes the import system's own frames out of a traceback. What stays is the top level
+        of an imported file, called from another frame: the outermost frame alone is the script itself.
+        """
+        if any(frame.is_importlib for frame in self.frames):
+            return True
+        # A top level that was reached through `exec` (coverage, runpy) is a script, not an import.
+        return any(
+            frame.is_module and (not caller.source or "import" in caller.source)
+            for frame, caller in itertools.pairwise(self.frames)
+            if not _is_runpy(caller)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """One thread of a faulthandler dump; frames most recent call first."""
+
+    current: bool
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FatalDump:
+    """What faulthandler printed on a fatal signal.
+
+    Attributes:
+        reason: `Segmentation fault`, `Aborted`…
+        threads: In the order printed; the one that got the signal is `current`.
+        text: The dump as printed.
+    """
+
+    reason: str
+    threads: tuple[ThreadStack, ...]
+    text: str
+
+    @property
+    def current(self) -> ThreadStack | None:
+        """The thread that got the signal."""
+        return next((thread for thread in self.threads if thread.current), None)
+
+    @property
+    def phase(self) -> Phase:
+        """Where the process was, as far as the stacks tell.
+
+        As long as the script's top level runs, some thread has it as its outermost frame. Once none has, the
+        interpreter is on its way out: atexit handlers and destructors are called from no frame.
+        """
+        stacks = [thread.frames for thread in self.threads if thread.frames]
+        if not stacks or self.current is None:
+            return Phase.UNKNOWN
+        if not any(_is_top_level(frames[-1]) for frames in stacks):
+            return Phase.TEARDOWN
+        return Phase.IMPORT if any(frame.is_importlib for frame in self.current.frames) else Phase.BODY
+
+
+def _is_runpy(frame: Frame) -> bool:
+    return frame.file.startswith("<frozen runpy") or frame.file.endswith("/runpy.py")
+
+
+def _is_top_level(frame: Frame) -> bool:
+    return frame.function == "<module>" or frame.function == "_run_module_as_main"
+
+
+def parse_tracebacks(text: str) -> list[Traceback]:
+    """Every traceback in an output, in order; chained exceptions are one, that of the last."""
+    lines = text.splitlines()
+    found: list[Traceback] = []
+    chain_start: int | None = None
+    position = 0
+    while position < len(lines):
+        if not _HEADER.match(lines[position]):
+            position += 1
+            continue
+        start = position if chain_start is None else chain_start
+        frames, end = _frames(lines, position + 1)
+        final = _FINAL.match(lines[end]) if end < len(lines) else None
+        position = end
+        if final is None:
+            chain_start = None
+            continue
+        position += 1
+        following = _chained_to(lines, position)
+        if following is not None:
+            chain_start, position = start, following
+            continue
+        stop = _end_of_message(lines, position)
+        found.append(
+            Traceback(
+                frames=tuple(reversed(frames)),
+                exception=final["type"],
+                message=final["message"] or "",
+                origin=_origin(lines, start),
+                text="\n".join(lines[start:stop]),
+            )
+        )
+        chain_start = None
+    return found
+
+
+def _frames(lines: list[str], position: int) -> tuple[list[Frame], int]:
+    """Frames from here on, and where the first line that is not indented is."""
+    frames = []
+    while position < len(lines) and (lines[position].startswith(" ") or not lines[position]):
+        match = _FRAME.match(lines[position])
+        if match:
+            following = lines[position + 1] if position + 1 < len(lines) else ""
+            source = following.strip() if following.startswith("    ") else ""
+            frames.append(Frame(match["function"] or "<module>", match["file"], int(match["line"]), source))
+        position += 1
+    return frames, position
+
+
+def _chained_to(lines: list[str], position: int) -> int | None:
+    """Where the next traceback of the same chain begins, if there is one."""
+    end = _end_of_message(lines, position)
+    for index in range(position, end):
+        if lines[index].startswith(_CHAIN):
+            return next((i for i in range(index, len(lines)) if _HEADER.match(lines[i])), None)
+    return None
+
+
+def _end_of_message(lines: list[str], position: int) -> int:
+    """Messages have no closing mark: they end where another traceback, a dump or the output does."""
+    while position < len(lines) and not (_HEADER.match(lines[position]) or _FATAL.match(lines[position])):
+        position += 1
+    return position
+
+
+def _origin(lines: list[str], start: int) -> Origin:
+    before = lines[start - 1] if start else ""
+    aside = ("Exception ignored ", "Exception in thread ", "Error in atexit", "Unhandled exception in thread")
+    return Origin.ASIDE if before.startswith(aside) else Origin.UNCAUGHT
+
+
+def final_traceback(text: str) -> Traceback | None:
+    """The last traceback that can be why the process ended."""
+    return next((t for t in reversed(parse_tracebacks(text)) if t.origin is Origin.UNCAUGHT), None)
+
+
+def parse_fatal_dump(text: str) -> FatalDump | None:
+    """The last of faulthandler's dumps in an output."""
+    lines = text.splitlines()
+    starts = [i for i, line in enumerate(lines) if _FATAL.match(line)]
+    if not starts:
+        return None
+    start = starts[-1]
+    header = _FATAL.match(lines[start])
+    assert header is not None
+    threads: list[ThreadStack] = []
+    current, inside, end = False, False, start + 1
+    frames: list[Frame] = []
+    for index in range(start + 1, len(lines)):
+        line = lines[index]
+        if match := _THREAD.match(line):
+            if inside:
+                threads.append(ThreadStack(current, tuple(frames)))
+            inside, current, frames = True, match["which"] == "Current thread", []
+        elif inside and (match := _DUMP_FRAME.match(line)):
+            number = int(match["line"]) if match["line"].isdigit() else 0
+            frames.append(Frame(match["function"], match["file"], number))
+        elif line and not line.startswith(
+            (" ", "<", "Extension modules", "Current thread's C stack", "Python runtime")
+        ):
+            break
+        end = index + 1
+    if inside:
+        threads.append(ThreadStack(current, tuple(frames)))
+    return FatalDump(header["reason"], tuple(threads), "\n".join(lines[start:end]).rstrip())
