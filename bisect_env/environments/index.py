@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import requests
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pypi_simple import (
+    ACCEPT_JSON_PREFERRED,
     DistributionPackage,
-    NoSuchProjectError,
     ProjectPage,
-    PyPISimple,
+    RepositoryPage,
     UnsupportedContentTypeError,
     UnsupportedRepoVersionError,
 )
@@ -27,27 +27,10 @@ from bisect_env.environments.interpreters import Interpreters, machine_interpret
 from bisect_env.environments.settings import configured_index, without_credentials
 from bisect_env.environments.wheels import fits_platform
 from bisect_env.errors import IndexUnavailableError, UsageError
+from bisect_env.matrix.catalogue import Release
+from bisect_env.matrix.versions import Manager
 
 _TIMEOUT = (10.0, 30.0)  # seconds to connect, and between two pieces of an answer
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """One version of a package, as far as an index tells.
-
-    Attributes:
-        version: As the index writes it.
-        uploaded: When its first file appeared (UTC); None where the index keeps no dates.
-        yanked: Whether every file was withdrawn.
-        requires_python: Its demand on Python, if it states one.
-        has_wheel: Whether one of its wheels can be used on this host's platform by some Python.
-    """
-
-    version: str
-    uploaded: datetime | None
-    yanked: bool
-    requires_python: str | None
-    has_wheel: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +82,30 @@ class PypiCatalogue:
         self._lock = threading.Lock()
         self._pages: dict[tuple[str, str], tuple[IndexFile, ...]] = {}
 
-    def versions(self, package: str, *, manager: str = "pypi", index: str | None = None) -> list[Release]:
+    def versions(
+        self, package: str, *, manager: Manager = Manager.PYPI, index: str | None = None
+    ) -> list[Release]:
         """Every release of a package, oldest version first, withdrawn and pre-releases included.
 
-        Versions that PEP 440 cannot order are left out: no requirement could name them.
+        Versions that PEP 440 cannot order are left out: no requirement could name them. `uploaded` is the
+        time of a release's first file, and `has_wheel` means one that this host's platform can use.
+
+        Returns:
+            The releases; none when the index does not know the package.
 
         Raises:
-            PackageNotFoundError: The index does not know the package.
             IndexUnavailableError: The index does not answer, or not like an index.
             UsageError: Another manager than `pypi` is asked for.
         """
-        if manager != "pypi":
+        if manager is not Manager.PYPI:
             raise UsageError(
-                f"versions of {package} cannot be listed for the manager {manager!r}",
+                f"versions of {package} cannot be listed with {manager}",
                 remedy="give that axis a list of versions",
             )
-        return releases(self.files(package, index=index))
+        try:
+            return releases(self.files(package, index=index))
+        except PackageNotFoundError:
+            return []
 
     def files(self, package: str, *, index: str | None = None) -> tuple[IndexFile, ...]:
         """Every file of a package, in the index's order.
@@ -127,11 +118,11 @@ class PypiCatalogue:
         key = (base, canonicalize_name(package))
         with self._lock:
             if key not in self._pages:
-                self._pages[key] = _index_files(self._page(base, package))
+                self._pages[key] = self._page(base, package)
             return self._pages[key]
 
-    def python_versions(self) -> list[Release]:
-        """Pythons that a prefix could have, oldest first.
+    def python_versions(self) -> list[str]:
+        """Pythons that an environment could have, oldest first.
 
         All that are installed here, and of the minor versions that are not, the newest that uv could fetch:
         asking for 3.11 means the interpreter that is here, not one that has to be fetched.
@@ -140,20 +131,15 @@ class PypiCatalogue:
         here = {found.version for found in interpreters.installed() if found.final}
         minors = {version.rpartition(".")[0] for version in here}
         there = {v for v in uv_python_versions() if v.rpartition(".")[0] not in minors}
-        return [
-            Release(version, uploaded=None, yanked=False, requires_python=None, has_wheel=True)
-            for version in sorted(here | there, key=Version)
-        ]
+        return sorted(here | there, key=Version)
 
-    def _page(self, base: str, package: str) -> ProjectPage:
+    def _page(self, base: str, package: str) -> tuple[IndexFile, ...]:
         shown = without_credentials(base)
         try:
             if urlsplit(base).scheme == "file":
                 return _local_page(base, package)
-            with requests.Session() as session:
-                client = PyPISimple(base.rstrip("/") + "/", session=session)
-                return client.get_project_page(package, timeout=self._timeout)
-        except (NoSuchProjectError, FileNotFoundError):
+            return _web_page(base, package, self._timeout)
+        except FileNotFoundError:
             raise _not_found(package, shown) from None
         except (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, KeyError) as error:
             # requests.JSONDecodeError and pydantic's errors are ValueErrors.
@@ -193,12 +179,45 @@ def releases(files: Iterable[IndexFile]) -> list[Release]:
     ]
 
 
-def _index_files(page: ProjectPage) -> tuple[IndexFile, ...]:
-    return tuple(_index_file(p) for p in page.packages if p.package_type in ("wheel", "sdist") and p.version)
+def _web_page(base: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
+    url = f"{base.rstrip('/')}/{canonicalize_name(package)}/"
+    answer = requests.get(url, headers={"Accept": ACCEPT_JSON_PREFERRED}, timeout=timeout)
+    if answer.status_code == requests.codes.not_found:
+        raise FileNotFoundError(url)
+    answer.raise_for_status()
+    kind, _, parameters = answer.headers.get("content-type", "text/html").partition(";")
+    if kind.strip().endswith("html"):
+        # Without a stated character set requests would assume Latin 1, where pages say their own.
+        return _html_files(package, answer.content, answer.url, answer.encoding if parameters else None)
+    page = ProjectPage.from_response(answer, package)
+    return tuple(_index_file(p, p.upload_time) for p in page.packages if _is_release(p))
 
 
-def _index_file(package: DistributionPackage) -> IndexFile:
-    uploaded = package.upload_time
+def _local_page(base: str, package: str) -> tuple[IndexFile, ...]:
+    folder = Path(unquote(urlsplit(base).path))
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder")
+    name = canonicalize_name(package)
+    url = f"{base.rstrip('/')}/{name}/"
+    return _html_files(package, (folder / name / "index.html").read_bytes(), url, None)
+
+
+def _html_files(package: str, page: bytes, url: str, charset: str | None) -> tuple[IndexFile, ...]:
+    files = []
+    for link in RepositoryPage.from_html(page, url, charset).links:
+        found = DistributionPackage.from_link(link, package)
+        if _is_release(found):
+            # No standard names this attribute, but uv reads it, and solves by it.
+            uploaded = link.get_str_attrib("data-upload-time")
+            files.append(_index_file(found, datetime.fromisoformat(uploaded) if uploaded else None))
+    return tuple(files)
+
+
+def _is_release(package: DistributionPackage) -> bool:
+    return package.package_type in ("wheel", "sdist") and package.version is not None
+
+
+def _index_file(package: DistributionPackage, uploaded: datetime | None) -> IndexFile:
     if uploaded is not None:
         uploaded = uploaded.replace(tzinfo=UTC) if uploaded.tzinfo is None else uploaded.astimezone(UTC)
     return IndexFile(
@@ -210,17 +229,6 @@ def _index_file(package: DistributionPackage) -> IndexFile:
         is_wheel=package.package_type == "wheel",
         yanked=package.is_yanked,
         requires_python=package.requires_python,
-    )
-
-
-def _local_page(base: str, package: str) -> ProjectPage:
-    folder = Path(unquote(urlsplit(base).path))
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not a folder")
-    name = canonicalize_name(package)
-    page = folder / name / "index.html"
-    return ProjectPage.from_html(
-        package, page.read_bytes(), base_url=urljoin(base.rstrip("/") + "/", f"{name}/")
     )
 
 

@@ -1,0 +1,251 @@
+"""Prefixes: installed environments on this host, one directory for each lock, shared by every trial.
+
+**What holds.** A directory `prefixes/<content hash>` with a marker in it is whole, for it was built beside
+its place and renamed when finished; nothing else is ever used. Builders of one lock exclude each other by
+a file lock that the kernel gives back when its holder dies. What a dead builder left is removed by the
+next one. Prefixes are read-only for their users: their files are hardlinks into one cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+from bisect_env.environments import old_python
+from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
+from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.lock_text import build_date
+from bisect_env.environments.process import Finished
+from bisect_env.environments.pypi_lock import OLDEST_FOR_UV
+from bisect_env.environments.settings import default_cache_dir
+from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
+from bisect_env.errors import InfrastructureError
+
+MARKER = ".bisect-env.json"
+_FORMAT = 1  # raise it when prefixes are made differently: older ones are then built anew
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """An installed environment.
+
+    Attributes:
+        path: Its directory.
+        python: The executable to run; never a shell script.
+        build_seconds: What building it took now; 0.0 when it was there.
+    """
+
+    path: Path
+    python: Path
+    build_seconds: float = 0.0
+
+
+def ensure_prefix(
+    lock: Lock,
+    *,
+    cache_dir: Path | None = None,
+    allow_source: bool | frozenset[str] = False,
+    timeout: float = 1800.0,
+    interpreters: Interpreters | None = None,
+) -> Prefix:
+    """The prefix of a lock, built if need be; safe from any number of processes at once.
+
+    Args:
+        lock: Its packages say everything; nothing is solved here.
+        cache_dir: Our cache directory, `default_cache_dir()` if None.
+        allow_source: Whether source distributions in the lock may be built.
+        timeout: Seconds for one build.
+        interpreters: Where Pythons are looked for.
+
+    Raises:
+        UnbuildableError: It cannot be built; `transient` tells whether that says anything about it.
+        InterpreterNotFoundError: Its Python is not to be had on this host.
+        InfrastructureError: The cache cannot be used.
+    """
+    cache = (cache_dir or default_cache_dir()).absolute()
+    builder = _Builder(lock, cache, allow_source, timeout, interpreters or machine_interpreters())
+    try:
+        return builder.existing() or builder.build()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise UnbuildableError(f"{cache}: {error.strerror}", transient=True) from error
+        raise InfrastructureError(
+            f"the cache {cache} cannot be used: {error}",
+            remedy="see that it can be written, or name another with BISECT_ENV_CACHE",
+        ) from error
+
+
+class _Builder:
+    def __init__(
+        self,
+        lock: Lock,
+        cache: Path,
+        allow_source: bool | frozenset[str],
+        timeout: float,
+        interpreters: Interpreters,
+    ) -> None:
+        self.lock = lock
+        self.cache = cache
+        self.allow_source = allow_source
+        self.timeout = timeout
+        self.interpreters = interpreters
+        self.folder = cache / "prefixes"
+        self.final = self.folder / lock.content_hash
+
+    def existing(self) -> Prefix | None:
+        python = self.final / "bin" / "python"
+        try:
+            marker = json.loads((self.final / MARKER).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        # The link dangles when the interpreter was uninstalled or upgraded since.
+        if marker.get("format") != _FORMAT or not python.exists():
+            return None
+        return Prefix(self.final, python)
+
+    def build(self) -> Prefix:
+        self._refuse_sources()
+        started = time.monotonic()
+        interpreter = self.interpreters.find(self.lock.python)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(self.folder)
+        with self._exclusive():
+            # Another process may have built it while we waited.
+            if (prefix := self.existing()) is not None:
+                return prefix
+            temporary = self.folder / f".build-{self.lock.content_hash}-{secrets.token_hex(4)}"
+            try:
+                self._fill(temporary, interpreter)
+                if self.final.exists():
+                    # Unusable, or `existing` had found it. Renamed first, so that it is never half a prefix.
+                    self.final.rename(self.folder / f".build-{self.lock.content_hash}-{secrets.token_hex(4)}")
+                temporary.rename(self.final)
+            finally:
+                _remove_builds(self.folder, self.lock.content_hash)
+        return Prefix(self.final, self.final / "bin" / "python", time.monotonic() - started)
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        try:
+            # Twice the limit: whoever holds it has one build to finish and cleaning up to do.
+            with filelock.FileLock(_lock_path(self.folder, self.lock.content_hash), timeout=2 * self.timeout):
+                yield
+        except filelock.Timeout as error:
+            raise UnbuildableError(
+                f"another process has been building this prefix for {2 * self.timeout:.0f} s", transient=True
+            ) from error
+
+    def _refuse_sources(self) -> None:
+        for package in self.lock.packages:
+            allowed = self.allow_source
+            if package.is_source and not (allowed if isinstance(allowed, bool) else package.name in allowed):
+                raise UnbuildableError(
+                    f"{package.name} {package.version} would have to be built from source, "
+                    "which the matrix does not allow",
+                    transient=False,
+                )
+
+    def _fill(self, place: Path, interpreter: Interpreter) -> None:
+        started = time.monotonic()
+        if interpreter.release < OLDEST_FOR_UV:
+            old_python.fill(place, self.final, interpreter, self.lock.packages, self.cache)
+        else:
+            self._fill_with_uv(place, interpreter)
+        marker = {
+            "format": _FORMAT,
+            "content_hash": self.lock.content_hash,
+            "python": interpreter.version,
+            "interpreter": str(interpreter.path),
+            "packages": len(self.lock.packages),
+            "seconds": round(time.monotonic() - started, 3),
+        }
+        (place / "conda-lock.yml").write_text(self.lock.text, "utf-8")
+        (place / MARKER).write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
+
+    def _fill_with_uv(self, place: Path, interpreter: Interpreter) -> None:
+        uv = Uv(self.cache)
+        # Relocatable, for scripts in bin/ are to work after the rename.
+        venv: list[str | Path] = [
+            "venv",
+            "--relocatable",
+            "--no-project",
+            "--quiet",
+            "-p",
+            interpreter.path,
+            place,
+        ]
+        self._uv(uv, venv, place)
+        if not self.lock.packages:
+            return
+        (place / "pylock.toml").write_text(_pylock(self.lock.packages), "utf-8")
+        install: list[str | Path] = ["pip", "install", "--preview-features", "pylock", "--no-deps"]
+        install += ["--link-mode", "hardlink", "-p", place / "bin" / "python", "-r", place / "pylock.toml"]
+        if not any(package.is_source for package in self.lock.packages):
+            install.append("--no-build")
+        elif (date := build_date(self.lock)) is not None:
+            install += ["--exclude-newer", date]
+        self._uv(uv, install, place)
+        (place / "pylock.toml").unlink()
+
+    def _uv(self, uv: Uv, args: list[str | Path], place: Path) -> None:
+        finished = uv.run(args, cwd=place if place.is_dir() else self.folder, timeout=self.timeout)
+        if finished.returncode != 0 or finished.timed_out:
+            raise self._failure(finished)
+
+    def _failure(self, finished: Finished) -> UnbuildableError:
+        words = plain_words(finished.stderr)
+        if finished.timed_out:
+            # A download that stalls says nothing about the environment; a build that never ends does.
+            builds = any(package.is_source for package in self.lock.packages)
+            return UnbuildableError(f"not finished in {self.timeout:.0f} s: {words}", transient=not builds)
+        if finished.returncode < 0:
+            return UnbuildableError(
+                f"uv was killed by signal {-finished.returncode}: {words}", transient=True
+            )
+        return UnbuildableError(
+            words or f"uv ended with {finished.returncode}", transient=is_transient(words)
+        )
+
+
+def _pylock(packages: tuple[LockedPackage, ...]) -> str:
+    # PEP 751. JSON strings are TOML strings too.
+    lines = ['lock-version = "1.0"', 'created-by = "bisect-env"']
+    for package in packages:
+        archive = (
+            f"{{ url = {json.dumps(package.url)}, hashes = {{ sha256 = {json.dumps(package.sha256)} }} }}"
+        )
+        lines += ["", "[[packages]]", f"name = {json.dumps(package.name)}"]
+        lines += [f"version = {json.dumps(package.version)}"]
+        lines += [f"sdist = {archive}" if package.is_source else f"wheels = [{archive}]"]
+    return "\n".join(lines) + "\n"
+
+
+def _lock_path(folder: Path, content_hash: str) -> Path:
+    return folder / f".{content_hash}.lock"
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what dead builders left; those alive hold their lock."""
+    for content_hash in {path.name.split("-")[1] for path in folder.glob(".build-*-*")}:
+        with (
+            contextlib.suppress(filelock.Timeout),
+            filelock.FileLock(_lock_path(folder, content_hash), timeout=0),
+        ):
+            _remove_builds(folder, content_hash)
+
+
+def _remove_builds(folder: Path, content_hash: str) -> None:
+    """Remove the unfinished builds of one lock; its file lock is held by the caller."""
+    for path in folder.glob(f".build-{content_hash}-*"):
+        # An installer that outlived its killed parent may still write there: what stays goes next time.
+        shutil.rmtree(path, ignore_errors=True)
