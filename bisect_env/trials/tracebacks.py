@@ -9,13 +9,12 @@ from enum import StrEnum
 
 from bisect_env.trials.records import Phase
 
-_HEADER = re.compile(r"^[ |+]*(?:Exception Group )?Traceback \(most recent call last\):$")
+# A progress bar leaves its line open: headers need not begin theirs.
+_HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+(?:\| )?File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _FINAL = re.compile(r"^[ |]*(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
-_FATAL = re.compile(
-    r"^(?:Fatal Python error: |Fatal Python error in |Windows fatal exception: )(?P<reason>.*)$"
-)
+_FATAL = re.compile(r"^.*?(?P<text>Fatal Python error: (?P<reason>.*))$")
 _THREAD = re.compile(r"^(?P<which>Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _DUMP_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 
@@ -142,7 +141,7 @@ def parse_tracebacks(text: str) -> list[Traceback]:
     chain_start: int | None = None
     position = 0
     while position < len(lines):
-        if not _HEADER.match(lines[position]):
+        if not lines[position].endswith(_HEADER):
             position += 1
             continue
         start = position if chain_start is None else chain_start
@@ -164,11 +163,15 @@ def parse_tracebacks(text: str) -> list[Traceback]:
                 exception=final["type"],
                 message=final["message"] or "",
                 origin=_origin(lines, start),
-                text="\n".join(lines[start:stop]),
+                text="\n".join([_from_header(lines[start]), *lines[start + 1 : stop]]),
             )
         )
         chain_start = None
     return found
+
+
+def _from_header(line: str) -> str:
+    return line if line.startswith((" ", "+")) else _HEADER
 
 
 def _frames(lines: list[str], position: int) -> tuple[list[Frame], int]:
@@ -189,13 +192,15 @@ def _chained_to(lines: list[str], position: int) -> int | None:
     end = _end_of_message(lines, position)
     for index in range(position, end):
         if lines[index].startswith(_CHAIN):
-            return next((i for i in range(index, len(lines)) if _HEADER.match(lines[i])), None)
+            return next((i for i in range(index, len(lines)) if lines[i].endswith(_HEADER)), None)
     return None
 
 
 def _end_of_message(lines: list[str], position: int) -> int:
     """Messages have no closing mark: they end where another traceback, a dump or the output does."""
-    while position < len(lines) and not (_HEADER.match(lines[position]) or _FATAL.match(lines[position])):
+    while position < len(lines) and not (
+        lines[position].endswith(_HEADER) or "Fatal Python error: " in lines[position]
+    ):
         position += 1
     return position
 
@@ -214,12 +219,11 @@ def final_traceback(text: str) -> Traceback | None:
 def parse_fatal_dump(text: str) -> FatalDump | None:
     """The last of faulthandler's dumps in an output."""
     lines = text.splitlines()
-    starts = [i for i, line in enumerate(lines) if _FATAL.match(line)]
-    if not starts:
+    found = [(i, match) for i, line in enumerate(lines) if (match := _FATAL.match(line))]
+    if not found:
         return None
-    start = starts[-1]
-    header = _FATAL.match(lines[start])
-    assert header is not None
+    start, header = found[-1]
+    lines[start] = header["text"]
     threads: list[ThreadStack] = []
     current, inside, end = False, False, start + 1
     frames: list[Frame] = []

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from trial_support import PREFIX, make_spec, trial_processes
+
+from bisect_env.trials.records import TrialRecord
+from bisect_env.trials.run import run_trial
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture(autouse=True)
+def private_temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Trials make their directories below this one, so that a test can see whether any is left."""
+    directory = tmp_path / "t"
+    directory.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(directory))
+    return directory
+
+
+@pytest.fixture
+def run(private_temp: Path) -> Callable[..., TrialRecord]:
+    """Run a script as a trial and check that it leaves nothing behind."""
+
+    def run_script(
+        code: str = "", *, prefix: Path = PREFIX, gpus: tuple[str, ...] = (), **changes: object
+    ) -> TrialRecord:
+        spec = make_spec(code, **changes)
+        fds = open_files()
+        record = run_trial(spec, prefix, gpus=gpus)
+        assert trial_processes(spec.trial_id) == []
+        assert list(private_temp.iterdir()) == []
+        # The launcher's own socket appears with the first trial of the process.
+        assert open_files() <= fds + 1
+        assert record.trial_id == spec.trial_id
+        assert sum(record.copies.values()) == spec.concurrency
+        return record
+
+    return run_script

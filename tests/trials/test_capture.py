@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisect_env.trials.capture import HEAD_SHARE, HeadTail
+from bisect_env.trials.host import oom_kills
+
+
+@given(st.lists(st.text("abc\n").map(str.encode)), st.integers(4, 60))
+def test_head_and_tail_of_any_stream(pieces: list[bytes], limit: int) -> None:
+    kept = HeadTail(limit)
+    for piece in pieces:
+        kept.add(piece)
+    whole = b"".join(pieces).decode()
+    if len(whole) <= limit:
+        assert kept.text() == whole
+        return
+    head = limit // HEAD_SHARE
+    expected = whole[:head] + f"\n[… {len(whole) - limit} bytes left out …]\n" + whole[-(limit - head) :]
+    assert kept.text() == expected
+
+
+def test_a_character_cut_in_two_is_replaced() -> None:
+    kept = HeadTail(4)
+    kept.add("ééé".encode())
+    assert kept.text().startswith("\ufffd\n[… 2 bytes left out …]\n")
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_memory_kills_are_read_from_the_trials_own_cgroup(tmp_path: Path) -> None:
+    assert oom_kills(tmp_path) == 0
+    write(tmp_path / "proc/vmstat", "nr_free_pages 1\noom_kill 9\n")
+    write(tmp_path / "proc/self/cgroup", "0::/user.slice/one\n")
+    assert oom_kills(tmp_path) == 9
+    write(tmp_path / "sys/fs/cgroup/user.slice/one/memory.events", "oom 3\noom_kill 2\noom_group_kill 0\n")
+    assert oom_kills(tmp_path) == 2
+
+
+def test_memory_kills_under_the_first_version_of_cgroups(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/cgroup", "5:cpu:/x\n4:memory:/docker/abc\n")
+    write(tmp_path / "sys/fs/cgroup/memory/docker/abc/memory.oom_control", "under_oom 0\noom_kill 4\n")
+    assert oom_kills(tmp_path) == 4

@@ -1,0 +1,322 @@
+"""Rules against exit records, with text as CPython, glibc and the CUDA libraries print it."""
+
+# ruff: noqa: E501 - other programs' output
+
+from __future__ import annotations
+
+import errno
+import signal
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisect_env.trials.classify import RULES, classify
+from bisect_env.trials.cuda_errors import CUDA_ERRORS, find_cuda_error
+from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.records import Outcome, Phase
+
+ABORT_IN_CUDA = """\
+terminate called after throwing an instance of 'c10::Error'
+  what():  CUDA error: an illegal memory access was encountered
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+Exception raised from c10_cuda_check_implementation at ../c10/cuda/CUDAException.cpp:44 (most recent call first):
+Fatal Python error: Aborted
+
+Thread 0x00007f3d4effd640 (most recent call first):
+  File "/opt/lib/python3.11/threading.py", line 320 in wait
+""" + "\n".join(
+    f"Thread 0x00007f3d4eff{i:04x} (most recent call first):\n  <no Python frame>" for i in range(60)
+)
+
+FORKED = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 9, in <module>
+    work()
+  File "/p/lib/python3.11/site-packages/torch/cuda/__init__.py", line 305, in _lazy_init
+    raise RuntimeError(
+RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use \
+the 'spawn' start method
+"""
+
+CUPY = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 4, in <module>
+    cupy.cuda.Device().synchronize()
+  File "cupy/cuda/device.pyx", line 210, in cupy.cuda.device.Device.synchronize
+cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorIllegalAddress: an illegal memory access was encountered
+"""
+
+OUT_OF_MEMORY = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 2, in <module>
+    torch.empty(10**13, device="cuda")
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9313.23 GiB. GPU 0 has a total capacity of 79.11 GiB
+"""
+
+RMM = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 2, in <module>
+    rmm.DeviceBuffer(size=10**13)
+MemoryError: std::bad_alloc: out_of_memory: CUDA error at: /p/include/rmm/mr/cuda_memory_resource.hpp:62: \
+cudaErrorMemoryAllocation out of memory
+"""
+
+HANDLED = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 2, in probe
+    torch.empty(10**13, device="cuda")
+torch.OutOfMemoryError: CUDA out of memory.
+falling back to the CPU
+Traceback (most recent call last):
+  File "/w/main.py", line 9, in <module>
+    check()
+ValueError: wrong sum
+"""
+
+IMPORT = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 1, in <module>
+    import numba
+  File "/p/lib/python3.11/site-packages/numba/__init__.py", line 55, in <module>
+    _ensure_critical_deps()
+  File "/p/lib/python3.11/site-packages/numba/__init__.py", line 42, in _ensure_critical_deps
+    raise SystemError(msg)
+SystemError: Numba needs NumPy 1.26 or less
+"""
+
+UNDEFINED = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 3, in <module>
+    load()
+  File "/w/main.py", line 2, in load
+    ctypes.CDLL("./libx.so")
+OSError: ./libx.so: undefined symbol: gone_in_2_0
+"""
+
+COVERAGE = """\
+Traceback (most recent call last):
+  File "/p/bin/coverage", line 8, in <module>
+    sys.exit(main())
+  File "/p/lib/python3.11/site-packages/coverage/execfile.py", line 211, in run
+    exec(code, main_mod.__dict__)
+  File "/w/main.py", line 1, in <module>
+    raise ValueError("body")
+ValueError: body
+"""
+
+RUN_AS_MODULE = """\
+Traceback (most recent call last):
+  File "/usr/lib/python3.8/runpy.py", line 194, in _run_module_as_main
+    return _run_code(code, main_globals, None,
+  File "/usr/lib/python3.8/runpy.py", line 87, in _run_code
+    exec(code, run_globals)
+  File "/w/tool.py", line 1, in <module>
+    1 / 0
+ZeroDivisionError: division by zero
+"""
+
+CHAINED = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 2, in <module>
+    open("x")
+FileNotFoundError: [Errno 2] No such file or directory: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/w/main.py", line 4, in <module>
+    raise KeyError("y")
+KeyError: 'y'
+"""
+
+ASIDE = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 7, in <module>
+    main()
+ValueError: real
+Exception ignored in: <function X.__del__ at 0x7f3>
+Traceback (most recent call last):
+  File "/w/main.py", line 3, in __del__
+    import late
+ImportError: sys.meta_path is None, Python is likely shutting down
+"""
+
+PROGRESS = """\
+ 50%|█████     | 1/2 [00:00<00:00, 10.0it/s]Traceback (most recent call last):
+  File "/w/main.py", line 2, in <module>
+    import gone
+ModuleNotFoundError: No module named 'gone'
+"""
+
+IMPORTED_SYNTAX = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 1, in <module>
+    import modern
+  File "/p/lib/python3.6/site-packages/modern.py", line 1
+    def f(x, /): pass
+             ^
+SyntaxError: invalid syntax
+"""
+
+
+def failed(stderr: str = "", code: int = 1, **changes: object) -> ExitRecord:
+    return ExitRecord(returncode=code, stderr=stderr, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("record", "outcome", "detail"),
+    [
+        (failed(code=0), Outcome.PASS, "exit code 0"),
+        (failed(OUT_OF_MEMORY, code=0), Outcome.PASS, "exit code 0"),
+        (failed(code=125), Outcome.SKIP, "125"),
+        (failed(code=3), Outcome.EXIT_FAIL, "exit code 3"),
+        (failed(code=124), Outcome.EXIT_FAIL, "exit code 124"),
+        (failed(code=255), Outcome.EXIT_FAIL, "exit code 255"),
+        (failed(code=139), Outcome.EXIT_FAIL, "SIGSEGV"),
+        (failed(code=-11), Outcome.CRASH, "SIGSEGV"),
+        (failed(code=-35), Outcome.CRASH, "signal 35"),
+        (failed(code=-9), Outcome.KILLED_EXTERNAL, "SIGKILL"),
+        (failed(code=-15), Outcome.KILLED_EXTERNAL, "SIGTERM"),
+        (failed(code=-9, oom_kills=1), Outcome.HOST_OOM, "memory"),
+        (failed(code=-11, oom_kills=1), Outcome.CRASH, "SIGSEGV"),
+        (failed(code=-6, timed_out=True, killed_by_us=True, cpu_rate=0.0), Outcome.HANG, "idle"),
+        (failed(code=-9, timed_out=True, killed_by_us=True, cpu_rate=1.9), Outcome.HANG, "busy-cpu"),
+        (failed(code=0, timed_out=True, killed_by_us=True, cpu_rate=0.0), Outcome.HANG, "idle"),
+        (failed(OUT_OF_MEMORY, code=1, timed_out=True, killed_by_us=True), Outcome.HANG, "not measured"),
+        (
+            ExitRecord(returncode=None, timed_out=True, killed_by_us=True, unended=1, cpu_rate=0.0),
+            Outcome.HANG,
+            "1 process cannot be killed",
+        ),
+        (failed("free(): invalid pointer\n", -6), Outcome.CRASH, "free(): invalid pointer"),
+        (failed("python: a.c:3: f: Assertion `x > 0' failed.\n", -6), Outcome.CRASH, "Assertion `x > 0'"),
+        (failed(ABORT_IN_CUDA, -6), Outcome.CUDA_FAULT, "700"),
+        (failed(ABORT_IN_CUDA, -11), Outcome.CRASH, "SIGSEGV"),
+        (failed(CUPY), Outcome.CUDA_FAULT, "700"),
+        (failed(FORKED), Outcome.CUDA_INIT, "CUDA error 3"),
+        (failed(OUT_OF_MEMORY), Outcome.CUDA_OOM, "CUDA error 2"),
+        (failed(RMM), Outcome.CUDA_OOM, "CUDA error 2"),
+        (failed(HANDLED), Outcome.EXIT_FAIL, "ValueError: wrong sum"),
+        (failed("CUDA error: no kernel image is available for execution on the device"), Outcome.UNSUPPORTED, "209"),
+        (failed("RuntimeError: Found no NVIDIA driver on your system."), Outcome.UNSUPPORTED, "100"),
+        (failed("CUDA error: uncorrectable ECC error encountered"), Outcome.GPU_LOST, "214"),
+        (failed("ggml: CUDA error 46\n", code=-6), Outcome.GPU_LOST, "46"),
+        (failed(IMPORT), Outcome.IMPORT_ERROR, "SystemError: Numba needs"),
+        (failed(UNDEFINED), Outcome.IMPORT_ERROR, "undefined symbol: gone_in_2_0"),
+        (failed(PROGRESS), Outcome.IMPORT_ERROR, "No module named 'gone'"),
+        (failed(IMPORTED_SYNTAX), Outcome.IMPORT_ERROR, "SyntaxError"),
+        (failed("/p/bin/python: No module named tool.sub\n"), Outcome.IMPORT_ERROR, "No module named tool.sub"),
+        (failed("python: symbol lookup error: ./x.so: undefined symbol: f\n", 127), Outcome.IMPORT_ERROR, "symbol"),
+        (failed(PROGRESS, code=3), Outcome.EXIT_FAIL, "exit code 3"),
+        (failed(COVERAGE), Outcome.EXIT_FAIL, "ValueError: body"),
+        (failed(RUN_AS_MODULE), Outcome.EXIT_FAIL, "ZeroDivisionError"),
+        (failed(CHAINED), Outcome.EXIT_FAIL, "KeyError: 'y'"),
+        (failed(ASIDE), Outcome.EXIT_FAIL, "ValueError: real"),
+        (failed("OSError: x\n" * 3 + "cp: write error: No space left on device\n"), Outcome.DISK_FULL, "No space"),
+        (failed("No space left on device\n" + CHAINED), Outcome.EXIT_FAIL, "KeyError"),
+        (failed(code=126), Outcome.NOT_RUNNABLE, "126"),
+        (failed(code=127), Outcome.NOT_RUNNABLE, "127"),
+        (failed("/p/bin/python: can't open file 'm.py': [Errno 2]\n", 2), Outcome.NOT_RUNNABLE, "m.py"),
+        (failed('  File "m.py", line 1\n    def f(:\n          ^\nSyntaxError: x\n'), Outcome.NOT_RUNNABLE, "Syntax"),
+        (ExitRecord(returncode=None, stage="exec", errno=errno.ENOENT), Outcome.NOT_RUNNABLE, "No such file"),
+        (ExitRecord(returncode=None, stage="lookup"), Outcome.NOT_RUNNABLE, "command not found"),
+        (ExitRecord(returncode=None, stage="exec", errno=errno.ENOMEM), Outcome.HARNESS_ERROR, "memory"),
+        (ExitRecord(returncode=None, stage="chdir", errno=errno.ENOENT), Outcome.HARNESS_ERROR, "No such"),
+        (failed(code=0, strays=2), Outcome.PASS, "left 2 processes running"),
+    ],
+)  # fmt: skip
+def test_rules(record: ExitRecord, outcome: Outcome, detail: str) -> None:
+    found = classify(record)
+    assert found.outcome is outcome, found
+    assert detail in found.detail
+
+
+@pytest.mark.parametrize("error", CUDA_ERRORS, ids=lambda error: error.runtime)
+def test_every_cuda_error_is_known_by_name_number_and_text(error: object) -> None:
+    for text in (
+        f"x.cu:3: {error.runtime}: {error.text}",
+        f"CUDA error: {error.text}",
+        f"CUDA error {error.number}",
+        f"CUDA runtime error code={error.number}(x)",
+        f"CudaAPIError: [{error.number}] Call to cuMemcpyDtoH results in something",
+        *([f"CuError: {error.driver}"] if error.driver else []),
+    ):
+        assert find_cuda_error(text) == error, text
+
+
+def test_of_two_cuda_errors_the_first_counts() -> None:
+    text = "cudaErrorInvalidValue\ncudaErrorIllegalAddress: x\ncudaErrorMemoryAllocation: y"
+    assert find_cuda_error(text).number == 700  # type: ignore[union-attr]
+    assert find_cuda_error("cudaErrorCudartUnloading: driver shutting down") is None
+    assert find_cuda_error("an illegal memory access was encountered") is None
+
+
+def test_the_numbers_are_those_of_the_table_in_the_reference() -> None:
+    numbers: dict[Outcome, set[int]] = {}
+    for error in CUDA_ERRORS:
+        numbers.setdefault(error.outcome, set()).add(error.number)
+    assert numbers == {
+        Outcome.GPU_LOST: {46, 214, 220, 226, 802, 803},
+        Outcome.UNSUPPORTED: {35, 100, 209, 222, 804},
+        Outcome.CUDA_FAULT: {700, 702, 710, 714, 715, 716, 717, 718, 719},
+        Outcome.CUDA_OOM: {2},
+        Outcome.CUDA_INIT: {3, 999},
+    }
+
+
+OUTPUT = st.one_of(
+    st.text(),
+    st.sampled_from(
+        [ABORT_IN_CUDA, FORKED, HANDLED, IMPORT, CHAINED, ASIDE, PROGRESS, IMPORTED_SYNTAX]
+    ).flatmap(lambda text: st.integers(0, len(text)).map(lambda cut: text[cut:] + text[:cut])),
+)
+
+
+@given(
+    st.builds(
+        ExitRecord,
+        returncode=st.none() | st.integers(-64, 255),
+        stage=st.sampled_from(["", "", "", "setup", "chdir", "exec", "lookup"]),
+        errno=st.integers(0, 130),
+        timed_out=st.booleans(),
+        killed_by_us=st.booleans(),
+        cpu_rate=st.none() | st.floats(0, 64),
+        oom_kills=st.integers(0, 2),
+        strays=st.integers(0, 3),
+        unended=st.integers(0, 2),
+        stdout=OUTPUT,
+        stderr=OUTPUT,
+    )
+)
+def test_every_record_has_an_answer_and_the_first_rule_wins(record: ExitRecord) -> None:
+    found = classify(record)
+    first = next((answer for rule in RULES if (answer := rule(record)) is not None), None)
+    if first is not None:
+        assert (found.outcome, found.phase, found.signal) == (first.outcome, first.phase, first.signal)
+    if found.outcome is Outcome.PASS:
+        assert record.returncode == 0
+        assert not record.timed_out
+    if found.outcome is Outcome.CRASH:
+        assert found.signal not in (0, signal.SIGKILL, signal.SIGTERM)
+        assert not record.killed_by_us
+    assert "\n" not in found.detail
+
+
+@pytest.mark.parametrize(
+    "unit", ["CUDA ", "Traceback (most recent call last):\n", '  File "x", line 1, in f\n', "["]
+)
+def test_hostile_output_costs_no_time_to_speak_of(unit: str) -> None:
+    text = unit * (1_000_000 // len(unit))
+    before = time.process_time()
+    classify(failed(text))
+    classify(failed(text, -6))
+    assert time.process_time() - before < 10
+
+
+def test_phases() -> None:
+    assert classify(failed(IMPORT)).phase is Phase.IMPORT
+    assert classify(failed(CHAINED)).phase is Phase.BODY
+    assert classify(failed(code=127)).phase is Phase.START
+    assert classify(failed(code=-11)).phase is Phase.UNKNOWN

@@ -1,0 +1,428 @@
+"""Real processes: every way to end that a CPU can make, known for what it is, with nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+from trial_support import PREFIX, make_spec, trial_processes
+
+from bisect_env.trials import launcher
+from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
+from bisect_env.trials.run import TrialCancelledError, run_trial
+from bisect_env.trials.signature import matches
+
+pytestmark = pytest.mark.integration
+
+Run = Callable[..., TrialRecord]
+SEGFAULT = "import ctypes\ndef crash(): ctypes.string_at(0)\n"
+
+
+def test_a_passing_script(run: Run) -> None:
+    before = datetime.now(UTC)
+    record = run("import sys; print('out'); print('err', file=sys.stderr)")
+    assert record.outcome is Outcome.PASS
+    assert (record.returncode, record.stdout, record.stderr) == (0, "out\n", "err\n")
+    assert before <= record.started_at <= datetime.now(UTC)
+    assert timedelta(seconds=record.duration) < datetime.now(UTC) - before
+    assert record.stack == record.signature == ""
+    assert not record.killed_by_us
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "returncode", "detail"),
+    [
+        ("import sys; sys.exit(3)", Outcome.EXIT_FAIL, 3, "exit code 3"),
+        ("import sys; sys.exit(125)", Outcome.SKIP, 125, "exit code 125"),
+        ("import sys; sys.exit(139)", Outcome.EXIT_FAIL, 139, "SIGSEGV"),
+        ("raise KeyError('lost')", Outcome.EXIT_FAIL, 1, "KeyError: 'lost'"),
+        ("import no_such_module", Outcome.IMPORT_ERROR, 1, "no_such_module"),
+        ("import os; os.abort()", Outcome.CRASH, -6, "SIGABRT"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", Outcome.CRASH, -4, "SIGILL"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGBUS)", Outcome.CRASH, -7, "SIGBUS"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGFPE)", Outcome.CRASH, -8, "SIGFPE"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", Outcome.KILLED_EXTERNAL, -9, "not sent"),
+        ("raise OSError(28, 'No space left on device')", Outcome.DISK_FULL, 1, "28"),
+        ("def f(:", Outcome.NOT_RUNNABLE, 1, "SyntaxError"),
+        (
+            "raise RuntimeError('CUDA error: an illegal memory access was encountered')",
+            Outcome.CUDA_FAULT,
+            1,
+            "700",
+        ),
+    ],
+)
+def test_endings(run: Run, code: str, outcome: Outcome, returncode: int, detail: str) -> None:
+    record = run(code)
+    assert (record.outcome, record.returncode) == (outcome, returncode), record.stderr
+    assert detail in record.detail
+
+
+@pytest.mark.parametrize(
+    ("code", "phase", "function"),
+    [
+        (SEGFAULT + "crash()", Phase.BODY, "crash"),
+        (SEGFAULT + "import atexit; atexit.register(crash)", Phase.TEARDOWN, "crash"),
+        (SEGFAULT + "import threading; threading.Thread(target=crash).start()", Phase.BODY, "crash"),
+        ("import broken", Phase.IMPORT, "broken.py"),
+    ],
+)
+def test_segfaults_keep_their_stack_and_say_where(run: Run, code: str, phase: Phase, function: str) -> None:
+    files = (
+        TrialFile("main.py", code.encode()),
+        TrialFile("broken.py", b"import ctypes\nctypes.string_at(0)\n"),
+    )
+    record = run(files=files)
+    assert (record.outcome, record.returncode, record.phase) == (Outcome.CRASH, -signal.SIGSEGV, phase)
+    assert record.stack.startswith("Fatal Python error: Segmentation fault")
+    assert function in record.stack
+    assert function in record.signature
+    assert matches(record.signature, run(files=files).signature)
+
+
+def test_an_import_that_fails_with_another_exception_is_an_import_error(run: Run) -> None:
+    files = (
+        TrialFile("main.py", b"import package.module\n"),
+        TrialFile("package/__init__.py", b""),
+        TrialFile("package/module.py", b"raise AttributeError('moved')\n"),
+    )
+    record = run(files=files)
+    assert (record.outcome, record.phase) == (Outcome.IMPORT_ERROR, Phase.IMPORT)
+    assert "AttributeError: moved" in record.stack
+
+
+def test_a_hang_that_ignores_sigterm_is_ended_with_its_stack(run: Run) -> None:
+    code = """
+        import signal, threading
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        def wait_for_ever(): threading.Event().wait()
+        wait_for_ever()
+    """
+    record = run(code, timeout=0.6)
+    assert (record.outcome, record.killed_by_us, record.phase) == (Outcome.HANG, True, Phase.BODY)
+    assert "idle" in record.detail
+    assert "in wait_for_ever" in record.stack
+
+
+def test_a_hang_that_ignores_sigabrt_too_is_killed(run: Run) -> None:
+    record = run("import signal, time; signal.signal(6, signal.SIG_IGN); time.sleep(600)", timeout=0.5)
+    assert (record.outcome, record.returncode) == (Outcome.HANG, -signal.SIGKILL)
+    assert record.killed_by_us
+
+
+def test_a_stopped_process_is_a_hang(run: Run) -> None:
+    record = run("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", timeout=0.5)
+    assert (record.outcome, record.returncode) == (Outcome.HANG, -signal.SIGABRT)
+    assert "Fatal Python error: Aborted" in record.stack
+
+
+def test_a_busy_loop_is_told_from_a_deadlock(run: Run) -> None:
+    record = run("while True: pass", timeout=1.0)
+    assert record.outcome is Outcome.HANG
+    assert "busy-cpu" in record.detail
+
+
+def test_the_hang_of_a_grandchild_shows_its_stack(run: Run) -> None:
+    code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    record = run(code, timeout=1.0)
+    assert record.outcome is Outcome.HANG
+    assert 'File "<string>", line 1 in <module>' in record.stderr
+    assert "subprocess.py" in record.stderr
+
+
+def test_a_daemonised_grandchild_that_keeps_stdout_open_makes_nobody_wait(run: Run) -> None:
+    code = """
+        import os, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.environ.clear()
+                time.sleep(600)
+            os._exit(0)
+        print("done")
+    """
+    before = time.monotonic()
+    record = run(code)
+    assert (record.outcome, record.stdout) == (Outcome.PASS, "done\n")
+    assert "left 1 process running, ended" in record.detail
+    assert time.monotonic() - before < 20
+
+
+def test_strays_without_a_trace_of_the_trial_are_ended(run: Run, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    code = """
+        import os, subprocess, sys
+        subprocess.Popen(["setsid", "sh", "-c", "echo $$ > $1; exec sleep 600", "sh", sys.argv[1]],
+                         env={"PATH": os.environ["PATH"]}, start_new_session=True)
+        while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read(): pass
+    """
+    record = run(code, command=("python", "main.py", str(pid_file)))
+    assert record.outcome is Outcome.PASS
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+
+
+def test_a_bounded_fork_bomb_is_ended(run: Run) -> None:
+    code = """
+        import os, time
+        for _ in range(6):
+            os.fork()
+        time.sleep(600)
+    """
+    assert run(code, timeout=1.5).outcome is Outcome.HANG
+
+
+def test_100_mb_of_output_is_capped_and_its_end_kept(run: Run) -> None:
+    code = """
+        import sys
+        sys.stdout.write("first\\n")
+        for _ in range(100): sys.stdout.write("x" * 999_999 + "\\n")
+        sys.stdout.write("last\\n")
+    """
+    record = run(code)
+    assert record.outcome is Outcome.PASS
+    assert record.stdout.startswith("first\n")
+    assert record.stdout.endswith("last\n")
+    assert "bytes left out" in record.stdout
+    assert len(record.stdout) < 1_000_100
+
+
+def test_endless_output_ends_at_the_deadline(run: Run) -> None:
+    record = run("import os\nwhile True: os.write(2, b'x' * 65536)", timeout=1.0, output_limit=10_000)
+    assert record.outcome is Outcome.HANG
+    assert len(record.stderr) < 10_100
+    assert "Fatal Python error: Aborted" in record.stack
+
+
+def test_binary_output_is_kept_as_text(run: Run) -> None:
+    record = run("import os; os.write(1, b'a\\x00b\\xff\\xfec\\n')")
+    assert record.stdout == "a\ufffdb\ufffd\ufffdc\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "detail"),
+    [
+        (("no-such-command",), "command not found"),
+        (("./main.py",), "Permission denied"),
+        (("./missing",), "No such file"),
+        (("python", "missing.py"), "can't open file"),
+        (("python", "main.py", "nul\0byte"), "Invalid argument"),
+        (("sh", "-c", "no-such-command"), "exit code 127"),
+    ],
+)
+def test_commands_that_cannot_run(run: Run, command: tuple[str, ...], detail: str) -> None:
+    record = run("pass", command=command)
+    assert (record.outcome, record.phase) == (Outcome.NOT_RUNNABLE, Phase.START)
+    assert detail in record.detail
+
+
+def test_a_script_in_the_prefix_is_found_and_other_tools_are_found_on_the_path(run: Run) -> None:
+    assert "pytest" in run(command=("pytest", "--version")).stdout
+    assert run(command=("sh", "-c", "exit 7")).returncode == 7
+
+
+def test_tools_of_our_own_environment_are_not(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prefix" / "bin").mkdir(parents=True)
+    (tmp_path / "prefix" / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    monkeypatch.setenv("PATH", f"{sys.prefix}/bin:/usr/bin:/bin")
+    record = run(command=("ruff", "--version"), prefix=tmp_path / "prefix")
+    assert record.outcome is Outcome.NOT_RUNNABLE
+
+
+def test_the_child_sees_a_clean_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "OMP_NUM_THREADS",
+        "MALLOC_TRIM_THRESHOLD_",
+        "LD_LIBRARY_PATH",
+        "SECRET_TOKEN",
+        "PYTHONPATH",
+    ):
+        monkeypatch.setenv(name, "1")
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    code = """
+        import json, os, resource, signal, sys
+        print(json.dumps({
+            "env": dict(os.environ),
+            "cwd": sorted(os.listdir()),
+            "fds": sorted(os.listdir("/proc/self/fd")),
+            "stdin": os.readlink("/proc/self/fd/0"),
+            "session": os.getsid(0) == os.getpid(),
+            "usr1": signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL,
+            "int": signal.getsignal(signal.SIGINT) == signal.default_int_handler,
+            "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+            "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
+            "argv": sys.argv,
+        }))
+    """
+    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    launcher.LAUNCHER.close()  # the next server inherits these
+    try:
+        record = run(code, hash_seed=77, env={"BISECT_ENV_NUMPY": "1.0"}, command=("python", "main.py", "é"))
+    finally:
+        signal.signal(signal.SIGINT, old)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
+        launcher.LAUNCHER.close()
+    seen = json.loads(record.stdout)
+    env = seen["env"]
+    leaked = {"OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "LD_LIBRARY_PATH", "SECRET_TOKEN", "PYTHONPATH"}
+    assert not leaked & env.keys()
+    assert env["PYTHONHASHSEED"] == "77"
+    assert env["BISECT_ENV_NUMPY"] == "1.0"
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert seen["cwd"] == ["main.py"]
+    # Three streams and the one that lists the directory.
+    assert len(seen["fds"]) == 4
+    assert seen["stdin"] == "/dev/null"
+    assert seen["session"]
+    assert seen["usr1"]
+    assert seen["int"]
+    assert seen["mask"] == []
+    assert seen["core"] == 0
+    assert seen["argv"] == ["main.py", "é"]
+    assert record.hash_seed == 77
+
+
+def test_gpus_and_cpus_are_handed_on(run: Run) -> None:
+    record = run("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])", gpus=("GPU-a", "GPU-b"))
+    assert (record.stdout, record.gpu) == ("GPU-a,GPU-b\n", "GPU-a,GPU-b")
+    cpu = min(os.sched_getaffinity(0))
+    record = run_trial(make_spec("import os; print(os.sched_getaffinity(0))"), PREFIX, cpus={cpu})
+    assert record.stdout == f"{{{cpu}}}\n"
+
+
+def test_copies_run_at_once_and_are_classified_each(run: Run, tmp_path: Path) -> None:
+    code = """
+        import os, sys, time
+        place = sys.argv[1]
+        open(os.path.join(place, str(os.getpid())), "w").close()
+        while len(os.listdir(place)) < 3: time.sleep(0.01)
+        time.sleep(0.1)
+        if min(os.listdir(place), key=int) == str(os.getpid()): os.abort()
+    """
+    place = tmp_path / "meeting"
+    place.mkdir()
+    record = run(code, concurrency=3, command=("python", "main.py", str(place)))
+    assert record.copies == {Outcome.CRASH: 1, Outcome.PASS: 2}
+    assert (record.outcome, record.returncode) == (Outcome.CRASH, -signal.SIGABRT)
+    assert "1 of 3 copies" in record.detail
+
+
+def test_cancel_ends_the_trial_at_once(private_temp: Path) -> None:
+    spec = make_spec("import subprocess; subprocess.run(['sleep', '600'])", timeout=600)
+    started = time.monotonic()
+    with pytest.raises(TrialCancelledError):
+        run_trial(spec, PREFIX, cancelled=lambda: time.monotonic() > started + 0.5)
+    assert trial_processes(spec.trial_id) == []
+    assert list(private_temp.iterdir()) == []
+    assert time.monotonic() - started < 30
+
+
+def test_a_file_that_leads_out_of_the_directory_is_a_harness_error(private_temp: Path) -> None:
+    record = run_trial(make_spec(files=(TrialFile("../evil", b""),)), PREFIX)
+    assert record.outcome is Outcome.HARNESS_ERROR
+    assert "../evil" in record.detail
+    assert "Traceback" in record.stack
+    assert list(private_temp.iterdir()) == []
+
+
+def test_directories_without_permissions_are_removed_all_the_same(run: Run) -> None:
+    assert (
+        run("import os; os.makedirs('a/b'); os.chmod('a', 0); os.symlink('/', 'root')").outcome
+        is Outcome.PASS
+    )
+
+
+def test_a_killed_supervisor_is_a_harness_error_and_leaves_no_child() -> None:
+    spec = make_spec("import subprocess; subprocess.Popen(['sleep', '600']); import time; time.sleep(600)")
+    with ThreadPoolExecutor(1) as pool:
+        trial = pool.submit(run_trial, spec, PREFIX)
+        deadline = time.monotonic() + 20
+        while len(found := trial_processes(spec.trial_id)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        main = min((psutil.Process(pid) for pid in found), key=lambda process: process.create_time())
+        main.parent().kill()
+        record = trial.result(timeout=30)
+    assert record.outcome is Outcome.HARNESS_ERROR
+    deadline = time.monotonic() + 20
+    while trial_processes(spec.trial_id) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert trial_processes(spec.trial_id) == []
+
+
+def test_a_killed_server_is_replaced(run: Run) -> None:
+    run("pass")
+    process = launcher.LAUNCHER._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert run("pass").outcome is Outcome.PASS
+
+
+def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pids"
+    script = f"""
+import os, time
+os.environ.clear()
+if os.fork() == 0: os.setsid()
+open({str(pid_file)!r}, "a").write(f"{{os.getpid()}}\\n")
+time.sleep(600)
+"""
+    program = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+from trial_support import make_spec, PREFIX
+from bisect_env.trials.run import run_trial
+run_trial(make_spec({script!r}, timeout=600), PREFIX)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as worker:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            with contextlib.suppress(FileNotFoundError):
+                if len(pid_file.read_text().splitlines()) == 2:
+                    break
+            time.sleep(0.05)
+        pids = [int(line) for line in pid_file.read_text().splitlines()]
+        assert len(pids) == 2
+        worker.kill()
+    deadline = time.monotonic() + 20
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_many_threads_at_once(private_temp: Path) -> None:
+    kinds = {
+        "pass": Outcome.PASS,
+        "import os; os.abort()": Outcome.CRASH,
+        "import sys; sys.exit(4)": Outcome.EXIT_FAIL,
+        "import os; os.fork() or os.setsid(); print('x' * 200_000)": Outcome.PASS,
+    }
+    codes = [code for code in kinds for _ in range(10)]
+    threads = threading.active_count()
+    with ThreadPoolExecutor(8) as pool:
+        records = list(pool.map(lambda code: run_trial(make_spec(code), PREFIX), codes))
+    assert [record.outcome for record in records] == [kinds[code] for code in codes]
+    assert list(private_temp.iterdir()) == []
+    assert threading.active_count() == threads
+    server = launcher.LAUNCHER._process
+    assert server is not None
+    deadline = time.monotonic() + 20  # supervisors end just after their last word
+    while psutil.Process(server.pid).children() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert psutil.Process(server.pid).children() == []

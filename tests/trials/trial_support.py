@@ -1,0 +1,40 @@
+"""What several tests of trials need; a module of its own name, because test directories are no packages."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+
+from bisect_env.matrix.combination import Combination
+from bisect_env.trials.child_env import TRIAL_ID
+from bisect_env.trials.records import TrialFile, TrialSpec
+
+PREFIX = Path(sys.prefix)
+
+
+def make_spec(code: str = "", **changes: object) -> TrialSpec:
+    values: dict[str, object] = {
+        "trial_id": f"trial-{os.urandom(6).hex()}",
+        "combination": Combination.of({"numpy": "1.0"}),
+        "lock_hash": "0" * 64,
+        "command": ("python", "main.py"),
+        "files": (TrialFile("main.py", textwrap.dedent(code).encode()),),
+        "timeout": 30.0,
+    }
+    return TrialSpec(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def trial_processes(trial_id: str) -> list[int]:
+    """Living processes that belong to a trial, wherever they went."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TRIAL_ID) == trial_id and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (psutil.Error, OSError):
+            continue
+    return found
