@@ -1,0 +1,72 @@
+"""The committed JSON schema, the reference page, and the matrices of the project."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bisect_env.matrix.expand import expand
+from bisect_env.matrix.json_schema import matrix_json_schema, schema_text
+from bisect_env.matrix.load import _KEYS_AT, load_matrix
+from bisect_env.matrix.schema import MatrixFile
+from tests.matrix.conftest import FakeCatalogue
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference" / "matrix.md"
+MATRICES = sorted((ROOT / "matrices").glob("*.yaml"))
+
+
+def test_committed_schema_is_current():
+    committed = (ROOT / "matrices" / "schema.json").read_text(encoding="utf-8")
+    assert committed == schema_text(), "run `make schema` and commit matrices/schema.json"
+
+
+def test_schema_is_complete_and_closed():
+    schema = matrix_json_schema()
+    assert set(schema["properties"]) == set(MatrixFile.model_fields)
+    assert schema["additionalProperties"] is False
+    text = json.dumps(schema)
+    for reference in re.findall(r'"#/\$defs/(\w+)"', text):
+        assert reference in schema["$defs"]
+
+
+def test_every_key_has_a_description():
+    schema = matrix_json_schema()
+    for name, model in {"": schema, **schema["$defs"]}.items():
+        for key, value in model.get("properties", {}).items():
+            assert value.get("description") or "$ref" in value, f"{name}.{key}"
+
+
+@pytest.mark.parametrize("path", MATRICES, ids=lambda path: path.stem)
+def test_our_matrices_load_and_need_no_index(path: Path):
+    matrix = load_matrix(path)
+    catalogue = FakeCatalogue()
+    grid = expand(matrix, catalogue)
+    assert matrix.name == path.stem
+    assert len(list(grid.indices())) > 1
+    assert catalogue.asked == []
+    assert matrix.files
+
+
+def blocks() -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_the_reference_has_examples():
+    assert len(blocks()) >= 3
+
+
+@pytest.mark.parametrize("block", blocks())
+def test_examples_of_the_reference_load(block: str, tmp_path: Path):
+    for name in ("train.py", "data/sample.npz", "repro.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    (tmp_path / "matrix.yaml").write_text(block, encoding="utf-8")
+    load_matrix(tmp_path / "matrix.yaml")
+
+
+@pytest.mark.parametrize("key", sorted({key for keys in _KEYS_AT.values() for key in keys}))
+def test_the_reference_names_every_key(key: str):
+    assert f"`{key}`" in REFERENCE.read_text(encoding="utf-8")
