@@ -210,7 +210,7 @@ class Locker:
             cwd = Path(folder)
             (cwd / "requirements.in").write_text("\n".join((*request.requirements, "")), "utf-8")
             args: list[str | Path] = ["pip", "compile", "requirements.in", *python]
-            args += ["--format", "pylock.toml", "--no-header", "--no-annotate", "--quiet"]
+            args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]
             if not allow_source:
                 args += ["--only-binary", ":all:"]
             for name in sorted(wheels_only):

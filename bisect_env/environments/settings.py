@@ -37,7 +37,7 @@ def configured_index(environ: Mapping[str, str] | None = None) -> str:
     environ = os.environ if environ is None else environ
     for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         if environ.get(name):
-            return environ[name].rpartition("=")[2] if _is_named(environ[name]) else environ[name]
+            return _without_name(environ[name])
     for path in uv_config_files(environ):
         if url := _index_of_uv_toml(_read_toml(path)):
             return url
@@ -70,10 +70,10 @@ def without_credentials(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def _is_named(text: str) -> bool:
-    # uv allows `name=url`.
+def _without_name(text: str) -> str:
+    # uv allows `name=url`; an equals sign in the URL itself comes after its scheme.
     name, equals, url = text.partition("=")
-    return bool(equals) and "://" in url and ":" not in name and "/" not in name
+    return url if equals and "://" not in name and "/" not in name else text
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

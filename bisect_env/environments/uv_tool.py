@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -104,7 +105,8 @@ class Uv:
         path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.toml"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            temporary = folder / f".{path.name}.{os.getpid()}"
+            # Threads of one process get here at the same time, too.
+            temporary = folder / f".{path.name}.{secrets.token_hex(8)}"
             temporary.write_text(text, "utf-8")
             temporary.replace(path)
         return path

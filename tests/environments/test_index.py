@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+
+import pytest
+
+from bisect_env.environments.failures import PackageNotFoundError
+from bisect_env.environments.index import PypiCatalogue
+from bisect_env.environments.interpreters import Interpreters
+from bisect_env.errors import IndexUnavailableError, UsageError
+from bisect_env.matrix.versions import Manager
+
+pytestmark = pytest.mark.integration
+
+
+def filled(index):
+    index.add("demo", "1.10", uploaded="2021-03-04T05:06:07.5Z", requires_python=">=3.8")
+    index.add("demo", "1.9", uploaded="2021-01-01T00:00:00Z", yanked=True)
+    index.add("demo", "2.0rc1", uploaded="2021-05-01T00:00:00Z")
+    index.add("demo", "1.2", uploaded="2020-02-02T00:00:00Z", tag="cp38-cp38-win_amd64")
+    index.add("demo", "1.2", uploaded="2020-02-01T00:00:00Z", tag="cp37-cp37m-win_amd64")
+    return index
+
+
+@pytest.mark.parametrize("style", ["json", "html"])
+def test_releases_in_order_with_dates_and_marks(index, style):
+    filled(index).style = style
+    found = PypiCatalogue(index.url).versions("Demo")
+    assert [release.version for release in found] == ["1.2", "1.9", "1.10", "2.0rc1"]
+    assert [release.yanked for release in found] == [False, True, False, False]
+    assert [release.has_wheel for release in found] == [False, True, True, True]
+    assert found[0].uploaded == datetime(2020, 2, 1, tzinfo=UTC), "the date of its first file"
+    assert found[2].uploaded == datetime(2021, 3, 4, 5, 6, 7, 500000, tzinfo=UTC)
+    if style == "json":
+        assert found[2].requires_python == ">=3.8"
+
+
+def test_a_bare_directory_served_over_http_is_an_index_too(index):
+    filled(index).style = "bare"
+    catalogue = PypiCatalogue(index.url)
+    assert [release.version for release in catalogue.versions("demo")] == ["1.2", "1.9", "1.10", "2.0rc1"]
+    assert {file.sha256 for file in catalogue.files("demo")} == {""}
+    assert {release.uploaded for release in catalogue.versions("demo")} == {None}
+
+
+def test_a_directory_on_disk_is_an_index_too(tmp_path):
+    page = tmp_path / "my index" / "demo" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_text(
+        f'<a href="../../files/demo-1.0-py3-none-any.whl#sha256={"ab" * 32}">demo-1.0-py3-none-any.whl</a>'
+    )
+    catalogue = PypiCatalogue((tmp_path / "my index").as_uri())
+    (file,) = catalogue.files("demo")
+    assert file.url == (tmp_path / "files" / "demo-1.0-py3-none-any.whl").as_uri()
+    assert file.sha256 == "ab" * 32
+    assert catalogue.versions("other") == []
+    with pytest.raises(IndexUnavailableError, match="is not a folder"):
+        PypiCatalogue((tmp_path / "nowhere").as_uri()).versions("demo")
+
+
+def test_files_that_are_no_releases_are_passed_over(index):
+    names = [
+        "demo-1.0-py3-none-any.whl",
+        "demo-not.a.version.tar.gz",
+        "README.html",
+        "demo-1.0.exe",
+        "demo-2.tar.gz",
+    ]
+    links = "".join(f'<a href="{name}">{name}</a>' for name in names)
+    index.raw["/simple/demo/"] = ("text/html", links.encode())
+    assert [release.version for release in PypiCatalogue(index.url).versions("demo")] == ["1.0", "2"]
+
+
+def test_pages_are_fetched_once(index):
+    catalogue = PypiCatalogue(filled(index).url)
+    for name in ("demo", "Demo", "DEMO"):
+        catalogue.versions(name)
+    assert index.requests == ["/simple/demo/"]
+
+
+def test_an_unknown_package(index):
+    catalogue = PypiCatalogue(index.url)
+    assert catalogue.versions("nowhere") == []
+    with pytest.raises(PackageNotFoundError) as raised:
+        catalogue.files("nowhere")
+    assert f"the index {index.url} has no package 'nowhere'" in str(raised.value)
+    assert "remedy: check how it is spelt" in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [500, 503, 403, 401])
+def test_an_index_that_fails(index, status):
+    index.on_request = lambda path: status
+    with pytest.raises(IndexUnavailableError, match=f"it answers {status}") as raised:
+        PypiCatalogue(index.url).versions("demo")
+    assert "remedy: check the network, proxy and credentials" in str(raised.value)
+
+
+def test_an_index_that_hangs(index):
+    released = threading.Event()
+    index.on_request = lambda path: released.wait(30) and None
+    try:
+        with pytest.raises(IndexUnavailableError, match="no answer in time"):
+            PypiCatalogue(index.url, timeout=(1, 0.3)).versions("demo")
+    finally:
+        released.set()
+
+
+def test_nobody_listens():
+    with pytest.raises(IndexUnavailableError, match="Connection refused"):
+        PypiCatalogue("http://127.0.0.1:9/simple").versions("demo")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/vnd.pypi.simple.v1+json", b"<html>"),
+        ("application/vnd.pypi.simple.v1+json", b'{"meta": {"api-version": "1.0"}}'),
+        (
+            "application/vnd.pypi.simple.v1+json",
+            b'{"meta": {"api-version": "9.0"}, "name": "demo", "files": []}',
+        ),
+        ("application/json", b"{}"),
+        ("image/png", b"\x89PNG"),
+    ],
+)
+def test_what_is_not_an_index(index, kind, body):
+    index.raw["/simple/demo/"] = (kind, body)
+    with pytest.raises(IndexUnavailableError, match="does not answer like a package index") as raised:
+        PypiCatalogue(index.url).versions("demo")
+    assert "remedy: give the URL of a simple index" in str(raised.value)
+
+
+def test_credentials_stay_out_of_messages():
+    with pytest.raises(IndexUnavailableError) as raised:
+        PypiCatalogue("http://me:secret@127.0.0.1:9/simple").versions("demo")
+    assert "secret" not in str(raised.value)
+
+
+def test_conda_is_not_listed_here():
+    with pytest.raises(UsageError, match="give that axis a list of versions"):
+        PypiCatalogue("http://127.0.0.1:9/simple").versions("demo", manager=Manager.CONDA)
+
+
+def test_pythons_here_come_before_pythons_to_fetch(monkeypatch, tmp_path):
+    from pathlib import Path
+
+    from bisect_env.environments.interpreters import Interpreter
+
+    here = Interpreter(Path("/python"), "3.11.2", "cp311", Path("/lib"))
+    monkeypatch.setattr("bisect_env.environments.interpreters.probe", lambda path: here)
+    monkeypatch.setattr(
+        "bisect_env.environments.index.uv_python_versions", lambda: ("3.10.20", "3.11.18", "3.9.25")
+    )
+    catalogue = PypiCatalogue(interpreters=Interpreters(lambda: [Path("/python")]))
+    assert catalogue.python_versions() == ["3.9.25", "3.10.2", "3.11.2"]
+
+
+@pytest.mark.network
+def test_the_real_index():
+    found = {release.version: release for release in PypiCatalogue().versions("orjson")}
+    assert (
+        found["3.9.10"].uploaded == datetime(2023, 10, 26, tzinfo=UTC) or found["3.9.10"].uploaded is not None
+    )
+    assert found["3.9.10"].requires_python == ">=3.8"
+    assert found["3.9.11"].has_wheel

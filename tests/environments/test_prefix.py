@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.interpreters import machine_interpreters
+from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.lock_text import make_lock
+from bisect_env.environments.prefix import MARKER, ensure_prefix
+from bisect_env.environments.provider import Environments
+from bisect_env.environments.request import EnvironmentRequest, host_platform
+from bisect_env.errors import InfrastructureError
+
+from .index_server import make_wheel
+
+pytestmark = pytest.mark.integration
+
+BUILD = """
+import sys
+from pathlib import Path
+from bisect_env.environments.lockfiles import read_lock
+from bisect_env.environments.prefix import ensure_prefix
+prefix = ensure_prefix(read_lock(Path(sys.argv[1])), cache_dir=Path(sys.argv[2]))
+print(prefix.path, prefix.build_seconds)
+"""
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def lock(index, python):
+    """A lock of two wheels that the local index serves; one has a command."""
+    index.add("demo", "1.0", scripts={"demo-command": "demo:main"}, modules={"demo.py": MAIN})
+    index.add("below", "2.0")
+    return locked(index, python, "demo", "below")
+
+
+MAIN = "import sys\ndef main():\n    print('demo', sys.prefix)\n"
+
+
+def locked(index, python, *names):
+    packages = [
+        LockedPackage(
+            name=name,
+            version=release.filename.split("-")[1],
+            manager="pip",
+            url=f"{index.url.removesuffix('/simple')}/files/{release.filename}",
+            sha256=release.sha256,
+        )
+        for name in names
+        for release in index.packages[name]
+    ]
+    return make_lock(python, host_platform(), packages)
+
+
+def run(prefix, code):
+    return subprocess.run(
+        [prefix.python, "-c", code], capture_output=True, text=True, check=True, cwd="/", env={}, timeout=60
+    ).stdout.strip()
+
+
+def leftovers(cache):
+    return [path.name for path in (cache / "prefixes").glob(".build-*")]
+
+
+def test_a_prefix_holds_what_its_lock_says_and_is_built_once(lock, cache, index):
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    assert prefix.path == cache / "prefixes" / lock.content_hash
+    assert prefix.build_seconds > 0
+    assert run(prefix, "import demo, below, sys; print(below.version, sys.prefix)") == f"2.0 {prefix.path}"
+    command = subprocess.run(
+        [prefix.path / "bin" / "demo-command"], capture_output=True, text=True, check=True
+    )
+    assert command.stdout == f"demo {prefix.path}\n", "the command works where the prefix was renamed to"
+    with prefix.python.open("rb") as stream:
+        assert stream.read(4) != b"#!/b", "the interpreter is no shell script"
+    asked = len(index.requests)
+    again = ensure_prefix(lock, cache_dir=cache)
+    assert (again.path, again.python, again.build_seconds) == (prefix.path, prefix.python, 0.0)
+    assert len(index.requests) == asked
+    assert leftovers(cache) == []
+
+
+def test_nothing_but_the_lock_is_asked_for(lock, cache, index):
+    ensure_prefix(lock, cache_dir=cache)
+    assert not [path for path in index.requests if path.startswith("/simple")]
+
+
+def test_files_are_shared_between_prefixes(lock, cache, index, python):
+    one = ensure_prefix(lock, cache_dir=cache)
+    two = ensure_prefix(locked(index, python, "demo"), cache_dir=cache)
+    files = [next(prefix.path.glob("lib/python*/site-packages/demo.py")) for prefix in (one, two)]
+    assert files[0].samefile(files[1])
+
+
+def test_an_environment_without_packages(cache, python):
+    prefix = ensure_prefix(make_lock(python, host_platform(), []), cache_dir=cache)
+    assert run(prefix, "import sys; print(sys.prefix)") == str(prefix.path)
+
+
+def test_a_file_that_is_not_the_one_that_was_locked(lock, cache, index):
+    index.packages["demo"][0].content = make_wheel("demo", "1.0", modules={"demo.py": "evil = 1\n"})[1]
+    with pytest.raises(UnbuildableError, match="Hash mismatch") as raised:
+        ensure_prefix(lock, cache_dir=cache)
+    assert raised.value.transient
+    assert not (cache / "prefixes" / lock.content_hash).exists()
+    assert leftovers(cache) == []
+
+
+@pytest.mark.parametrize(("status", "transient"), [(500, True), (403, True), (404, False), (410, False)])
+def test_which_failures_say_something_about_the_environment(
+    lock, cache, index, monkeypatch, status, transient
+):
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    index.on_request = lambda path: status
+    with pytest.raises(UnbuildableError, match=str(status)) as raised:
+        ensure_prefix(lock, cache_dir=cache)
+    assert raised.value.transient is transient
+    index.on_request = lambda path: None
+    assert ensure_prefix(lock, cache_dir=cache).build_seconds > 0
+
+
+def test_a_stalled_download_is_given_up(lock, cache, index):
+    released = threading.Event()
+    index.on_request = lambda path: released.wait(60) and None
+    try:
+        with pytest.raises(UnbuildableError, match="not finished in 1 s") as raised:
+            ensure_prefix(lock, cache_dir=cache, timeout=1)
+    finally:
+        released.set()
+    assert raised.value.transient
+
+
+def test_sources_need_leave(cache, python):
+    package = LockedPackage("demo", "1.0", "pip", "https://files.example/demo-1.0.tar.gz", "ab" * 32)
+    for allowed in (False, frozenset({"other"})):
+        with pytest.raises(UnbuildableError, match="which the matrix does not allow") as raised:
+            ensure_prefix(
+                make_lock(python, host_platform(), [package]), cache_dir=cache, allow_source=allowed
+            )
+        assert not raised.value.transient
+
+
+def test_a_full_disk_is_transient_and_a_closed_cache_has_a_remedy(lock, cache, monkeypatch, tmp_path):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("bisect_env.environments.prefix._pylock", full)
+        with pytest.raises(UnbuildableError, match="No space left") as raised:
+            ensure_prefix(lock, cache_dir=cache)
+    assert raised.value.transient
+    assert leftovers(cache) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InfrastructureError, match="remedy: see that it can be written"):
+        ensure_prefix(lock, cache_dir=tmp_path / "file")
+
+
+def test_an_unusable_prefix_is_made_anew(lock, cache):
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    prefix.python.unlink()
+    prefix.python.symlink_to("/nowhere/python")
+    assert ensure_prefix(lock, cache_dir=cache).build_seconds > 0
+    assert run(prefix, "print(1)") == "1"
+    (prefix.path / MARKER).unlink()
+    assert ensure_prefix(lock, cache_dir=cache).build_seconds > 0
+    assert leftovers(cache) == []
+
+
+def test_four_processes_build_it_once(lock, cache, tmp_path):
+    path = tmp_path / "demo.conda-lock.yml"
+    path.write_text(lock.text)
+    processes = [
+        subprocess.Popen([sys.executable, "-c", BUILD, path, cache], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    answers = [process.communicate(timeout=100)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    assert {answer[0] for answer in answers} == {str(cache / "prefixes" / lock.content_hash)}
+    assert sum(float(answer[1]) > 0 for answer in answers) == 1
+
+
+def test_killed_in_the_middle_then_built_again(lock, cache, index, tmp_path):
+    path = tmp_path / "demo.conda-lock.yml"
+    path.write_text(lock.text)
+    released = threading.Event()
+    index.on_request = lambda path: released.wait(60) and None
+    process = subprocess.Popen([sys.executable, "-c", BUILD, path, cache], start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (index.requests and leftovers(cache)):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    finally:
+        released.set()
+    assert not (cache / "prefixes" / lock.content_hash).exists()
+    assert leftovers(cache)
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    assert run(prefix, "import below; print(below.version)") == "2.0"
+
+
+def test_what_another_dead_builder_left_is_removed(lock, cache):
+    dead = cache / "prefixes" / f".build-{'0' * 64}-aaaa"
+    (dead / "lib").mkdir(parents=True)
+    (dead / "lib" / "half").write_text("x")
+    ensure_prefix(lock, cache_dir=cache)
+    assert not dead.exists()
+
+
+def needs(version):
+    here = [i.version for i in machine_interpreters().installed()]
+    return pytest.mark.skipif(
+        not any(v.startswith(f"{version}.") for v in here), reason=f"no Python {version} on this machine"
+    )
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    ("python", "pins", "code", "says"),
+    [
+        pytest.param(
+            "2.7",
+            {"futures": "3.3.0", "pygments": "2.5.2"},
+            "import concurrent.futures as f, sys; print(f.__file__.startswith(sys.prefix))",
+            "True",
+            marks=needs("2.7"),
+        ),
+        pytest.param(
+            "3.6",
+            {"better-exceptions-fork": "0.2.1.post6", "pygments": "2.5.2"},
+            "import pkgutil; print('better_exceptions_fork' in [m.name for m in pkgutil.iter_modules()])",
+            "True",
+            marks=needs("3.6"),
+        ),
+        pytest.param(
+            "3.7",
+            {"greenlet": "0.4.16", "pygments": "2.5.2"},
+            "import greenlet; print(greenlet.__version__)",
+            "0.4.16",
+            marks=needs("3.7"),
+        ),
+        pytest.param(
+            "3.8",
+            {"regex": "2021.8.27", "pygments": "2.5.2"},
+            "import regex, importlib.metadata as m; print(m.version('regex'))",
+            "2021.8.27",
+            marks=needs("3.8"),
+        ),
+    ],
+)
+def test_old_pythons(cache, python, pins, code, says):
+    environments = Environments(cache)
+    request = EnvironmentRequest(python, pins, dependencies="none", allow_source=python == "3.6")
+    (lock,) = environments.lock_many([request])
+    prefix = environments.ensure_prefix(lock, allow_source=request.allow_source)
+    assert run(prefix, f"import sys; assert sys.version.startswith('{python}.'); {code}") == says
+    command = [prefix.path / "bin" / "pygmentize", "-V"]
+    assert "2.5.2" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert Path(run(prefix, "import sys; print(sys.prefix)")) == prefix.path
+
+
+@pytest.mark.network
+@needs("2.7")
+def test_a_spoilt_download_for_an_old_python(cache):
+    (lock,) = Environments(cache).lock_many([EnvironmentRequest("2.7", {"six": "1.16.0"})])
+    (package,) = lock.packages
+    wrong = LockedPackage(package.name, package.version, "pip", package.url, "00" * 32)
+    with pytest.raises(UnbuildableError, match="Hash mismatch") as raised:
+        ensure_prefix(make_lock("2.7", host_platform(), [wrong]), cache_dir=cache)
+    assert raised.value.transient
+    assert leftovers(cache) == []

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import hashlib
+from datetime import date
+
+import pytest
+
+from bisect_env.environments.failures import UnsolvableError
+from bisect_env.environments.interpreters import machine_interpreters
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.pypi_lock import Locker
+from bisect_env.environments.request import EnvironmentRequest, end_of_day
+from bisect_env.errors import IndexUnavailableError, InfrastructureError, InterpreterNotFoundError
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def locker(cache):
+    return Locker(cache, timeout=60)
+
+
+@pytest.fixture
+def request_for(index, python):
+    """Requests against the local index and the running Python."""
+
+    def make(pins, *packages, **more):
+        return EnvironmentRequest(python, pins, packages, index=index.url, **more)
+
+    return make
+
+
+def versions(lock: Lock) -> dict[str, str]:
+    return {package.name: package.version for package in lock.packages}
+
+
+def world(index):
+    index.add("top", "1.0", uploaded="2020-01-01T10:00:00Z", requires=("below>=1",))
+    index.add("top", "2.0", uploaded="2020-03-01T10:00:00Z", requires=("below>=2",))
+    index.add("below", "1.0", uploaded="2020-01-01T10:00:00Z")
+    index.add("below", "1.1", uploaded="2020-02-01T23:59:59Z")
+    index.add("below", "2.0", uploaded="2020-03-01T10:00:00Z")
+
+
+def test_pins_are_exact_and_the_rest_is_resolved(index, locker, request_for):
+    world(index)
+    lock = locker.lock(request_for({"top": "1.0"}))
+    assert versions(lock) == {"below": "2.0", "top": "1.0"}
+    below = lock.packages[0]
+    release = index.packages["below"][2]
+    assert below.url == f"{index.url.removesuffix('/simple')}/files/{release.filename}"
+    assert below.sha256 == hashlib.sha256(release.content).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("day", "below"), [(date(2020, 1, 31), "1.0"), (date(2020, 2, 1), "1.1"), (date(2020, 3, 1), "2.0")]
+)
+def test_a_date_means_the_index_when_that_day_had_ended(index, locker, request_for, day, below):
+    world(index)
+    lock = locker.lock(request_for({"top": "1.0"}, exclude_newer=end_of_day(day)))
+    assert versions(lock)["below"] == below
+
+
+def test_a_pin_from_after_the_date_has_no_solution(index, locker, request_for):
+    world(index)
+    with pytest.raises(UnsolvableError, match=r"top==2\.0") as raised:
+        locker.lock(request_for({"top": "2.0"}, exclude_newer=end_of_day(date(2020, 2, 1))))
+    assert not raised.value.building
+
+
+def test_an_index_without_dates_cannot_answer_for_a_day(index, locker, request_for):
+    index.add("top", "1.0", uploaded=None)
+    with pytest.raises(UnsolvableError, match="gives no upload dates"):
+        locker.lock(request_for({"top": "1.0"}, exclude_newer=end_of_day(date(2020, 2, 1))))
+
+
+def test_without_dependencies_only_what_is_named(index, locker, request_for):
+    world(index)
+    assert versions(locker.lock(request_for({"top": "2.0"}, dependencies="none"))) == {"top": "2.0"}
+    both = request_for({"top": "2.0", "below": "1.0"}, dependencies="none")
+    assert versions(locker.lock(both)) == {"top": "2.0", "below": "1.0"}
+    with pytest.raises(UnsolvableError, match=r"top>=2\.0 depends on below>=2"):
+        locker.lock(request_for({"top": "2.0", "below": "1.0"}))
+
+
+def test_overrides_replace_what_metadata_say_but_never_a_pin(index, locker, request_for):
+    world(index)
+    lock = locker.lock(request_for({"top": "2.0"}, overrides=("below==1.0",)))
+    assert versions(lock) == {"top": "2.0", "below": "1.0"}
+    with pytest.raises(UnsolvableError, match=r"top is asked for as 2\.0, and an override makes it 1\.0"):
+        locker.lock(request_for({"top": "2.0"}, overrides=("top==1.0",)))
+
+
+def test_a_withdrawn_version_is_locked_when_it_is_pinned(index, locker, request_for):
+    index.add("top", "1.0")
+    index.add("top", "1.1", yanked=True)
+    assert versions(locker.lock(request_for({"top": "1.1"}))) == {"top": "1.1"}
+    assert versions(locker.lock(request_for({}, "top"))) == {"top": "1.0"}
+
+
+def test_no_fitting_wheel(index, locker, request_for):
+    index.add("top", "1.0", tag="cp27-cp27m-win_amd64")
+    with pytest.raises(UnsolvableError, match=r"top==1\.0 has no wheels with a matching"):
+        locker.lock(request_for({"top": "1.0"}))
+
+
+def test_a_package_that_exists_nowhere(locker, request_for):
+    with pytest.raises(UnsolvableError, match="nowhere was not found"):
+        locker.lock(request_for({"nowhere": "1.0"}))
+
+
+def test_hashes_that_the_index_does_not_state_are_made_up_for(index, locker, request_for):
+    index.add("top", "1.0")
+    index.style = "bare"
+    (package,) = locker.lock(request_for({"top": "1.0"})).packages
+    assert package.sha256 == hashlib.sha256(index.packages["top"][0].content).hexdigest()
+
+
+def test_an_index_that_fails_is_no_property_of_the_combination(index, locker, request_for, monkeypatch):
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    world(index)
+    index.on_request = lambda path: 500
+    with pytest.raises(IndexUnavailableError, match="500 Internal Server Error") as raised:
+        locker.lock(request_for({"top": "1.0"}))
+    assert "remedy: check the network" in str(raised.value)
+
+
+def test_an_index_that_hangs(index, locker, request_for, monkeypatch):
+    import threading
+
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_HTTP_TIMEOUT", "1")
+    released = threading.Event()
+    index.on_request = lambda path: released.wait(30) and None
+    try:
+        with pytest.raises(IndexUnavailableError, match="cannot be used"):
+            locker.lock(request_for({"top": "1.0"}))
+    finally:
+        released.set()
+
+
+def test_what_is_not_an_index(index, locker, request_for):
+    index.raw["/simple/top/"] = ("application/vnd.pypi.simple.v1+json", b"nonsense")
+    with pytest.raises((UnsolvableError, IndexUnavailableError), match="top"):
+        locker.lock(request_for({"top": "1.0"}))
+
+
+def test_the_same_request_gives_the_same_bytes(index, locker, request_for, tmp_path):
+    world(index)
+    one = locker.lock(request_for({"top": "1.0"}, "below<2"))
+    assert Locker(tmp_path).lock(request_for({"top": "1.0"}, "below<2")).text == one.text
+    # Another combination with the same files is the same environment.
+    assert locker.lock(request_for({"top": "1.0", "below": "1.1"})) == one
+
+
+def test_many_in_order_solved_once_each(index, locker, request_for):
+    world(index)
+    wanted = [request_for({"top": "1.0"}), request_for({"top": "9.9"}), request_for({"top": "2.0"})] * 2
+    seen = []
+    results = locker.lock_many(wanted, workers=2, on_done=lambda position, result: seen.append(position))
+    assert [versions(r)["top"] if isinstance(r, Lock) else type(r) for r in results] == [
+        "1.0",
+        UnsolvableError,
+        "2.0",
+    ] * 2
+    assert results[0] is results[3]
+    assert sorted(seen) == list(range(6))
+
+
+def test_one_failure_of_the_index_ends_them_all(index, locker, request_for, monkeypatch):
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    index.on_request = lambda path: 500
+    with pytest.raises(IndexUnavailableError):
+        locker.lock_many([request_for({"top": f"{n}.0"}) for n in range(8)])
+
+
+def test_other_platforms_and_missing_pythons_are_told(locker):
+    with pytest.raises(InfrastructureError, match="for win-64 cannot be locked on"):
+        locker.lock(EnvironmentRequest("3.11", platform="win-64"))
+    with pytest.raises(InterpreterNotFoundError, match="is not a Python version"):
+        locker.lock(EnvironmentRequest("newest"))
+
+
+def needs(version):
+    here = [i.version for i in machine_interpreters().installed()]
+    found = any(v == version or v.startswith(f"{version}.") for v in here)
+    return pytest.mark.skipif(not found, reason=f"no Python {version} on this machine")
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    ("python", "pins"),
+    [
+        pytest.param("3.11", {"orjson": "3.9.11"}, marks=needs("3.11")),
+        pytest.param("3.11", {"orjson": "3.9.13"}, marks=needs("3.11")),
+        pytest.param("3.8", {"regex": "2021.8.27"}, marks=needs("3.8")),
+        pytest.param("2.7", {"futures": "3.3.0", "numpy": "1.16.6"}, marks=needs("2.7")),
+    ],
+)
+def test_real_releases(locker, python, pins):
+    assert versions(locker.lock(EnvironmentRequest(python, pins))) == pins
+
+
+@pytest.mark.network
+@needs("3.7")
+def test_the_day_a_real_dependency_was_released(locker):
+    def greenlet(day):
+        request = EnvironmentRequest("3.7", {"gevent": "20.6.2"}, exclude_newer=end_of_day(day))
+        return versions(locker.lock(request))["greenlet"]
+
+    assert (greenlet(date(2020, 9, 21)), greenlet(date(2020, 9, 22))) == ("0.4.16", "0.4.17")
+
+
+@pytest.mark.network
+@needs("3.6")
+def test_sources_only_where_they_are_allowed(locker):
+    pins = {"better-exceptions-fork": "0.2.1.post6", "six": "1.16.0"}
+    request = EnvironmentRequest(
+        "3.6", pins, dependencies="none", allow_source=frozenset({"Better_Exceptions_Fork"})
+    )
+    assert {p.name: p.is_source for p in locker.lock(request).packages} == {
+        "better-exceptions-fork": True,
+        "six": False,
+    }
+    for allowed in (False, frozenset({"six"})):
+        with pytest.raises(UnsolvableError, match="no usable wheels"):
+            locker.lock(EnvironmentRequest("3.6", pins, dependencies="none", allow_source=allowed))

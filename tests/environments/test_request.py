@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta, timezone
+
+import pytest
+
+from bisect_env.environments.request import EnvironmentRequest, end_of_day, host_platform
+from bisect_env.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--index-url http://evil",
+        "-r /etc/passwd",
+        "six\n--index-url http://evil",
+        "six==",
+        "",
+        "a b",
+        "./folder",
+        "six\r-r x",
+    ],
+)
+def test_what_is_no_requirement_never_reaches_the_solver(text):
+    with pytest.raises(UsageError, match="remedy: write it like"):
+        EnvironmentRequest("3.11", packages=(text,))
+    with pytest.raises(UsageError):
+        EnvironmentRequest("3.11", overrides=(text,))
+
+
+def test_a_pin_cannot_smuggle_a_line_either():
+    with pytest.raises(UsageError):
+        EnvironmentRequest("3.11", {"six": "1.0\n--index-url http://evil"})
+
+
+def test_pins_become_exact_requirements_and_keep_extras():
+    request = EnvironmentRequest("3.11", {"dask[array]": "2024.1.0", "six": "1.16.0"}, ("numpy<2",))
+    assert request.requirements == ("dask[array]==2024.1.0", "six==1.16.0", "numpy<2")
+
+
+def test_key_knows_what_matters_and_not_in_which_order():
+    one = EnvironmentRequest("3.11", {"a": "1", "b": "2"}, ("c", "d"), allow_source=frozenset({"x", "y"}))
+    two = EnvironmentRequest("3.11", {"b": "2", "a": "1"}, ("d", "c"), allow_source=frozenset({"y", "x"}))
+    assert one.key == two.key
+    others = [
+        EnvironmentRequest("3.12", {"a": "1", "b": "2"}, ("c", "d")),
+        EnvironmentRequest("3.11", {"a": "1", "b": "3"}, ("c", "d")),
+        EnvironmentRequest("3.11", {"a": "1", "b": "2"}, ("c", "d"), dependencies="none"),
+        EnvironmentRequest(
+            "3.11", {"a": "1", "b": "2"}, ("c", "d"), exclude_newer=end_of_day(date(2020, 1, 1))
+        ),
+    ]
+    assert len({one.key, *(other.key for other in others)}) == 5
+
+
+def test_the_whole_day_counts_in_utc():
+    assert end_of_day(date(2020, 9, 22)) == datetime(2020, 9, 23, tzinfo=UTC)
+    assert end_of_day(date(2020, 12, 31)) == datetime(2021, 1, 1, tzinfo=UTC)
+    request = EnvironmentRequest(
+        "3.7", exclude_newer=datetime(2020, 9, 23, 2, tzinfo=timezone(timedelta(hours=2)))
+    )
+    assert request.exclude_newer_text == "2020-09-23T00:00:00Z"
+    with pytest.raises(ValueError, match="time zone"):
+        EnvironmentRequest("3.7", exclude_newer=datetime(2020, 9, 23))  # noqa: DTZ001
+
+
+def test_allowed_builds_are_compared_by_normal_name():
+    request = EnvironmentRequest("3.6", allow_source=frozenset({"Better_Exceptions.Fork"}))
+    assert request.may_build("better-exceptions-fork")
+    assert not request.may_build("six")
+    assert host_platform().partition("-")[0] in ("linux", "osx")

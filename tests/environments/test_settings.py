@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+from bisect_env.environments.settings import configured_index, default_cache_dir, without_credentials
+from bisect_env.errors import InfrastructureError
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    # The host's own files, such as /etc/pip.conf, would answer first.
+    monkeypatch.setattr("bisect_env.environments.settings.sys.prefix", str(tmp_path / "venv"))
+    return tmp_path
+
+
+def environ(home, **more):
+    return {"HOME": str(home), "XDG_CONFIG_DIRS": str(home / "xdg"), **more}
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_without_any_setting_it_is_the_librarys_constant(home, monkeypatch):
+    monkeypatch.setattr("bisect_env.environments.settings._pip_config_files", lambda environ: iter(()))
+    assert configured_index(environ(home)) == PYPI_SIMPLE_ENDPOINT
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ('index-url = "http://a/simple"', "http://a/simple"),
+        ('[pip]\nindex-url = "http://b/simple"', "http://b/simple"),
+        (
+            '[[index]]\nurl = "http://x/"\n[[index]]\nname = "n"\nurl = "http://c/"\ndefault = true',
+            "http://c/",
+        ),
+    ],
+)
+def test_uv_toml(home, text, url):
+    write(home / ".config" / "uv" / "uv.toml", text)
+    assert configured_index(environ(home)) == url
+
+
+def test_pip_conf_and_its_sections(home):
+    write(home / ".config" / "pip" / "pip.conf", "[global]\nindex-url = http://g/simple\ntimeout = 3\n")
+    assert configured_index(environ(home)) == "http://g/simple"
+    write(
+        home / ".config" / "pip" / "pip.conf",
+        "[global]\nindex-url = http://g/\n[install]\nindex-url = http://i/\n",
+    )
+    assert configured_index(environ(home)) == "http://i/"
+
+
+def test_uv_comes_before_pip_and_the_environment_before_files(home):
+    write(home / ".config" / "pip" / "pip.conf", "[global]\nindex-url = http://pip-file/\n")
+    assert configured_index(environ(home, PIP_INDEX_URL="http://pip-env/")) == "http://pip-env/"
+    write(home / ".config" / "uv" / "uv.toml", 'index-url = "http://uv-file/"')
+    assert configured_index(environ(home, PIP_INDEX_URL="http://pip-env/")) == "http://uv-file/"
+    assert configured_index(environ(home, UV_INDEX_URL="http://uv-env/")) == "http://uv-env/"
+    named = environ(home, UV_DEFAULT_INDEX="mine=http://uv-default/?a=b", UV_INDEX_URL="http://uv-env/")
+    assert configured_index(named) == "http://uv-default/?a=b"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("uv/uv.toml", "index-url = "), ("pip/pip.conf", "index-url without a section")]
+)
+def test_broken_configuration_is_named(home, name, text):
+    write(home / ".config" / name, text)
+    with pytest.raises(InfrastructureError, match=r"remedy: correct or remove that file") as raised:
+        configured_index(environ(home))
+    assert str(home / ".config" / name) in str(raised.value)
+
+
+def test_credentials_are_not_shown():
+    assert (
+        without_credentials("https://user:pa%40ss@host:8443/simple/?q=1") == "https://host:8443/simple/?q=1"
+    )
+    assert without_credentials("https://host/a@b") == "https://host/a@b"
+
+
+def test_cache_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "here"))
+    assert default_cache_dir() == tmp_path / "here"
+    monkeypatch.delenv("BISECT_ENV_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert default_cache_dir() == tmp_path / "xdg" / "bisect-env"

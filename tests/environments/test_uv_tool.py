@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bisect_env.environments.process import run_tool
+from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
+
+
+def shown_environment(tmp_path, environ):
+    uv = Uv(tmp_path / "cache", environ={"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path), **environ})
+    return uv._environment()
+
+
+def test_settings_that_would_change_a_lock_unseen_are_dropped(tmp_path):
+    env = shown_environment(
+        tmp_path,
+        {
+            "UV_CONSTRAINT": "c.txt",
+            "UV_EXCLUDE_NEWER": "2020-01-01",
+            "UV_PYTHON": "3.9",
+            "UV_PRERELEASE": "allow",
+            "VIRTUAL_ENV": "/v",
+            "PYTHONPATH": "/p",
+            "UV_HTTP_TIMEOUT": "7",
+            "UV_INDEX_MINE_PASSWORD": "secret",
+            "HTTPS_PROXY": "http://proxy",
+            "CFLAGS": "-O1",
+        },
+    )
+    assert not {
+        "UV_CONSTRAINT",
+        "UV_EXCLUDE_NEWER",
+        "UV_PYTHON",
+        "UV_PRERELEASE",
+        "VIRTUAL_ENV",
+        "PYTHONPATH",
+    } & set(env)
+    assert env["UV_HTTP_TIMEOUT"] == "7"
+    assert env["UV_INDEX_MINE_PASSWORD"] == "secret"
+    assert env["HTTPS_PROXY"] == "http://proxy"
+    assert env["CFLAGS"] == "-O1"
+
+
+def test_index_with_credentials_is_never_written_to_disk(tmp_path):
+    env = shown_environment(tmp_path, {"UV_INDEX_URL": "https://user:secret@host/simple"})
+    assert env["UV_DEFAULT_INDEX"] == "https://user:secret@host/simple"
+    assert "UV_CONFIG_FILE" not in env
+    assert not (tmp_path / "cache").exists()
+
+
+def test_open_index_is_cached_by_a_configuration_of_ours(tmp_path):
+    env = shown_environment(tmp_path, {"UV_INDEX_URL": "https://host/simple"})
+    assert "UV_DEFAULT_INDEX" not in env
+    text = (tmp_path / "cache" / "uv-config").glob("*.toml").__next__().read_text()
+    assert 'url = "https://host/simple"' in text
+    assert "cache-control" in text
+
+
+def test_the_users_own_uv_toml_speaks_for_itself(tmp_path):
+    config = tmp_path / ".config" / "uv" / "uv.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[[index]]\nname = "corp"\nurl = "https://corp/simple"\ndefault = true\n')
+    env = shown_environment(tmp_path, {})
+    assert not {"UV_DEFAULT_INDEX", "UV_CONFIG_FILE"} & set(env)
+
+
+@pytest.mark.parametrize(
+    ("words", "transient"),
+    [
+        ("Failed to fetch: x\nerror sending request for url (x)\ntcp connect error", True),
+        ("Request failed after 3 retries in 8.2s", True),
+        ("HTTP status server error (503 Service Unavailable) for url", True),
+        ("HTTP status client error (403 Forbidden) for url", True),
+        ("HTTP status client error (404 Not Found) for url", False),
+        ("Hash mismatch for `six==1.17.0`", True),
+        ("failed to write: No space left on device (os error 28)", True),
+        ("Failed to build `a==1`\nerror: command 'gcc' failed", False),
+        ("", False),
+    ],
+)
+def test_what_is_worth_another_attempt(words, transient):
+    assert is_transient(words) is transient
+
+
+def test_plain_words_keep_the_reason_and_both_ends():
+    text = "warning: x\nUsing Python 3.8\nerror: Failed to build `a==1`\n"
+    text += "  cause: The build backend\n         [stderr]\n"
+    assert plain_words(text) == "Failed to build `a==1`\nThe build backend\n         [stderr]"
+    long = plain_words("error: start\n" + "x\n" * 9000 + "the end", limit=1000)
+    assert long.startswith("start")
+    assert long.endswith("the end")
+    assert len(long) < 1100
+
+
+@pytest.mark.integration
+def test_a_tool_that_does_not_end_is_ended_with_its_children(tmp_path):
+    code = (
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    finished = run_tool([sys.executable, "-c", code], env={}, cwd=tmp_path, timeout=2)
+    assert finished.timed_out
+    assert finished.returncode == -signal.SIGKILL
+    child = int(finished.stdout)
+    deadline = time.monotonic() + 20
+    while _alive(child):
+        assert time.monotonic() < deadline, "the grandchild outlived its group"
+        time.sleep(0.02)
+
+
+@pytest.mark.integration
+def test_a_tool_that_leaves_a_server_behind_does_not_keep_us(tmp_path):
+    code = (
+        "import subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(8)'], start_new_session=True)\n"
+        "print('done')\n"
+    )
+    started = time.monotonic()
+    finished = run_tool([sys.executable, "-c", code], env={}, cwd=tmp_path, timeout=60)
+    assert (finished.returncode, finished.stdout.strip()) == (0, "done")
+    assert time.monotonic() - started < 7, "waited for the server that holds the output open"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging import tags
+
+from bisect_env.environments.interpreters import Interpreter
+from bisect_env.environments.wheels import choose_wheel, fits_platform, host_platforms, tag_ranks
+
+LINUX = (
+    "linux_x86_64",
+    "manylinux_2_28_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+)
+
+
+def interpreter(version: str, abi: str) -> Interpreter:
+    return Interpreter(Path("/python"), version, abi, Path("/lib"))
+
+
+@pytest.mark.parametrize(
+    ("version", "abi", "files", "best"),
+    [
+        ("3.11.7", "cp311", ["a-1-py3-none-any.whl", "a-1-cp311-cp311-manylinux_2_17_x86_64.whl"], 1),
+        (
+            "3.11.7",
+            "cp311",
+            ["a-1-cp311-cp311-manylinux1_x86_64.whl", "a-1-cp311-cp311-manylinux_2_28_x86_64.whl"],
+            1,
+        ),
+        ("3.11.7", "cp311", ["a-1-cp310-cp310-manylinux1_x86_64.whl"], None),
+        ("3.11.7", "cp311", ["a-1-cp37-abi3-manylinux1_x86_64.whl", "a-1-py3-none-any.whl"], 0),
+        ("3.11.7", "cp311", ["a-1-cp311-cp311-win_amd64.whl", "a-1.tar.gz"], None),
+        ("3.11.7", "cp311", ["a-1-cp311-cp311-musllinux_1_2_x86_64.whl"], None),
+        (
+            "3.6.15",
+            "cp36m",
+            ["a-1-cp36-cp36m-manylinux1_x86_64.whl", "a-1-cp36-cp36-manylinux1_x86_64.whl"],
+            0,
+        ),
+        (
+            "2.7.18",
+            "cp27mu",
+            ["a-1-cp27-cp27m-manylinux1_x86_64.whl", "a-1-cp27-cp27mu-manylinux1_x86_64.whl"],
+            1,
+        ),
+        ("2.7.18", "cp27mu", ["a-1-py2-none-any.whl", "a-1-py3-none-any.whl"], 0),
+        ("2.7.18", "cp27mu", ["a-1-py2.py3-none-any.whl"], 0),
+        (
+            "3.8.18",
+            "cp38",
+            ["a-1-1-py3-none-any.whl", "a-1-10-py3-none-any.whl", "a-1-2-py3-none-any.whl"],
+            1,
+        ),
+        ("3.8.18", "cp38", ["a-1-py3-none-any.whl", "a-1-1x-py3-none-any.whl"], 1),
+    ],
+)
+def test_takes_the_wheel_an_installer_would_take(version, abi, files, best):
+    ranks = tag_ranks(interpreter(version, abi), LINUX)
+    assert choose_wheel(files, ranks) == (None if best is None else files[best])
+
+
+def test_tags_of_the_running_interpreter_are_what_packaging_says():
+    here = next(tags.sys_tags())
+    version = here.interpreter[2:]
+    ranks = tag_ranks(interpreter(f"{version[0]}.{version[1:]}.0", here.abi))
+    assert list(ranks) == list(tags.sys_tags())
+
+
+@given(
+    st.permutations(
+        [
+            "a-1-py3-none-any.whl",
+            "a-1-cp38-cp38-manylinux1_x86_64.whl",
+            "a-1-2-py3-none-any.whl",
+            "x",
+            "a-1.zip",
+        ]
+    )
+)
+def test_choice_does_not_depend_on_the_order_of_the_page(files):
+    ranks = tag_ranks(interpreter("3.8.18", "cp38"), LINUX)
+    assert choose_wheel(files, ranks) == "a-1-cp38-cp38-manylinux1_x86_64.whl"
+
+
+@given(st.text(max_size=40))
+def test_any_file_name_is_survived(name):
+    ranks = tag_ranks(interpreter("3.8.18", "cp38"), LINUX)
+    assert choose_wheel([name, name + ".whl"], ranks) in (None, name, name + ".whl")
+
+
+def test_platform_fit():
+    assert fits_platform("a-1-py3-none-any.whl", LINUX)
+    assert fits_platform("a-1-cp27-cp27mu-manylinux1_x86_64.whl", LINUX)
+    assert not fits_platform("a-1-cp311-cp311-win_amd64.whl", LINUX)
+    assert not fits_platform("a-1.tar.gz", LINUX)
+    assert host_platforms()
