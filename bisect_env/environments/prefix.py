@@ -27,7 +27,7 @@ from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.lock_text import build_date
 from bisect_env.environments.process import Finished
 from bisect_env.environments.pypi_lock import OLDEST_FOR_UV
-from bisect_env.environments.settings import default_cache_dir
+from bisect_env.environments.settings import default_cache_dir, without_credentials
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 
@@ -187,7 +187,9 @@ class _Builder:
         self._uv(uv, venv, place)
         if not self.lock.packages:
             return
-        (place / "pylock.toml").write_text(_pylock(self.lock.packages), "utf-8")
+        (place / "pylock.toml").write_text(
+            _pylock(self.lock.packages, without_credentials(uv.index)), "utf-8"
+        )
         install: list[str | Path] = ["pip", "install", "--preview-features", "pylock", "--no-deps"]
         install += ["--link-mode", "hardlink", "-p", place / "bin" / "python", "-r", place / "pylock.toml"]
         if not any(package.is_source for package in self.lock.packages):
@@ -217,15 +219,17 @@ class _Builder:
         )
 
 
-def _pylock(packages: tuple[LockedPackage, ...]) -> str:
-    # PEP 751. JSON strings are TOML strings too.
+def _pylock(packages: tuple[LockedPackage, ...], index: str) -> str:
+    # PEP 751. JSON strings are TOML strings too. The index is not asked for anything: naming it makes uv
+    # keep archives as long as its settings for that index say, where it would fetch them for every prefix
+    # from hosts that send no cache headers.
     lines = ['lock-version = "1.0"', 'created-by = "bisect-env"']
     for package in packages:
         archive = (
             f"{{ url = {json.dumps(package.url)}, hashes = {{ sha256 = {json.dumps(package.sha256)} }} }}"
         )
         lines += ["", "[[packages]]", f"name = {json.dumps(package.name)}"]
-        lines += [f"version = {json.dumps(package.version)}"]
+        lines += [f"version = {json.dumps(package.version)}", f"index = {json.dumps(index)}"]
         lines += [f"sdist = {archive}" if package.is_source else f"wheels = [{archive}]"]
     return "\n".join(lines) + "\n"
 

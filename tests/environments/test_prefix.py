@@ -103,6 +103,15 @@ def test_files_are_shared_between_prefixes(lock, cache, index, python):
     two = ensure_prefix(locked(index, python, "demo"), cache_dir=cache)
     files = [next(prefix.path.glob("lib/python*/site-packages/demo.py")) for prefix in (one, two)]
     assert files[0].samefile(files[1])
+    asked = [path for path in index.requests if "demo" in path]
+    assert len(asked) == 1, "the host sends no cache headers, and yet the archive is fetched once"
+
+
+def test_a_wrong_hash_is_found_when_the_archive_is_in_the_cache(lock, cache, index, python):
+    ensure_prefix(lock, cache_dir=cache)
+    index.packages["demo"][0].sha256 = "00" * 32
+    with pytest.raises(UnbuildableError, match="Hash mismatch"):
+        ensure_prefix(locked(index, python, "demo"), cache_dir=cache)
 
 
 def test_an_environment_without_packages(cache, python):
