@@ -1,0 +1,100 @@
+"""Hypotheses that no feasible combination tells apart are one answer.
+
+Two hypotheses are equal to us when they call the same *visible* cells bad: cells that can be run, one for
+each group of combinations that share a measurement. Listing bad cells would cost `hypotheses × cells`;
+instead every visible cell gets a random integer, and the sum over a hypothesis's bad cells, one more mode
+product, is its fingerprint. Integers below 2^32 keep every sum exact in float64 up to 2^21 cells; with two
+of them a chance collision has probability below hypotheses² / 2^65.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.matrix.grid import Index
+from bisect_env.search.families import FloatArray
+from bisect_env.search.space import Hypothesis, HypothesisSpace
+
+# How many members of a class are spelled out when one has to speak for it.
+_SPELLED_OUT = 400
+
+
+class Classes:
+    """Partition of the hypotheses by what they say about visible cells.
+
+    Args:
+        space: The hypotheses.
+        visible: Shape of the lattice; cells where something can be learnt.
+
+    Attributes:
+        of: Class number of each hypothesis, shape (H,).
+        count: Number of classes.
+        never: Class of the hypotheses that call no visible cell bad.
+        always: Class of those that call every visible cell bad.
+    """
+
+    def __init__(self, space: HypothesisSpace, visible: NDArray[np.bool_]) -> None:
+        self._space = space
+        marks = np.random.default_rng(0).integers(1, 2**32, size=(*space.shape, 2)).astype(np.float64)
+        prints = space.bad_totals(marks * visible[..., None])
+        _, self.of = np.unique(prints, axis=0, return_inverse=True)
+        self.of = self.of.reshape(-1)
+        self.count = int(self.of.max()) + 1
+        self.never = int(self.of[space.never])
+        self.always = int(self.of[space.always])
+
+    def masses(self, hypotheses: FloatArray) -> FloatArray:
+        """Posterior of each class, shape (classes,)."""
+        return np.asarray(np.bincount(self.of, weights=hypotheses, minlength=self.count), dtype=np.float64)
+
+    def spokesman(self, number: int, group: NDArray[np.intp]) -> Hypothesis:
+        """The simplest member of a class: it splits the fewest groups, then has the largest prior.
+
+        Args:
+            number: Class number.
+            group: For each cell the flat position of the cell that stands for its group, -1 if infeasible;
+                shape of the lattice.
+        """
+        if number == self.never:
+            return self._space.hypothesis(self._space.never)
+        if number == self.always:
+            return self._space.hypothesis(self._space.always)
+        members = np.flatnonzero(self.of == number)
+        members = members[np.argsort(-self._space.prior[members], kind="stable")][:_SPELLED_OUT]
+        candidates = [self._space.hypothesis(int(i)) for i in members]
+        return min(candidates, key=lambda h: _splits(h, group))
+
+
+def _splits(hypothesis: Hypothesis, group: NDArray[np.intp]) -> int:
+    """Number of cells judged otherwise than the cell that stands for their group."""
+    bad = hypothesis.bad_cells().ravel()
+    flat = group.ravel()
+    known = flat >= 0
+    return int(np.count_nonzero(bad[known] != bad[flat[known]]))
+
+
+def boundary_pairs(
+    bad: NDArray[np.bool_], feasible: NDArray[np.bool_], axis: int
+) -> list[tuple[Index, Index]]:
+    """Pairs (bad, good) of feasible cells that are neighbours along one axis.
+
+    Args:
+        bad: Which cells a hypothesis calls bad, shape of the lattice.
+        feasible: Which cells can be run, shape of the lattice.
+        axis: The axis along which the two differ.
+
+    Returns:
+        Pairs with nothing but infeasible cells in between, in row-major order of the line they lie on.
+    """
+    pairs: list[tuple[Index, Index]] = []
+    lines = np.moveaxis(feasible, axis, -1)
+    for rest in np.ndindex(lines.shape[:-1]):
+        positions = np.flatnonzero(lines[rest])
+        for low, high in itertools.pairwise(positions):
+            here, there = ((*rest[:axis], int(position), *rest[axis:]) for position in (low, high))
+            if bad[here] != bad[there]:
+                pairs.append((there, here) if bad[there] else (here, there))
+    return pairs

@@ -1,0 +1,85 @@
+"""Where along one axis the bad values may lie: small families of value sets, as 0/1 matrices.
+
+A hypothesis picks one set per axis. The first set of every family is the whole axis ("this axis does not
+matter"), so that simple hypotheses are those with many first sets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.matrix.grid import Direction
+
+FloatArray = NDArray[np.float64]
+
+# Of a broken-then-fixed axis: how likely it is that the window touches an end. A release that broke
+# something and was never mended, or was never good, is as common a story as a true window.
+_SUFFIX_SHARE = 0.35
+_PREFIX_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Candidate sets of bad values on one axis.
+
+    Attributes:
+        sets: 0/1, shape (sets, values); row 0 is all ones.
+        prior: Shape (sets,); `prior[0]` is 0 and the others, the sets that do matter, sum to 1
+            (an axis with a single value has the first row alone).
+    """
+
+    sets: FloatArray
+    prior: FloatArray
+
+    @property
+    def complement(self) -> Family:
+        """The family of the sets' complements; row 0 is then empty."""
+        return Family(1.0 - self.sets, self.prior)
+
+
+def family(direction: Direction, size: int) -> Family:
+    """The family that belongs to a direction.
+
+    Args:
+        direction: Where the bad values may lie.
+        size: Number of values on the axis, at least 1.
+
+    Returns:
+        Suffixes {>= a} for a regression, prefixes {< a} for a fix, all intervals [a, b) for either, and
+        for values without order every single value and every all-but-one.
+    """
+    values = np.arange(size)
+    rows: list[NDArray[np.bool_]] = []
+    weights: list[float] = []
+    match direction:
+        case Direction.REGRESSION:
+            rows = [values >= a for a in range(1, size)]
+            weights = [1.0] * len(rows)
+        case Direction.FIXED:
+            rows = [values < a for a in range(1, size)]
+            weights = [1.0] * len(rows)
+        case Direction.EITHER:
+            suffixes = [values >= a for a in range(1, size)]
+            prefixes = [values < a for a in range(1, size)]
+            windows = [(values >= a) & (values < b) for a in range(1, size) for b in range(a + 1, size)]
+            window_share = 1.0 - _SUFFIX_SHARE - _PREFIX_SHARE if windows else 0.0
+            rows = suffixes + prefixes + windows
+            weights = (
+                [_SUFFIX_SHARE / max(1, len(suffixes))] * len(suffixes)
+                + [_PREFIX_SHARE / max(1, len(prefixes))] * len(prefixes)
+                + [window_share / max(1, len(windows))] * len(windows)
+            )
+        case Direction.UNORDERED:
+            singles = [values == a for a in range(size)] if size > 1 else []
+            # With two values "all but one" says the same as "the other one".
+            others = [values != a for a in range(size)] if size > 2 else []
+            rows = singles + others
+            weights = [1.0] * len(singles) + [0.5] * len(others)
+    sets = np.vstack([np.ones(size), *[row.astype(np.float64) for row in rows]])
+    prior = np.array([0.0, *weights])
+    if len(rows):
+        prior /= prior.sum()
+    return Family(sets, prior)

@@ -1,0 +1,106 @@
+"""Belief about which combinations are bad and how often bad and good ones show the target outcome.
+
+The log likelihood of a hypothesis `h` is a sum over cells: each is scored as bad or as good (`RateGrid`), so
+it is one mode product a grid column (`HypothesisSpace.bad_totals`). The joint with the rates factors but for
+the prior's support m >= 2·p0, held in C:
+
+    W(h, (m, σ), p0) = π(h) · exp A[h, (m, σ)] · C[(m, σ), p0] · exp B[h, p0]
+
+hence both marginals cost `hypotheses × (columns of A + columns of B)` exponentials, never their product.
+Counts are sufficient: the belief is rebuilt from stored trials alone, in any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bisect_env.matrix.grid import Index
+from bisect_env.search.families import FloatArray
+from bisect_env.search.rates import RateGrid
+from bisect_env.search.space import HypothesisSpace
+
+
+class Counts:
+    """Target outcomes and counted trials of every cell, with their log likelihoods kept up to date.
+
+    Args:
+        shape: Of the lattice.
+        grid: Rates to score.
+
+    Attributes:
+        hits: Target outcomes per cell, shape of the lattice.
+        trials: Counted trials per cell, shape of the lattice.
+        log_bad: Log likelihood of each cell if it is bad, shape (*lattice, J).
+        log_good: Log likelihood of each cell if it is good, shape (*lattice, K).
+        own_rate: For cells with trials: posterior of the cell's own rate if bad, shape (J, R).
+    """
+
+    def __init__(self, shape: tuple[int, ...], grid: RateGrid) -> None:
+        self.grid = grid
+        self.hits = np.zeros(shape)
+        self.trials = np.zeros(shape)
+        self.log_bad = np.zeros((*shape, len(grid.m)))
+        self.log_good = np.zeros((*shape, len(grid.p0)))
+        self.own_rate: dict[Index, FloatArray] = {}
+
+    def add(self, index: Index, hits: int, trials: int) -> None:
+        """Count `trials` more trials of a cell, `hits` of which showed the target."""
+        self.hits[index] += hits
+        self.trials[index] += trials
+        y, n = float(self.hits[index]), float(self.trials[index])
+        self.log_bad[index], self.own_rate[index] = self.grid.if_bad(y, n)
+        self.log_good[index] = self.grid.if_good(y, n)
+
+    def copy(self) -> Counts:
+        """An independent copy, for looking ahead."""
+        twin = object.__new__(Counts)
+        twin.grid = self.grid
+        twin.hits, twin.trials = self.hits.copy(), self.trials.copy()
+        twin.log_bad, twin.log_good = self.log_bad.copy(), self.log_good.copy()
+        twin.own_rate = dict(self.own_rate)
+        return twin
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """The posterior, summarised.
+
+    Attributes:
+        hypotheses: Posterior of each hypothesis, shape (H,), sums to 1.
+        with_bad_rate: Joint of hypothesis and (m, σ), shape (H, J).
+        with_background: Joint of hypothesis and p0, shape (H, K).
+        log_evidence: Log marginal likelihood of all counts; differences between models are Bayes factors.
+    """
+
+    hypotheses: FloatArray
+    with_bad_rate: FloatArray
+    with_background: FloatArray
+    log_evidence: float
+
+
+def update(space: HypothesisSpace, counts: Counts, grid: RateGrid | None = None) -> Belief:
+    """The posterior after all counts.
+
+    Args:
+        space: The hypotheses with their prior.
+        counts: What was seen.
+        grid: Another prior over the same grid points (`RateGrid.assuming`); the counts' own if None.
+    """
+    joint = (grid or counts.grid).joint
+    a = space.bad_totals(counts.log_bad)
+    all_good = counts.log_good.reshape(-1, joint.shape[1]).sum(axis=0)
+    b = all_good - space.bad_totals(counts.log_good)
+    top_a, top_b = a.max(axis=1), b.max(axis=1)
+    with np.errstate(divide="ignore"):
+        log_scale = np.log(space.prior) + top_a + top_b
+    peak = float(log_scale.max())
+    exp_a = np.exp(a - top_a[:, None]) * np.exp(log_scale - peak)[:, None]
+    exp_b = np.exp(b - top_b[:, None])
+    with_bad_rate = exp_a * (exp_b @ joint.T)
+    with_background = exp_b * (exp_a @ joint)
+    hypotheses = with_bad_rate.sum(axis=1)
+    total = float(hypotheses.sum())
+    log_evidence = peak + float(np.log(total))
+    return Belief(hypotheses / total, with_bad_rate / total, with_background / total, log_evidence)

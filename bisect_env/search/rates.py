@@ -1,0 +1,136 @@
+"""What is assumed about crash rates before any trial: a grid of rates with a prior, and how cells differ.
+
+Bad combinations need not share one rate: three bad releases of one package crashed in 14 %, 15 % and 5 % of
+runs. The rate of a bad cell is therefore drawn around a typical rate `m`, log-normally with spread `σ`:
+
+    P(r | m, σ) ∝ exp(−(ln r − ln m)² / 2σ²)   on a log-spaced grid of r        (σ = 0: r = m for every cell)
+
+A beta distribution around `m`, the textbook choice, puts much of its mass near zero whenever m is small, and
+then hundreds of clean runs prove little; on a log scale "half or twice as often" is equally far either way.
+Good cells share one background rate `p0`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from bisect_env.search.families import FloatArray
+
+# Stands for log 0: large enough to rule out, small enough that sums keep their digits.
+IMPOSSIBLE = -1e5
+
+_P0 = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5)
+_NO_BACKGROUND = 0.2
+_DETERMINISTIC = 0.2
+_SPREADS = {0.0: 0.5, 0.35: 0.25, 0.7: 0.25}
+_POINTS = 14
+
+
+@dataclass(frozen=True, eq=False)
+class RateGrid:
+    """Prior over the rates, on a grid.
+
+    Attributes:
+        m: Typical target rate of bad cells, shape (J,).
+        spread: σ of each column, shape (J,); 0 = all bad cells have the rate m.
+        rates: Rates that a single bad cell can have, shape (R,).
+        kernel: P(rate | m, σ), shape (J, R); rows sum to 1.
+        p0: Background rate, shape (K,).
+        joint: Prior of (column, p0), shape (J, K), sums to 1; zero where m < 2·p0.
+    """
+
+    m: FloatArray
+    spread: FloatArray
+    rates: FloatArray
+    kernel: FloatArray
+    p0: FloatArray
+    joint: FloatArray
+
+    @classmethod
+    def default(cls, min_rate: float = 0.02) -> RateGrid:
+        """Rates from `min_rate` to 1, equally likely on a log scale, with extra weight on exactly 1.
+
+        Args:
+            min_rate: The smallest crash rate that is looked for, in (0, 1).
+        """
+        points = np.geomspace(min_rate, 1.0, _POINTS)
+        # A single cell may lie below the smallest typical rate by a factor of two.
+        rates = np.unique(np.concatenate([points, np.geomspace(min_rate / 2, 1.0, 2 * _POINTS)]))
+        columns = [(m, s, w) for s, w in _SPREADS.items() for m in points]
+        m = np.array([c[0] for c in columns])
+        spread = np.array([c[1] for c in columns])
+        weight = np.array([c[2] for c in columns])
+        share = np.full(len(m), (1 - _DETERMINISTIC) / _POINTS) + np.where(m == 1.0, _DETERMINISTIC, 0.0)
+        p0 = np.array(_P0)
+        p0_prior = np.array([_NO_BACKGROUND, *[(1 - _NO_BACKGROUND) / (len(p0) - 1)] * (len(p0) - 1)])
+        joint = np.where(m[:, None] >= 2 * p0, (weight * share)[:, None] * p0_prior, 0.0)
+        return cls(m, spread, rates, _kernel(m, spread, rates), p0, joint / joint.sum())
+
+    @cached_property
+    def log_hit(self) -> FloatArray:
+        """Logarithm of r, shape (R,)."""
+        return _log(self.rates)
+
+    @cached_property
+    def log_miss(self) -> FloatArray:
+        """Logarithm of (1 − r), shape (R,)."""
+        return _log(1.0 - self.rates)
+
+    @cached_property
+    def log_hit_good(self) -> FloatArray:
+        """Logarithm of p0, shape (K,)."""
+        return _log(self.p0)
+
+    @cached_property
+    def log_miss_good(self) -> FloatArray:
+        """Logarithm of (1 − p0), shape (K,)."""
+        return _log(1.0 - self.p0)
+
+    def if_bad(self, hits: float, trials: float) -> tuple[FloatArray, FloatArray]:
+        """Score a bad cell's counts.
+
+        Args:
+            hits: Trials that showed the target.
+            trials: Counted trials.
+
+        Returns:
+            Log marginal likelihood for each column, shape (J,), and the posterior of the cell's own rate
+            for each column, shape (J, R).
+        """
+        log_rate = _times(hits, self.log_hit) + _times(trials - hits, self.log_miss)
+        top = log_rate.max()
+        weighted = self.kernel * np.exp(log_rate - top)
+        total = np.maximum(weighted.sum(axis=1), 1e-300)
+        return np.maximum(np.log(total) + top, IMPOSSIBLE), weighted / total[:, None]
+
+    def if_good(self, hits: float, trials: float) -> FloatArray:
+        """Log likelihood of a good cell's counts for each p0, shape (K,)."""
+        return _times(hits, self.log_hit_good) + _times(trials - hits, self.log_miss_good)
+
+    def assuming(self, *, sharing: bool) -> RateGrid:
+        """The same grid given that all bad cells share one rate, or given that they differ."""
+        joint = np.where((self.spread == 0.0)[:, None] == sharing, self.joint, 0.0)
+        return RateGrid(self.m, self.spread, self.rates, self.kernel, self.p0, joint / joint.sum())
+
+
+def _kernel(m: FloatArray, spread: FloatArray, rates: FloatArray) -> FloatArray:
+    log_rates = np.log(rates)
+    # Cell widths on the log axis, so that an uneven grid does not favour where it is dense.
+    width = np.gradient(log_rates)
+    distance = log_rates[None, :] - np.log(m)[:, None]
+    sigma = np.where(spread > 0, spread, 1.0)[:, None]
+    wide = np.exp(-0.5 * (distance / sigma) ** 2) * width
+    exact = (np.abs(distance) == np.abs(distance).min(axis=1, keepdims=True)).astype(np.float64)
+    kernel = np.where((spread > 0)[:, None], wide, exact)
+    return np.asarray(kernel / kernel.sum(axis=1, keepdims=True), dtype=np.float64)
+
+
+def _log(p: FloatArray) -> FloatArray:
+    return np.where(p > 0, np.log(np.where(p > 0, p, 1.0)), IMPOSSIBLE)
+
+
+def _times(count: float, log_p: FloatArray) -> FloatArray:
+    return count * log_p if count else np.zeros_like(log_p)

@@ -1,0 +1,71 @@
+"""Whole studies with a planted truth: what a question costs, and how often the answer is wrong.
+
+The search is the real one; only the trials are coin tosses. Time is counted in rounds: in each, every worker
+finishes one trial.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from bisect_env.matrix.grid import Grid, Index
+from bisect_env.search.families import FloatArray
+from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What one simulated study came to.
+
+    Attributes:
+        verdict: Its end.
+        trials: Trials that ran, controls and certificate included.
+        environments: Distinct environments in which trials ran.
+        rounds: Rounds of the workers.
+    """
+
+    verdict: Verdict
+    trials: int
+    environments: int
+    rounds: int
+
+
+def simulate(
+    grid: Grid,
+    groups: Mapping[Index, Index],
+    rates: FloatArray,
+    rng: np.random.Generator,
+    *,
+    settings: SearchSettings | None = None,
+    workers: int = 1,
+    build_cost: float = 0.0,
+) -> Simulated:
+    """Play one study to its end.
+
+    Args:
+        grid: The lattice.
+        groups: As in `Search`.
+        rates: True target rate of each cell, shape of the grid.
+        rng: Source of the coin tosses.
+        settings: When to stop.
+        workers: Trials that run at the same time.
+        build_cost: Price of an environment in trials.
+    """
+    search = Search(grid, groups, settings)
+    costs = dict.fromkeys(groups, build_cost) if build_cost else {}
+    built: set[Index] = set()
+    trials = rounds = 0
+    while not search.finished:
+        batch = search.ask(workers, build_cost={i: c for i, c in costs.items() if groups[i] not in built})
+        rounds += 1
+        for index, count in Counter(batch).items():
+            built.add(index)
+            trials += count
+            for _ in range(count):
+                search.tell(index, hit=bool(rng.random() < rates[index]))
+    return Simulated(search.verdict, trials, len(built), rounds)

@@ -1,0 +1,210 @@
+"""All hypotheses about which combinations are bad, and sums over them without listing pairs.
+
+Four kinds:
+
+* *all of* (and): bad iff every axis's value lies in that axis's set. The corner of a regression.
+* *any of* (or): bad iff at least one axis's value lies in its set; at least two axes matter. Two causes, or
+  a fix that needs several axes at once.
+* *never bad*, *always bad*.
+
+With the sets of axis `i` as a 0/1 matrix `F_i` (sets × values), the total of a cell quantity `q` over the bad
+cells of every *all of* hypothesis is the successive mode product `q ×_1 F_1 ×_2 F_2 …`: `O(d·|lattice|)`
+instead of `|hypotheses|·|lattice|`. *Any of* is one minus *all of* with complemented sets. Sums in the other
+direction (how much posterior weight calls a cell bad) use the transposes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.matrix.grid import Direction, Index
+from bisect_env.search.families import Family, FloatArray, family
+
+_NEVER_PRIOR = 0.015
+_ALWAYS_PRIOR = 0.015
+_ANY_OF_PRIOR = 0.07
+# Odds of one more axis being involved: most regressions have one culprit.
+_EXTRA_AXIS_ODDS = 0.4
+
+
+def _mode_products(tensor: FloatArray, matrices: Sequence[FloatArray]) -> FloatArray:
+    """Multiply axis i of `tensor` (…, columns) by `matrices[i]` (out_i × in_i), for every i."""
+    for i, matrix in enumerate(matrices):
+        tensor = np.moveaxis(np.tensordot(matrix, tensor, axes=(1, i)), 0, i)
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One hypothesis, spelled out.
+
+    Attributes:
+        kind: `all`, `any`, `never` or `always`.
+        sets: Per axis, 0/1 over its values: the bad values. All ones (for `all`) or all zeros (for `any`)
+            on axes that do not matter.
+        culprits: Positions of the axes that matter.
+    """
+
+    kind: str
+    sets: tuple[NDArray[np.bool_], ...]
+    culprits: tuple[int, ...]
+
+    def is_bad(self, index: Index) -> bool:
+        """Whether the combination at `index` is bad under this hypothesis."""
+        if self.kind in ("never", "always"):
+            return self.kind == "always"
+        inside = (bool(bad[i]) for bad, i in zip(self.sets, index, strict=True))
+        return all(inside) if self.kind == "all" else any(inside)
+
+    def bad_cells(self) -> NDArray[np.bool_]:
+        """Shape of the lattice: which combinations are bad."""
+        shape = tuple(len(bad) for bad in self.sets)
+        if self.kind in ("never", "always"):
+            return np.full(shape, self.kind == "always")
+        combine = np.logical_and if self.kind == "all" else np.logical_or
+        cells = np.full(shape, self.kind == "all")
+        for axis, bad in enumerate(self.sets):
+            cells = combine(cells, bad.reshape([-1 if a == axis else 1 for a in range(len(shape))]))
+        return cells
+
+
+class HypothesisSpace:
+    """Every hypothesis over a lattice, in one flat order.
+
+    Args:
+        shape: Number of values on each axis.
+        directions: Where the bad values may lie, one per axis.
+
+    Attributes:
+        prior: Shape (hypotheses,), sums to 1.
+    """
+
+    def __init__(self, shape: Sequence[int], directions: Sequence[Direction]) -> None:
+        self.shape = tuple(shape)
+        self._families = [family(d, n) for d, n in zip(directions, shape, strict=True)]
+        self._matrices = [f.sets for f in self._families]
+        self._complements = [f.complement.sets for f in self._families]
+        self._set_shape = tuple(len(f.sets) for f in self._families)
+        self._all_size = int(np.prod(self._set_shape))
+        # "Any of" is a hypothesis of its own only where two axes have something to say.
+        self._any = sum(n > 1 for n in self.shape) >= 2
+        self._any_size = self._all_size if self._any else 0
+        self.size = self._all_size + self._any_size + 1
+        self.prior = self._prior()
+
+    def _prior(self) -> FloatArray:
+        """Few culprit axes weigh more; within one choice of culprits the families' own priors."""
+        involved = _involved_axes(self._families)
+        odds = np.array([_EXTRA_AXIS_ODDS**k for k in range(len(self.shape) + 1)])
+        within = _outer([np.where(f.prior > 0, f.prior, 1.0) for f in self._families])
+        weight = within * odds[involved]
+        all_of = np.where(involved >= 1, weight, 0.0)
+        any_of = np.where(involved >= 2, weight, 0.0)
+        change = 1.0 - _NEVER_PRIOR - _ALWAYS_PRIOR
+        any_share = _ANY_OF_PRIOR * change if self._any else 0.0
+        all_of = _normalised(all_of) * (change - any_share)
+        all_of.flat[0] = _ALWAYS_PRIOR
+        parts = [all_of.ravel()]
+        if self._any:
+            parts.append(_normalised(any_of).ravel() * any_share)
+        return _normalised(np.concatenate([*parts, np.array([_NEVER_PRIOR])]))
+
+    def bad_totals(self, cells: FloatArray) -> FloatArray:
+        """Total of a cell quantity over the bad cells of every hypothesis.
+
+        Args:
+            cells: Shape (*lattice, columns).
+
+        Returns:
+            Shape (hypotheses, columns).
+        """
+        columns = cells.shape[-1]
+        parts = [_mode_products(cells, self._matrices).reshape(-1, columns)]
+        if self._any:
+            total = cells.reshape(-1, columns).sum(axis=0)
+            parts.append(total - _mode_products(cells, self._complements).reshape(-1, columns))
+        parts.append(np.zeros((1, columns)))
+        return np.concatenate(parts)
+
+    def bad_mass(self, weights: FloatArray) -> FloatArray:
+        """Weight of the hypotheses that call each cell bad: the transpose of `bad_totals`.
+
+        Args:
+            weights: Shape (hypotheses, columns).
+
+        Returns:
+            Shape (*lattice, columns).
+        """
+        columns = weights.shape[-1]
+        all_of = weights[: self._all_size].reshape(*self._set_shape, columns)
+        mass = _mode_products(all_of, [m.T for m in self._matrices])
+        if self._any:
+            any_of = weights[self._all_size : -1].reshape(*self._set_shape, columns)
+            spared = _mode_products(any_of, [m.T for m in self._complements])
+            mass = mass + (any_of.reshape(-1, columns).sum(axis=0) - spared)
+        return mass
+
+    def hypothesis(self, number: int) -> Hypothesis:
+        """Spell out the hypothesis at a position of the flat order."""
+        if number == self.size - 1:
+            return self._constant("never")
+        kind = "all" if number < self._all_size else "any"
+        chosen = np.unravel_index(number % self._all_size, self._set_shape)
+        culprits = tuple(i for i, s in enumerate(chosen) if s != 0)
+        if kind == "all" and not culprits:
+            return self._constant("always")
+        sets = tuple(
+            np.asarray(f.sets[s] > 0) if s != 0 or kind == "all" else np.zeros(f.sets.shape[1], dtype=bool)
+            for f, s in zip(self._families, chosen, strict=True)
+        )
+        return Hypothesis(kind, sets, culprits)
+
+    def _constant(self, kind: str) -> Hypothesis:
+        return Hypothesis(kind, tuple(np.full(n, kind == "always") for n in self.shape), ())
+
+    @cached_property
+    def never(self) -> int:
+        """Position of *never bad*."""
+        return self.size - 1
+
+    @cached_property
+    def always(self) -> int:
+        """Position of *always bad*."""
+        return 0
+
+
+def _involved_axes(families: Sequence[Family]) -> NDArray[np.int64]:
+    """Shape of the set lattice: how many axes a choice of sets involves."""
+    counts = np.zeros((1,) * len(families), dtype=np.int64)
+    for axis, f in enumerate(families):
+        matters = (np.arange(len(f.sets)) > 0).astype(np.int64)
+        counts = counts + matters.reshape([-1 if a == axis else 1 for a in range(len(families))])
+    return counts
+
+
+def _outer(vectors: Sequence[FloatArray]) -> FloatArray:
+    out = np.ones(())
+    for vector in vectors:
+        out = np.multiply.outer(out, vector)
+    return out
+
+
+def _normalised(weights: FloatArray) -> FloatArray:
+    total = weights.sum()
+    return weights / total if total > 0 else weights
+
+
+def brute_force_cells(space: HypothesisSpace) -> NDArray[np.bool_]:
+    """Every hypothesis's bad cells, shape (hypotheses, *lattice): for tests and for small lattices."""
+    return np.stack([space.hypothesis(i).bad_cells() for i in range(space.size)])
+
+
+def cells_of(shape: Sequence[int]) -> list[Index]:
+    """Every index of a lattice in row-major order."""
+    return list(itertools.product(*(range(n) for n in shape)))

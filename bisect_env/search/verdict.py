@@ -1,0 +1,176 @@
+"""The answer as data, and how a class of hypotheses becomes one: first bad, last good, culprit axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.matrix.grid import Index
+from bisect_env.search.classes import boundary_pairs
+from bisect_env.search.families import FloatArray
+from bisect_env.search.space import Hypothesis
+
+
+class Status(StrEnum):
+    """How sure the answer is."""
+
+    CONFIRMED = "confirmed"
+    """The stated confidence is reached, whether bad combinations share a rate or not, and both sides of
+    the boundary were tried."""
+    LIKELY = "likely"
+    """One answer holds more than half of the posterior, but one of the conditions above is missing."""
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A bad cell and its good neighbour along one culprit axis.
+
+    Attributes:
+        axis: Position of the axis.
+        bad: The bad cell.
+        good: The good one; they differ on `axis` alone.
+        between: Cells between them that could not be tried.
+    """
+
+    axis: int
+    bad: Index
+    good: Index
+    between: tuple[Index, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one class of hypotheses says.
+
+    Attributes:
+        hypothesis: The member that speaks for it.
+        boundaries: One per culprit axis that shows a feasible boundary.
+        first_bad: The bad cell of the boundary, None when nothing or everything is bad.
+        last_good: Its good neighbour.
+        probability: Posterior of the class.
+    """
+
+    hypothesis: Hypothesis
+    boundaries: tuple[Boundary, ...]
+    first_bad: Index | None
+    last_good: Index | None
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The state of the answer after some trials.
+
+    Attributes:
+        status: How sure it is.
+        reason: One sentence: why this status.
+        best: The most probable answer.
+        candidates: Answers in order of probability that together hold the stated confidence (at most ten).
+        sharing: Posterior of `best` if all bad combinations have one rate.
+        differing: Posterior of `best` if their rates differ.
+        bad_rate: Posterior mean of the target rate of bad combinations.
+        background: Posterior mean of the target rate of good ones.
+        ends_wrong: Stated ends that turned out otherwise ("good" and "bad"), empty normally.
+        expected_left: Estimate of trials still needed, 0 when done.
+    """
+
+    status: Status
+    reason: str
+    best: Answer
+    candidates: tuple[Answer, ...]
+    sharing: float
+    differing: float
+    bad_rate: float
+    background: float
+    ends_wrong: tuple[str, ...] = ()
+    expected_left: float = 0.0
+
+
+def answer(
+    hypothesis: Hypothesis,
+    probability: float,
+    feasible: NDArray[np.bool_],
+    hits: FloatArray,
+    trials: FloatArray,
+) -> Answer:
+    """Find where a hypothesis's boundary runs through combinations that can be run.
+
+    One cell is the pivot, the same for all culprit axes if possible: for *all of* the first bad cell, whose
+    good neighbours show that every culprit axis is needed; for *any of* the last good cell, whose bad
+    neighbours show that each alone suffices. Pairs that were tried come before pairs that were not, then
+    the one nearest to the low end of every axis.
+    """
+    if not hypothesis.culprits:
+        return Answer(hypothesis, (), None, None, probability)
+    bad = hypothesis.bad_cells()
+    pivot_side = 0 if hypothesis.kind == "all" else 1
+    by_pivot: dict[Index, list[Boundary]] = {}
+    for axis in hypothesis.culprits:
+        for pair in boundary_pairs(bad, feasible, axis):
+            found = Boundary(axis, *pair, _between(axis, *pair))
+            by_pivot.setdefault(pair[pivot_side], []).append(found)
+    if not by_pivot:
+        return Answer(hypothesis, (), None, None, probability)
+
+    def pair_rank(b: Boundary) -> tuple[bool, bool, Index, Index]:
+        # Below before above: of a window, its beginning is the first bad version.
+        return (b.good > b.bad, trials[b.good] == 0, b.good, b.bad)
+
+    def chosen(pivot: Index) -> list[Boundary]:
+        per_axis = {
+            axis: min(options, key=pair_rank)
+            for axis in hypothesis.culprits
+            if (options := [b for b in by_pivot[pivot] if b.axis == axis])
+        }
+        return list(per_axis.values())
+
+    def pivot_rank(pivot: Index) -> tuple[float, ...]:
+        boundaries = chosen(pivot)
+        tried = sum(hits[b.bad] > 0 and trials[b.good] > 0 for b in boundaries)
+        upward = sum(b.good > b.bad for b in boundaries)
+        return (-len(boundaries), -tried, upward, -float(trials[pivot] > 0), sum(pivot), *pivot)
+
+    pivot = min(by_pivot, key=pivot_rank)
+    boundaries = chosen(pivot)
+    covered = {b.axis for b in boundaries}
+    # A culprit axis whose neighbour at the pivot cannot be run shows its boundary elsewhere.
+    for axis in hypothesis.culprits:
+        others = [b for group in by_pivot.values() for b in group if b.axis == axis]
+        if axis not in covered and others:
+            boundaries.append(min(others, key=pair_rank))
+    boundaries.sort(key=lambda b: b.axis)
+    first = min(boundaries, key=lambda b: (b.bad != pivot and b.good != pivot, b.axis))
+    return Answer(hypothesis, tuple(boundaries), first.bad, first.good, probability)
+
+
+def _between(axis: int, bad: Index, good: Index) -> tuple[Index, ...]:
+    low, high = sorted((bad[axis], good[axis]))
+    return tuple((*bad[:axis], i, *bad[axis + 1 :]) for i in range(low + 1, high))
+
+
+def capacity(p0: float, p1: float) -> float:
+    """Bits that one best-placed trial carries about good or bad when both rates are known.
+
+    The capacity of the binary channel with crossover rates p0 and 1 − p1:
+    `C = (p0·h(p1) − p1·h(p0)) / (p1 − p0) + log2(1 + 2^−s)`, `s = (h(p1) − h(p0)) / (p1 − p0)`.
+    """
+    if p1 - p0 < 1e-9:
+        return 0.0
+
+    def h(p: float) -> float:
+        return 0.0 if p <= 0 or p >= 1 else float(-p * np.log2(p) - (1 - p) * np.log2(1 - p))
+
+    s = (h(p1) - h(p0)) / (p1 - p0)
+    return float((p0 * h(p1) - p1 * h(p0)) / (p1 - p0) + np.log2(1 + 2.0 ** (-s)))
+
+
+def entropy_bits(masses: Sequence[float] | FloatArray) -> float:
+    """Entropy in bits of a distribution."""
+    p = np.asarray(masses, dtype=np.float64)
+    p = p[p > 0]
+    return float(-(p * np.log2(p)).sum())
