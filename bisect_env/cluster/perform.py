@@ -1,0 +1,89 @@
+"""What happens on a worker for one request: make the prefix, run the trial, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from bisect_env.cluster.protocol import BuildFailed, Completion, TrialCompleted, TrialLost, TrialRequest
+from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.prefix import Prefix
+from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
+from bisect_env.trials.run import TrialCancelledError, harness_error_record, run_trial
+
+CANCELLED = "the trial was cancelled"
+
+
+class PrefixBuilder(Protocol):
+    """Makes the prefix of a lock on this host, or finds it; `ensure_prefix` is one.
+
+    For a Dask cluster it must be possible to pickle it.
+    """
+
+    def __call__(self, lock: Lock, *, allow_source: bool) -> Prefix:
+        """Build.
+
+        Raises:
+            UnbuildableError: It cannot be built.
+            InfrastructureError: This host cannot build anything.
+        """
+        ...
+
+
+def perform(
+    request: TrialRequest,
+    *,
+    build: PrefixBuilder,
+    cancelled: Callable[[], bool],
+    worker: str,
+    cpus: Collection[int] = (),
+) -> Completion:
+    """Answer one request; never raises, whatever goes wrong.
+
+    Args:
+        request: What to run.
+        build: Makes the prefix.
+        cancelled: Looked at before each step and ten times a second during the trial. A build under way is
+            finished: others may be waiting for it.
+        worker: Name of the worker, for the record.
+        cpus: CPUs that the trial may use; empty means those of this process.
+    """
+    spec = request.spec
+    if cancelled():
+        return TrialLost(spec.trial_id, CANCELLED)
+    try:
+        prefix = build(request.lock, allow_source=request.allow_source)
+    except UnbuildableError as error:
+        return _build_failed(request, error.message, transient=error.transient)
+    except InterpreterNotFoundError as error:
+        return _build_failed(request, str(error), transient=False)
+    except BisectEnvError as error:
+        return _build_failed(request, str(error), transient=True)
+    except Exception as error:  # noqa: BLE001 - a worker's outermost frame: raised further, a defect in
+        # building would look like a lost worker and be tried for ever instead of being shown.
+        return TrialCompleted(harness_error_record(spec, error))
+    try:
+        record = run_trial(
+            spec, prefix.path, python=prefix.python, cpus=cpus, cancelled=cancelled, worker=worker
+        )
+    except TrialCancelledError:
+        return TrialLost(spec.trial_id, CANCELLED)
+    return TrialCompleted(record, prefix.build_seconds)
+
+
+def _build_failed(request: TrialRequest, message: str, *, transient: bool) -> BuildFailed:
+    return BuildFailed(request.spec.trial_id, request.lock.content_hash, message, transient)
+
+
+def refuse_gpus(request: TrialRequest) -> None:
+    """For executors that have no GPUs to give.
+
+    Raises:
+        InfrastructureError: The trial asks for one; it would wait for ever.
+    """
+    if request.spec.gpus:
+        raise InfrastructureError(
+            f"a trial asks for {request.spec.gpus} GPU(s), and these workers hand out none",
+            remedy="set `gpus: 0` in the matrix, or use workers that have GPUs",
+        )
