@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import queue
@@ -28,6 +29,8 @@ NO_WORKERS_GRACE = 60.0
 """Seconds without any worker after which the cluster counts as lost; a killed worker is back in about two."""
 LOOK = 1.0
 """Seconds between two looks at the cluster's health while waiting."""
+SCRATCH_GRACE = 60.0
+"""Seconds between making a scratch directory and having locked it, and many more."""
 CLOSE_GRACE = 10.0
 """Seconds that cancelled trials get to end before their workers are closed."""
 
@@ -41,6 +44,16 @@ _CONFIG: dict[str, Any] = {
     "distributed.scheduler.worker-ttl": "15 minutes",
 }
 
+
+_SCHEDULER: dict[str, Any] = {
+    # With the default of 3, a trial whose worker dies is run again in silence.
+    "allowed_failures": 0,
+    # Without a dashboard it serves HTTP all the same, by default on a fixed port and for everybody.
+    "dashboard": False,
+    "dashboard_address": "127.0.0.1:0",
+}
+
+_SCRATCH = "bisect-env-cluster-"
 
 _local_cluster: Any = distributed.LocalCluster
 _client: Any = distributed.Client
@@ -65,7 +78,7 @@ class LocalExecutor:
     def __init__(self, build: PrefixBuilder, workers: int | None = None) -> None:
         self._build = build
         self._cpus = tuple(sorted(os.sched_getaffinity(0)))
-        self._scratch = Path(tempfile.mkdtemp(prefix="bisect-env-cluster-"))
+        self._scratch, self._scratch_lock = _make_scratch()
         self._started_dir = self._scratch / "started"
         self._started_dir.mkdir()
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -78,7 +91,7 @@ class LocalExecutor:
         self._cluster: Any = None
         self._client: Any = None
         with contextlib.ExitStack() as undo:
-            undo.callback(shutil.rmtree, self._scratch)
+            undo.callback(self._remove_scratch)
             self._start(default_workers() if workers is None else workers)
             undo.pop_all()
 
@@ -95,8 +108,7 @@ class LocalExecutor:
                     silence_logs=logging.CRITICAL,
                     local_directory=str(self._scratch),
                     preload=["bisect_env.cluster.worker"],
-                    # With the default of 3, a trial whose worker dies is run again in silence.
-                    scheduler_kwargs={"allowed_failures": 0},
+                    scheduler_kwargs=_SCHEDULER,
                 )
         except (OSError, RuntimeError, TimeoutError) as error:
             raise _start_error(workers, error) from error
@@ -119,6 +131,7 @@ class LocalExecutor:
         if self._closed:
             raise InfrastructureError("the cluster is closed")
         refuse_gpus(request)
+        self._check_client()
         self._attempts += 1
         attempt = f"{request.spec.trial_id}-{self._attempts}"
         settings = WorkerSettings(self._build, self._cancel_file, self._started_dir, self._cpus)
@@ -159,12 +172,15 @@ class LocalExecutor:
             future.release()
         return completion
 
-    def _check_health(self) -> None:
+    def _check_client(self) -> None:
         if self._client.status != "running":
             raise InfrastructureError(
                 f"the Dask cluster is lost (its client is {self._client.status})",
                 remedy="start the same command again; it goes on where it stopped",
             )
+
+    def _check_health(self) -> None:
+        self._check_client()
         if self.slots:
             self._workerless_since = None
             return
@@ -200,7 +216,36 @@ class LocalExecutor:
             self._client.close()
         with _despite_lost_cluster():
             self._cluster.close()
+        self._remove_scratch()
+
+    def _remove_scratch(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
+        os.close(self._scratch_lock)
+
+
+def _make_scratch() -> tuple[Path, int]:
+    """A directory for the workers, and a descriptor that keeps it locked as long as this process lives.
+
+    A command that was killed could not remove its own: the next one does, knowing it by the free lock.
+    """
+    for old in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or locked, or just gone
+            if time.time() - old.stat().st_mtime > SCRATCH_GRACE:
+                fd = _lock(old)
+                shutil.rmtree(old, ignore_errors=True)
+                os.close(fd)
+    path = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    return path, _lock(path)
+
+
+def _lock(directory: Path) -> int:
+    fd = os.open(directory, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 @contextlib.contextmanager

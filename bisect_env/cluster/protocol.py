@@ -29,7 +29,7 @@ class TrialRequest:
 
     spec: TrialSpec
     lock: Lock
-    allow_source: bool = False
+    allow_source: bool | frozenset[str] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class Launch:
         cwd: Working directory.
         core: Whether a core file may be written (the limit itself is inherited).
         cpus: CPUs that the process may use; empty means those of this process.
+        scratch: Directory that the supervisor removes if this process dies, since nobody else will then.
     """
 
     argv: Sequence[str]
@@ -38,6 +39,7 @@ class Launch:
     cwd: Path
     core: bool = False
     cpus: Sequence[int] = ()
+    scratch: Path | None = None
 
 
 class Launcher:
@@ -68,6 +70,7 @@ class Launcher:
             "cwd": str(launch.cwd),
             "core": launch.core,
             "cpus": list(launch.cpus),
+            "scratch": str(launch.scratch or ""),
         }
         body = json.dumps(request).encode()
         ours, theirs = socket.socketpair()

@@ -139,7 +139,13 @@ def _run_copy(spec: TrialSpec, place: _Place) -> ExitRecord:
         if program is None:
             return ExitRecord(returncode=None, stage="lookup")
         return run_process(
-            Launch([program, *spec.command[1:]], env, directory.work, cpus=sorted(place.cpus)),
+            Launch(
+                [program, *spec.command[1:]],
+                env,
+                directory.work,
+                cpus=sorted(place.cpus),
+                scratch=directory.top,
+            ),
             timeout=spec.timeout,
             output_limit=spec.output_limit,
             cancelled=place.cancelled,

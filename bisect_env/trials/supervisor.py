@@ -34,6 +34,8 @@ PR_SET_CHILD_SUBREAPER = 36
 LINGER = 0.2
 """Seconds in which what outlives the main process may end by itself: multiprocessing's resource tracker
 gives back shared memory only if it is not killed first."""
+ABORT_LINGER = 2.0
+"""The same after an abort: grandchildren are printing their stacks."""
 END_GRACE = 10.0
 """Seconds to wait for killed processes to go; one that a driver holds may never."""
 
@@ -112,10 +114,14 @@ class Supervisor:
             return True
         reported = self._watch()
         if reported and "K" not in self.sent:
-            self._linger()
+            self._linger(ABORT_LINGER if "A" in self.sent else LINGER)
         strays, left = self.end_all()
         if reported:
             self._tell_exit(strays, left)
+        elif request["scratch"]:
+            import shutil  # rarely needed, and the server is to start fast
+
+            shutil.rmtree(request["scratch"], ignore_errors=True)
         return left == 0
 
     def _read_request(self) -> dict[str, Any]:
@@ -220,8 +226,8 @@ class Supervisor:
             if pid == self.main:
                 self.status, self.ended = status, time.monotonic()
 
-    def _linger(self) -> None:
-        deadline = time.monotonic() + LINGER
+    def _linger(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         pause = 0.001
         while self._reap() and time.monotonic() < deadline:
             time.sleep(pause)

@@ -16,13 +16,15 @@ from bisect_env.trials.records import TrialFile
 
 @dataclass(frozen=True, slots=True)
 class WorkDir:
-    """The two directories of one process of a trial.
+    """The directories of one process of a trial.
 
     Attributes:
+        top: Holds the other two.
         work: Its working directory, holding the trial's files and nothing else.
         tmp: Its TMPDIR, beside `work`: a script that lists its own directory finds what it would alone.
     """
 
+    top: Path
     work: Path
     tmp: Path
 
@@ -37,7 +39,7 @@ def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
     # A short name: paths of Unix sockets below it may have 107 characters.
     top = Path(tempfile.mkdtemp(prefix="bisect-env-"))
     try:
-        made = WorkDir(work=top / "work", tmp=top / "tmp")
+        made = WorkDir(top=top, work=top / "work", tmp=top / "tmp")
         made.work.mkdir()
         made.tmp.mkdir()
         for file in files:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trial_support import PREFIX, make_spec, trial_processes
 
 from bisect_env.trials.records import TrialRecord
 from bisect_env.trials.run import run_trial
+from tests.trials.trial_support import PREFIX, make_spec, trial_processes
 
 
 def open_files() -> int:

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from trial_support import PREFIX, make_spec, trial_processes
 
 from bisect_env.trials import launcher
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
 from bisect_env.trials.run import TrialCancelledError, run_trial
 from bisect_env.trials.signature import matches
+from tests.trials.trial_support import PREFIX, make_spec, trial_processes
 
 pytestmark = pytest.mark.integration
 
@@ -136,7 +136,7 @@ def test_a_busy_loop_is_told_from_a_deadlock(run: Run) -> None:
 
 def test_the_hang_of_a_grandchild_shows_its_stack(run: Run) -> None:
     code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    record = run(code, timeout=1.0)
+    record = run(code, timeout=2.0)
     assert record.outcome is Outcome.HANG
     assert 'File "<string>", line 1 in <module>' in record.stderr
     assert "subprocess.py" in record.stderr
@@ -383,8 +383,8 @@ open({str(pid_file)!r}, "a").write(f"{{os.getpid()}}\\n")
 time.sleep(600)
 """
     program = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-from trial_support import make_spec, PREFIX
+import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.trials.trial_support import make_spec, PREFIX
 from bisect_env.trials.run import run_trial
 run_trial(make_spec({script!r}, timeout=600), PREFIX)
 """
@@ -404,6 +404,10 @@ run_trial(make_spec({script!r}, timeout=600), PREFIX)
     while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(psutil.pid_exists, pids))
+    deadline = time.monotonic() + 20
+    while list(tmp_path.glob("bisect-env-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(tmp_path.glob("bisect-env-*")) == []
 
 
 def test_many_threads_at_once(private_temp: Path) -> None:

@@ -1,4 +1,4 @@
-"""What several tests of trials need; a module of its own name, because test directories are no packages."""
+"""What several tests of trials need."""
 
 from __future__ import annotations
 

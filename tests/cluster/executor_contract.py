@@ -1,0 +1,217 @@
+"""What every executor promises, tested with real trials; each executor's test class inherits it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bisect_env.cluster.protocol import (
+    BuildFailed,
+    Completion,
+    Executor,
+    TrialCompleted,
+    TrialLost,
+    TrialRequest,
+)
+from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.prefix import Prefix
+from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
+from bisect_env.matrix.combination import Combination
+from bisect_env.trials.child_env import TRIAL_ID
+from bisect_env.trials.records import Outcome, TrialFile, TrialSpec
+
+PATIENCE = 60.0
+"""Seconds after which a test gives up: a guard against hanging, not a measure."""
+
+
+def build(lock: Lock, *, allow_source: bool) -> Prefix:
+    """Takes this interpreter's own prefix for every lock, except where the lock's text asks for a failure."""
+    if lock.text == "unbuildable":
+        raise UnbuildableError("no wheel fits", False)
+    if lock.text == "network":
+        raise UnbuildableError("cannot reach the index", True)
+    if lock.text == "interpreter":
+        raise InterpreterNotFoundError("there is no Python 2.1")
+    if lock.text == "cache":
+        raise InfrastructureError("the cache cannot be written")
+    if lock.text == "defect":
+        raise AssertionError("a defect in the builder")
+    return Prefix(Path(sys.prefix), Path(sys.executable), 1.5 if allow_source else 0.0)
+
+
+def request(code: str = "pass", lock_text: str = "", **changes: object) -> TrialRequest:
+    allow_source = bool(changes.pop("allow_source", False))
+    values: dict[str, object] = {
+        "trial_id": f"trial-{os.urandom(6).hex()}",
+        "combination": Combination.of({"numpy": "1.0"}),
+        "lock_hash": "0" * 64,
+        "command": ("python", "main.py"),
+        "files": (TrialFile("main.py", textwrap.dedent(code).encode()),),
+        "timeout": 60.0,
+    }
+    spec = TrialSpec(**{**values, **changes})  # type: ignore[arg-type]
+    return TrialRequest(spec, Lock("0" * 64, "3.11", "linux-64", (), lock_text), allow_source)
+
+
+def collect(executor: Executor, count: int) -> list[Completion]:
+    answers: list[Completion] = []
+    deadline = time.monotonic() + PATIENCE
+    while len(answers) < count and time.monotonic() < deadline:
+        answers += executor.wait(1.0)
+    assert len(answers) == count
+    return answers
+
+
+def trial_id(answer: Completion) -> str:
+    return answer.record.trial_id if isinstance(answer, TrialCompleted) else answer.trial_id
+
+
+def processes_of(trial: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TRIAL_ID) == trial and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def wait_until(condition: object) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+class ExecutorContract:
+    """Subclasses give `executor`, with two slots."""
+
+    @pytest.fixture
+    def executor(self) -> Iterator[Executor]:
+        raise NotImplementedError
+
+    def test_every_trial_is_answered_exactly_once(self, executor: Executor) -> None:
+        codes = {
+            "pass": Outcome.PASS,
+            "import sys; sys.exit(3)": Outcome.EXIT_FAIL,
+            "import os; os.abort()": Outcome.CRASH,
+            "import gone": Outcome.IMPORT_ERROR,
+        }
+        expected = {}
+        for code, outcome in codes.items():
+            for _ in range(4):
+                one = request(code)
+                expected[one.spec.trial_id] = outcome
+                executor.submit(one)
+        answers = collect(executor, len(expected))
+        assert all(isinstance(answer, TrialCompleted) for answer in answers), answers
+        seen = {a.record.trial_id: a.record.outcome for a in answers if isinstance(a, TrialCompleted)}
+        assert seen == expected
+        assert executor.wait(0.2) == []
+
+    def test_equal_trials_each_run(self, executor: Executor, tmp_path: Path) -> None:
+        one = request(f"import os; open(os.path.join({str(tmp_path)!r}, str(os.getpid())), 'w').close()")
+        for _ in range(5):
+            executor.submit(one)
+        assert [trial_id(answer) for answer in collect(executor, 5)] == [one.spec.trial_id] * 5
+        assert len(list(tmp_path.iterdir())) == 5
+
+    def test_trials_of_one_combination_run_at_the_same_time(self, executor: Executor, tmp_path: Path) -> None:
+        assert executor.slots == 2
+        meet = f"""
+            import os, time
+            place = {str(tmp_path)!r}
+            open(os.path.join(place, str(os.getpid())), "w").close()
+            while len(os.listdir(place)) < 2: time.sleep(0.01)
+        """
+        for _ in range(2):
+            executor.submit(request(meet))
+        answers = collect(executor, 2)
+        assert {a.record.outcome for a in answers if isinstance(a, TrialCompleted)} == {Outcome.PASS}
+
+    @pytest.mark.parametrize(
+        ("text", "transient", "message"),
+        [
+            ("unbuildable", False, "no wheel fits"),
+            ("network", True, "cannot reach the index"),
+            ("interpreter", False, "there is no Python 2.1"),
+            ("cache", True, "the cache cannot be written"),
+        ],
+    )
+    def test_builds_that_fail(self, executor: Executor, text: str, transient: bool, message: str) -> None:
+        one = request(lock_text=text)
+        executor.submit(one)
+        assert collect(executor, 1) == [
+            BuildFailed(one.spec.trial_id, one.lock.content_hash, message, transient)
+        ]
+
+    def test_a_defect_while_building_is_a_loud_harness_error(self, executor: Executor) -> None:
+        executor.submit(request(lock_text="defect"))
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialCompleted)
+        assert answer.record.outcome is Outcome.HARNESS_ERROR
+        assert "a defect in the builder" in answer.record.stack
+
+    def test_what_the_builder_was_told_and_says_arrives(self, executor: Executor) -> None:
+        executor.submit(request(allow_source=True))
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialCompleted)
+        assert answer.build_seconds == 1.5
+        assert answer.record.worker
+
+    def test_cancel_ends_running_and_waiting_trials_and_spares_later_ones(self, executor: Executor) -> None:
+        requests = [request("import time; time.sleep(600)") for _ in range(5)]
+        for one in requests:
+            executor.submit(one)
+        wait_until(lambda: sum(bool(processes_of(one.spec.trial_id)) for one in requests) == 2)
+        executor.cancel()
+        answers = collect(executor, 5)
+        assert all(isinstance(answer, TrialLost) and "cancelled" in answer.reason for answer in answers)
+        assert {trial_id(answer) for answer in answers} == {one.spec.trial_id for one in requests}
+        assert not any(processes_of(one.spec.trial_id) for one in requests)
+        executor.submit(request())
+        (later,) = collect(executor, 1)
+        assert isinstance(later, TrialCompleted)
+        assert later.record.outcome is Outcome.PASS
+
+    def test_wait_returns_when_its_time_is_over_or_nothing_is_due(self, executor: Executor) -> None:
+        assert executor.wait() == []
+        one = request("import time; time.sleep(600)")
+        executor.submit(one)
+        before = time.monotonic()
+        assert executor.wait(0.3) == []
+        assert 0.25 < time.monotonic() - before < PATIENCE
+        assert executor.wait(0.0) == []
+        executor.cancel()
+        collect(executor, 1)
+
+    def test_trials_that_want_gpus_are_refused_at_once(self, executor: Executor) -> None:
+        with pytest.raises(InfrastructureError, match="GPU"):
+            executor.submit(request(gpus=1))
+        assert executor.wait(0.1) == []
+
+    def test_the_child_sees_nothing_of_its_workers_environment(self, executor: Executor) -> None:
+        executor.submit(request("import os; print('\\n'.join(os.environ))"))
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialCompleted)
+        names = answer.record.stdout.split()
+        assert not [n for n in names if n.startswith(("DASK", "MALLOC", "PYTEST")) or "NUM_THREADS" in n]
+
+    def test_the_child_takes_signals_and_cpus_as_the_user_would(self, executor: Executor) -> None:
+        code = """
+            import os, signal
+            print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, len(os.sched_getaffinity(0)))
+        """
+        executor.submit(request(code))
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialCompleted)
+        assert answer.record.stdout == f"True {len(os.sched_getaffinity(0))}\n"

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.local import LocalExecutor, _make_scratch
+from bisect_env.cluster.protocol import TrialCompleted, TrialLost
+from bisect_env.errors import InfrastructureError
+from bisect_env.trials.launcher import LAUNCHER
+from bisect_env.trials.records import Outcome
+from tests.cluster.executor_contract import (
+    ExecutorContract,
+    build,
+    collect,
+    processes_of,
+    request,
+    wait_until,
+)
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+SLEEP = "import time; time.sleep(600)"
+
+
+class TestInlineExecutor(ExecutorContract):
+    @pytest.fixture
+    def executor(self) -> Iterator[InlineExecutor]:
+        executor = InlineExecutor(build, slots=2)
+        yield executor
+        executor.close()
+
+
+@pytest.fixture(scope="module")
+def shared_cluster() -> Iterator[LocalExecutor]:
+    """One cluster for the whole suite: starting one takes seconds."""
+    before = set(psutil.Process().children(recursive=True))
+    executor = LocalExecutor(build, workers=2)
+    yield executor
+    executor.close()
+    executor.close()
+    LAUNCHER.close()  # of inline executors
+    # multiprocessing's resource tracker belongs to this process, not to the cluster.
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]
+    assert not executor._scratch.exists()
+    with pytest.raises(InfrastructureError, match="closed"):
+        executor.submit(request())
+
+
+class TestLocalExecutor(ExecutorContract):
+    @pytest.fixture
+    def executor(self, shared_cluster: LocalExecutor) -> LocalExecutor:
+        return shared_cluster
+
+    def test_a_killed_worker_loses_its_trial_and_leaves_no_process(self, executor: LocalExecutor) -> None:
+        code = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(600)"
+        one = request(code)
+        executor.submit(one)
+        wait_until(lambda: len(processes_of(one.spec.trial_id)) == 2)
+        processes = processes_of(one.spec.trial_id)
+        worker_of(one.spec.trial_id).kill()
+        (answer,) = collect(executor, 1)
+        assert answer == TrialLost(one.spec.trial_id, "the worker died while the trial ran")
+        wait_until(lambda: not any(process.is_running() for process in processes))
+        # Nothing is run again behind our back, and the worker comes back.
+        assert executor.wait(1.0) == []
+        assert not processes_of(one.spec.trial_id)
+        wait_until(lambda: executor.slots == 2)
+        executor.submit(request())
+        assert isinstance(collect(executor, 1)[0], TrialCompleted)
+
+    def test_an_answer_that_a_lost_worker_took_along_is_not_made_up_by_a_second_run(
+        self, executor: LocalExecutor, tmp_path: Path
+    ) -> None:
+        one = request(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')")
+        executor.submit(one)
+        attempt, (_, future) = next(iter(executor._futures.items()))
+        wait_until(lambda: future.status == "finished")
+        (address,) = executor._client.who_has()[("trial", attempt)]
+        pid = executor._client.run(os.getpid, workers=[address])[address]
+        psutil.Process(pid).kill()
+        wait_until(lambda: not psutil.pid_exists(pid))
+        (answer,) = collect(executor, 1)
+        assert answer == TrialLost(one.spec.trial_id, "the worker was lost before its answer was fetched")
+        assert (tmp_path / "ran").read_text() == "x"
+        wait_until(lambda: executor.slots == 2)
+
+    def test_ctrl_c_in_the_terminal_does_not_reach_trials_or_workers(self, executor: LocalExecutor) -> None:
+        one = request("import time; time.sleep(0.7)")
+        executor.submit(one)
+        wait_until(lambda: processes_of(one.spec.trial_id))
+        worker = worker_of(one.spec.trial_id)
+        worker.send_signal(signal.SIGINT)
+        (trial,) = processes_of(one.spec.trial_id)
+        assert os.getpgid(trial.pid) != os.getpgid(worker.pid)
+        assert os.getsid(trial.pid) == trial.pid
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialCompleted)
+        assert answer.record.outcome is Outcome.PASS
+        assert worker.is_running()
+
+
+def worker_of(trial_id: str) -> psutil.Process:
+    """The Dask worker: parent of the server, of the supervisor, of the trial."""
+    trial = min(processes_of(trial_id), key=lambda process: process.create_time())
+    worker = trial.parents()[2]
+    assert "spawn_main" in " ".join(worker.cmdline())
+    return worker
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_when_the_whole_command_is_killed(
+    tmp_path: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = request(SLEEP)
+    program = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+if __name__ == "__main__":
+    from bisect_env.cluster.local import LocalExecutor
+    from tests.cluster.executor_contract import build, request
+    executor = LocalExecutor(build, workers=1)
+    executor.submit(request({SLEEP!r}, trial_id={one.spec.trial_id!r}))
+    executor.wait()
+"""
+    script = tmp_path / "command.py"
+    script.write_text(program)
+    with subprocess.Popen([sys.executable, script], env={**os.environ, "TMPDIR": str(tmp_path)}) as command:
+        wait_until(lambda: processes_of(one.spec.trial_id))
+        everything = psutil.Process(command.pid).children(recursive=True)
+        command.send_signal(how)
+    wait_until(lambda: not any(process.is_running() for process in everything))
+    assert not processes_of(one.spec.trial_id)
+    # The trial's directory is gone; the cluster's own is left to the next cluster.
+    (scratch,) = tmp_path.glob("bisect-env-*")
+    os.utime(scratch, (0, 0))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path, lock = _make_scratch()
+    assert list(tmp_path.glob("bisect-env-*")) == [path]
+    os.utime(path, (0, 0))
+    second, second_lock = _make_scratch()
+    assert set(tmp_path.glob("bisect-env-*")) == {path, second}
+    os.close(lock)
+    os.close(second_lock)
+
+
+def test_closing_an_inline_executor_ends_its_trials() -> None:
+    executor = InlineExecutor(build, slots=2)
+    one = request(SLEEP)
+    executor.submit(one)
+    wait_until(lambda: processes_of(one.spec.trial_id))
+    before = time.monotonic()
+    executor.close()
+    executor.close()
+    assert not processes_of(one.spec.trial_id)
+    assert time.monotonic() - before < 30
+    with pytest.raises(InfrastructureError, match="closed"):
+        executor.submit(one)
+
+
+def test_a_lost_cluster_is_an_error_that_says_what_to_do() -> None:
+    executor = LocalExecutor(build, workers=1)
+    executor.submit(request(SLEEP))
+    executor._cluster.close()
+    with pytest.raises(InfrastructureError, match=r"lost|gone"):
+        wait_for_ever(executor)
+    executor.close()
+
+
+def wait_for_ever(executor: LocalExecutor) -> None:
+    while True:
+        if any(isinstance(answer, TrialLost) for answer in executor.wait(1.0)):
+            executor.submit(request(SLEEP))
