@@ -22,12 +22,14 @@ MAX_COMBINATIONS = 250_000
 """Above this the lattice no longer fits the memory of the search; such a matrix is a slip of the pen."""
 
 
-def expand(matrix: Matrix, catalogue: VersionCatalogue) -> Grid:
+def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None = None) -> Grid:
     """Work out the values of every axis, the excluded combinations, and the stated ends.
 
     Args:
         matrix: As loaded.
         catalogue: Asked about ranges alone.
+        as_of: First instant that is too new for a range when the matrix has no `exclude_newer`: a study
+            that goes on next week must not grow.
 
     Returns:
         Values ascending on package and date axes, as written on value axes.
@@ -44,7 +46,7 @@ def expand(matrix: Matrix, catalogue: VersionCatalogue) -> Grid:
         dropped: Mapping[str, str] = {}
         if values is None:
             assert isinstance(axis, PackageAxis)
-            values, dropped, problem = _range_values(matrix, name, axis, catalogue)
+            values, dropped, problem = _range_values(matrix, name, axis, catalogue, as_of)
             if problem:
                 problems.append(Problem(problem, matrix.line("axes", name, "versions")))
         axes.append(GridAxis(name, axis.kind, values, axis.direction, dropped))
@@ -67,14 +69,14 @@ def expand(matrix: Matrix, catalogue: VersionCatalogue) -> Grid:
 
 
 def _range_values(
-    matrix: Matrix, name: str, axis: PackageAxis, catalogue: VersionCatalogue
+    matrix: Matrix, name: str, axis: PackageAxis, catalogue: VersionCatalogue, as_of: datetime | None
 ) -> tuple[tuple[str, ...], Mapping[str, str], str | None]:
     """Values, dropped versions with reasons, and a problem when nothing is left."""
     if axis.is_python:
         releases = [Release(version) for version in catalogue.python_versions()]
     else:
         releases = catalogue.versions(axis.canonical_package, manager=axis.manager, index=matrix.file.index)
-    limit = cutoff(matrix.file.exclude_newer) if matrix.file.exclude_newer else None
+    limit = cutoff(matrix.file.exclude_newer) if matrix.file.exclude_newer else as_of
     needs_wheel = not axis.is_python and not matrix.file.solver.allows_source(axis.canonical_package)
     values, dropped = select_releases(axis, releases, limit, needs_wheel=needs_wheel)
     if values:
