@@ -1,0 +1,257 @@
+"""What the store takes and gives: plain data, with nothing of SQL in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from bisect_env.matrix.combination import Combination
+from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
+
+
+class StudyStatus(StrEnum):
+    """How far a study is."""
+
+    OPEN = "open"
+    """Running, or ended by something that left it no time to say so."""
+    FINISHED = "finished"
+    """It came to its end, with or without a verdict."""
+    INTERRUPTED = "interrupted"
+    """Stopped by the user; the same command goes on."""
+    FAILED = "failed"
+    """Stopped by an error; the same command goes on once that is mended."""
+
+
+class CombinationStatus(StrEnum):
+    """Whether anything can be learnt at a combination."""
+
+    SOLVABLE = "solvable"
+    """It has a lock."""
+    EXCLUDED = "excluded"
+    """A rule of the matrix takes it out."""
+    UNSOLVABLE = "unsolvable"
+    """No environment satisfies it."""
+    UNBUILDABLE = "unbuildable"
+    """Its environment cannot be built."""
+    SET_ASIDE = "set-aside"
+    """Its trials say nothing about the question."""
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether it was found out by running something, not by solving."""
+        return self in (CombinationStatus.UNBUILDABLE, CombinationStatus.SET_ASIDE)
+
+
+@dataclass(frozen=True, slots=True)
+class StudyDefinition:
+    """What a study is about.
+
+    Attributes:
+        name: Of the matrix.
+        digest: Of everything that decides what a trial means (`Matrix.digest`).
+        matrix_path: As the user named it.
+        matrix_text: The file's raw text.
+        description: Of the matrix.
+        grid: JSON list, in matrix order an object for each axis: `name`, `kind`, `direction`, `values`.
+        settings: JSON object: the search's settings and whatever else may change when a study goes on.
+        exclude_newer: The moment as of which the index is seen; a study that goes on keeps its first one.
+        version: Of bisect-env.
+        host: Host name.
+        user: Name of the user.
+    """
+
+    name: str
+    digest: str
+    matrix_path: str
+    matrix_text: str
+    description: str = ""
+    grid: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    exclude_newer: datetime | None = None
+    version: str = ""
+    host: str = ""
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A stored study.
+
+    Attributes:
+        id: 32 hex digits; any unique beginning of it names the study to a user.
+        definition: As given last.
+        status: How far it is.
+        verdict: The verdict document stored last, None before the first.
+        created_at: UTC.
+        updated_at: UTC; of the last change to the study itself, not of its last trial.
+        finished_at: UTC, None while it is open.
+    """
+
+    id: str
+    definition: StudyDefinition
+    status: StudyStatus
+    verdict: dict[str, Any] | None
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+
+    @property
+    def name(self) -> str:
+        """Of the matrix."""
+        return self.definition.name
+
+    @property
+    def exclude_newer(self) -> datetime | None:
+        """The moment as of which the index is seen, UTC."""
+        return self.definition.exclude_newer
+
+
+@dataclass(frozen=True, slots=True)
+class CombinationState:
+    """One combination of a study.
+
+    Attributes:
+        combination: The point of the matrix.
+        status: A `CombinationStatus`.
+        reason: Why, "" for solvable ones.
+        lock_hash: Of its lock, if it has one.
+    """
+
+    combination: Combination
+    status: str
+    reason: str = ""
+    lock_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrial:
+    """A trial without its logs.
+
+    Attributes:
+        sequence: Grows in the order of recording.
+        study_id: Its study.
+        evidence: What it says in that study.
+        recorded_at: UTC.
+        trial_id, combination, lock_hash, outcome, detail, returncode, phase, started_at, duration, signature,
+            killed_by_us, hash_seed, copies, host, worker, gpu: As in `TrialRecord`.
+    """
+
+    sequence: int
+    study_id: str
+    trial_id: str
+    combination: Combination
+    lock_hash: str
+    outcome: Outcome
+    evidence: Evidence
+    detail: str
+    returncode: int | None
+    phase: Phase
+    started_at: datetime
+    duration: float
+    signature: str
+    killed_by_us: bool
+    hash_seed: int
+    copies: Mapping[Outcome, int]
+    host: str
+    worker: str
+    gpu: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTrial:
+    """A trial with everything that is known about it.
+
+    Attributes:
+        study_id: Its study.
+        record: What it did, logs included.
+        evidence: What that says in its study.
+        recorded_at: UTC.
+    """
+
+    study_id: str
+    record: TrialRecord
+    evidence: Evidence
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many trials of one combination said what.
+
+    Attributes:
+        by_outcome: (evidence, outcome) to number of trials.
+    """
+
+    by_outcome: Mapping[tuple[Evidence, Outcome], int] = field(default_factory=dict)
+
+    def of(self, evidence: Evidence) -> int:
+        """Number of trials with this evidence."""
+        return sum(n for (said, _), n in self.by_outcome.items() if said is evidence)
+
+    @property
+    def good(self) -> int:
+        """Passes."""
+        return self.of(Evidence.GOOD)
+
+    @property
+    def bad(self) -> int:
+        """Trials that showed the target."""
+        return self.of(Evidence.BAD)
+
+    @property
+    def other(self) -> int:
+        """Failures of another kind."""
+        return self.of(Evidence.OTHER)
+
+    @property
+    def void(self) -> int:
+        """Trials that infrastructure spoilt."""
+        return self.of(Evidence.VOID)
+
+    @property
+    def skip(self) -> int:
+        """Trials that said nothing can be learnt."""
+        return self.of(Evidence.SKIP)
+
+    @property
+    def counted(self) -> int:
+        """Trials that are evidence: good and bad."""
+        return self.good + self.bad
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Trials of a study that failed in the same way.
+
+    Attributes:
+        signature: What makes them the same, or "".
+        outcome: What they did.
+        evidence: What that says.
+        trials: How many.
+        trial_id: One of them, the first recorded.
+    """
+
+    signature: str
+    outcome: Outcome
+    evidence: Evidence
+    trials: int
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Something that was decided during a study, for those who want to follow it.
+
+    Attributes:
+        at: UTC.
+        kind: What was decided.
+        payload: JSON object.
+    """
+
+    at: datetime
+    kind: str
+    payload: dict[str, Any]

@@ -1,0 +1,198 @@
+"""Between table rows and the plain data of `records`. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.matrix.combination import Combination
+from bisect_env.storage.records import (
+    CombinationState,
+    CombinationStatus,
+    StoredTrial,
+    Study,
+    StudyDefinition,
+    StudyStatus,
+    WholeTrial,
+)
+from bisect_env.storage.tables import CombinationRow, LockRow, LogRow, PackageRow, StudyRow, TrialRow
+from bisect_env.storage.values import clean, jsonable, member, pack, unpack
+from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
+
+
+def study_of(row: StudyRow) -> Study:
+    """A stored study as plain data."""
+    definition = StudyDefinition(
+        name=row.name,
+        digest=row.digest,
+        matrix_path=row.matrix_path,
+        matrix_text=row.matrix_text,
+        description=row.description,
+        grid=row.grid,
+        settings=row.settings,
+        exclude_newer=row.exclude_newer,
+        version=row.version,
+        host=row.host,
+        user=row.username,
+    )
+    return Study(
+        id=row.id,
+        definition=definition,
+        status=member(StudyStatus, row.status, f"study {row.id}"),
+        verdict=row.verdict,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        finished_at=row.finished_at,
+    )
+
+
+def definition_values(definition: StudyDefinition) -> dict[str, Any]:
+    """What may change when a study goes on: everything but its identity and its `exclude_newer`."""
+    return {
+        "version": clean(definition.version),
+        "host": clean(definition.host),
+        "username": clean(definition.user),
+        "matrix_path": clean(definition.matrix_path),
+        "description": clean(definition.description),
+        "grid": jsonable(definition.grid),
+        "settings": jsonable(definition.settings),
+        "matrix_text": clean(definition.matrix_text),
+    }
+
+
+def lock_row(lock: Lock, now: datetime) -> LockRow:
+    """A lock as a row, without its packages."""
+    return LockRow(
+        content_hash=lock.content_hash,
+        python=lock.python,
+        platform=lock.platform,
+        created_at=now,
+        text=clean(lock.text),
+    )
+
+
+def package_rows(lock: Lock) -> list[PackageRow]:
+    """A lock's packages as rows."""
+    return [
+        PackageRow(
+            lock_hash=lock.content_hash,
+            manager=package.manager,
+            name=package.name,
+            version=package.version,
+            build=package.build,
+            url=package.url,
+            sha256=package.sha256,
+        )
+        for package in lock.packages
+    ]
+
+
+def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
+    """A stored lock as plain data; `packages` in the order that `Lock` promises."""
+    return Lock(
+        content_hash=row.content_hash,
+        python=row.python,
+        platform=row.platform,
+        packages=tuple(
+            LockedPackage(p.name, p.version, p.manager, p.url, p.sha256, p.build) for p in packages
+        ),
+        text=row.text,
+    )
+
+
+def combination_of(row: CombinationRow) -> CombinationState:
+    """A stored combination as plain data."""
+    status = member(CombinationStatus, row.status, f"combination {row.key}")
+    return CombinationState(Combination.from_key(row.key), status, row.reason, row.lock_hash)
+
+
+def trial_row(
+    study_id: str, combination_id: int, record: TrialRecord, evidence: Evidence, now: datetime
+) -> TrialRow:
+    """A trial as a row, without its logs."""
+    return TrialRow(
+        trial_id=record.trial_id,
+        study_id=study_id,
+        combination_id=combination_id,
+        lock_hash=record.lock_hash,
+        outcome=str(Outcome(record.outcome)),
+        evidence=str(Evidence(evidence)),
+        returncode=record.returncode,
+        phase=str(Phase(record.phase)),
+        started_at=record.started_at,
+        recorded_at=now,
+        duration=float(record.duration),
+        killed_by_us=bool(record.killed_by_us),
+        hash_seed=record.hash_seed,
+        copies={str(Outcome(outcome)): int(number) for outcome, number in record.copies.items()},
+        host=clean(record.host),
+        worker=clean(record.worker),
+        gpu=clean(record.gpu),
+        signature=clean(record.signature),
+        detail=clean(record.detail),
+    )
+
+
+def log_row(sequence: int, record: TrialRecord) -> LogRow:
+    """What a trial wrote, as a row."""
+    return LogRow(
+        trial_sequence=sequence,
+        stdout=pack(record.stdout),
+        stderr=pack(record.stderr),
+        stack=pack(record.stack),
+    )
+
+
+def stored_trial(row: TrialRow, key: str) -> StoredTrial:
+    """A stored trial without its logs."""
+    where = f"trial {row.trial_id}"
+    return StoredTrial(
+        sequence=row.sequence or 0,
+        study_id=row.study_id,
+        trial_id=row.trial_id,
+        combination=Combination.from_key(key),
+        lock_hash=row.lock_hash,
+        outcome=member(Outcome, row.outcome, where),
+        evidence=member(Evidence, row.evidence, where),
+        detail=row.detail,
+        returncode=row.returncode,
+        phase=member(Phase, row.phase, where),
+        started_at=row.started_at,
+        duration=row.duration,
+        signature=row.signature,
+        killed_by_us=row.killed_by_us,
+        hash_seed=row.hash_seed,
+        copies={member(Outcome, outcome, where): number for outcome, number in row.copies.items()},
+        host=row.host,
+        worker=row.worker,
+        gpu=row.gpu,
+        recorded_at=row.recorded_at,
+    )
+
+
+def whole_trial(row: TrialRow, key: str, logs: LogRow) -> WholeTrial:
+    """A stored trial with its logs."""
+    light = stored_trial(row, key)
+    record = TrialRecord(
+        trial_id=light.trial_id,
+        combination=light.combination,
+        lock_hash=light.lock_hash,
+        outcome=light.outcome,
+        detail=light.detail,
+        returncode=light.returncode,
+        phase=light.phase,
+        started_at=light.started_at,
+        duration=light.duration,
+        stdout=unpack(logs.stdout),
+        stderr=unpack(logs.stderr),
+        stack=unpack(logs.stack),
+        signature=light.signature,
+        killed_by_us=light.killed_by_us,
+        hash_seed=light.hash_seed,
+        copies=light.copies,
+        host=light.host,
+        worker=light.worker,
+        gpu=light.gpu,
+    )
+    return WholeTrial(light.study_id, record, light.evidence, light.recorded_at)

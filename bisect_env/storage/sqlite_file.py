@@ -1,0 +1,181 @@
+"""The SQLite file itself: whose it is, whether it is whole, and how a new one appears.
+
+**Nothing foreign is overwritten.** A file is opened only when it is empty or its header says that it is ours.
+**A new database appears whole or not at all.** It is made beside its place and renamed, under a file lock:
+whoever opens it meanwhile sees no file or a complete one, and the change to WAL, which SQLite refuses
+without waiting while anybody else has the file open, happens before there is anybody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import filelock
+
+from bisect_env.errors import StorageError
+from bisect_env.storage.failures import ANOTHER
+from bisect_env.storage.network_fs import network_file_system_of
+
+_MAGIC = b"SQLite format 3\0"
+_HEADER = 100
+_LOCK_PATIENCE = 60.0
+
+
+def header_problem(header: bytes, size: int, application_id: int, *, has_wal: bool = False) -> str | None:
+    """What is wrong with the beginning of a file that should be one of our databases. Pure.
+
+    The layout is that of https://sqlite.org/fileformat2.html#the_database_header.
+
+    Args:
+        header: Its first 100 bytes, or all of it.
+        size: Of the file in bytes, at least 1.
+        application_id: Ours.
+        has_wal: Whether a write-ahead log lies beside it, which may hold pages that the file lacks.
+    """
+    if not header.startswith(_MAGIC):
+        # A file that was cut off within its first bytes is still no database of anybody's.
+        return "is not a SQLite database"
+    if len(header) < _HEADER:
+        return "is cut off"
+    if int.from_bytes(header[68:72], "big") != application_id:
+        return "is a SQLite database of another program"
+    page_size = int.from_bytes(header[16:18], "big")
+    page_size = 65536 if page_size == 1 else page_size
+    pages = int.from_bytes(header[28:32], "big")
+    # The page count is valid only if the last writer knew of it ("version-valid-for").
+    counts = header[24:28] == header[92:96]
+    if counts and not has_wal and pages * page_size > size:
+        return f"is cut off: {size} of {pages * page_size} bytes are there"
+    return None
+
+
+def is_new(path: Path, application_id: int) -> bool:
+    """Whether there is no database yet: no file, or an empty one.
+
+    Raises:
+        StorageError: There is something that is not ours, or that cannot be read.
+    """
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise StorageError(f"{path} is a directory", remedy="name a file in it with `--db`")
+        if not stat.S_ISREG(status.st_mode):
+            raise StorageError(f"{path} is not a regular file", remedy=ANOTHER)
+        if status.st_size == 0:
+            return True
+        with path.open("rb") as file:
+            header = file.read(_HEADER)
+        wal = Path(f"{path}-wal")
+        has_wal = wal.exists() and wal.stat().st_size > 0
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise _unreachable(path, error) from error
+    if problem := header_problem(header, status.st_size, application_id, has_wal=has_wal):
+        remedy = "take it from a backup, or " + ANOTHER if "cut off" in problem else ANOTHER
+        raise StorageError(f"{path} {problem}; it was left as it is", remedy=remedy)
+    return False
+
+
+def refuse_network(path: Path) -> None:
+    """Refuse a place where two hosts would destroy the database.
+
+    Raises:
+        StorageError: It lies on a network file system.
+    """
+    if kind := network_file_system_of(path):
+        raise StorageError(
+            f"{path} lies on a network file system ({kind}), where SQLite databases get destroyed",
+            remedy="name a file on a disk of this machine with `--db` or BISECT_ENV_DB",
+        )
+
+
+def create(path: Path, fill: Callable[[Path], None], application_id: int) -> None:
+    """Make a new database if there is still none.
+
+    Args:
+        path: Where it shall appear, mode 0600; its directory is made, mode 0700.
+        fill: Makes the tables in the file that it is given, and closes it.
+        application_id: Ours.
+
+    Raises:
+        StorageError: It cannot be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=_LOCK_PATIENCE, mode=0o600):
+            if not is_new(path, application_id):
+                return
+            with _beside(path) as temporary:
+                fill(temporary)
+                temporary.replace(path)
+    except filelock.Timeout as error:
+        raise StorageError(
+            f"another process has been making {path} for {_LOCK_PATIENCE:.0f} s",
+            remedy="try again, or " + ANOTHER,
+        ) from error
+    except OSError as error:
+        raise _unreachable(path, error) from error
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    # The mode is set at birth: between open and chmod others could open the file.
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    try:
+        yield temporary
+    finally:
+        for leftover in (temporary, Path(f"{temporary}-wal"), Path(f"{temporary}-shm")):
+            leftover.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Say that a database cannot be written before anything is computed for it.
+
+    Raises:
+        StorageError: The file or its directory is read-only.
+    """
+    for what in (path, path.parent):
+        if not os.access(what, os.W_OK):
+            raise StorageError(
+                f"{path} cannot be written: {what} is read-only",
+                remedy="make the file and its directory writable, or " + ANOTHER,
+            )
+
+
+def connector(path: Path, *, read_only: bool) -> Callable[[], sqlite3.Connection]:
+    """How to open the file, which must exist: nothing is created here.
+
+    Args:
+        path: The file.
+        read_only: Whether SQLite itself shall refuse to write.
+    """
+    mode = "ro" if read_only else "rw"
+    suffix = "&immutable=1" if read_only and _is_frozen(path) else ""
+    uri = f"{path.as_uri()}?mode={mode}{suffix}"
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, check_same_thread=False)
+
+    return connect
+
+
+def _is_frozen(path: Path) -> bool:
+    """Whether nobody writes here and we cannot make the shared memory that WAL needs even for reading."""
+    if os.access(path.parent, os.W_OK):
+        return False
+    return not Path(f"{path}-wal").exists() and not Path(f"{path}-shm").exists()
+
+
+def _unreachable(path: Path, error: OSError) -> StorageError:
+    why = error.strerror or str(error)
+    return StorageError(
+        f"the database {path} cannot be reached: {why}", remedy="correct the path, or " + ANOTHER
+    )

@@ -1,0 +1,149 @@
+"""The tables. Whoever changes one raises `SCHEMA_VERSION` and writes how older databases become newer ones.
+
+Enumerations are stored as text and checked in code, times are UTC, and a combination is known by its
+canonical key. (No `from __future__ import annotations` here: SQLModel reads the annotations.)
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Column, Index, LargeBinary, MetaData, Text, UniqueConstraint
+from sqlmodel import Field, SQLModel
+
+from bisect_env.storage.values import UtcDateTime
+
+SCHEMA_VERSION = 1
+"""Of the tables below."""
+
+APPLICATION_ID = 0x62656E76
+"""What SQLite's header says about whose file it is: `benv` in ASCII."""
+
+
+class _Table(SQLModel):
+    # Our own registry: an application that uses SQLModel as well must not get its tables among ours.
+    metadata = MetaData()
+
+
+class MetaRow(_Table, table=True):
+    """Facts about the database itself; `schema` is its version."""
+
+    __tablename__ = "meta"
+    name: str = Field(primary_key=True)
+    value: str
+
+
+class StudyRow(_Table, table=True):
+    """One matrix being answered."""
+
+    __tablename__ = "studies"
+    __table_args__ = (Index("ix_studies_name_digest", "name", "digest"),)
+    id: str = Field(primary_key=True)
+    name: str
+    digest: str
+    status: str
+    created_at: datetime = Field(sa_type=UtcDateTime, index=True)
+    updated_at: datetime = Field(sa_type=UtcDateTime)
+    finished_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    exclude_newer: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    version: str
+    host: str
+    username: str
+    matrix_path: str
+    description: str = Field(sa_type=Text)
+    grid: list[dict[str, Any]] = Field(sa_type=JSON)
+    settings: dict[str, Any] = Field(sa_type=JSON)
+    verdict: dict[str, Any] | None = Field(default=None, sa_column=Column(JSON(none_as_null=True)))
+    matrix_text: str = Field(sa_type=Text)
+
+
+class LockRow(_Table, table=True):
+    """An exact environment, shared by every combination and study that it satisfies."""
+
+    __tablename__ = "locks"
+    content_hash: str = Field(primary_key=True)
+    python: str
+    platform: str
+    created_at: datetime = Field(sa_type=UtcDateTime)
+    text: str = Field(sa_type=Text)
+
+
+class PackageRow(_Table, table=True):
+    """One package of a lock."""
+
+    __tablename__ = "packages"
+    __table_args__ = (Index("ix_packages_name_version", "name", "version"),)
+    lock_hash: str = Field(primary_key=True, foreign_key="locks.content_hash")
+    manager: str = Field(primary_key=True)
+    name: str = Field(primary_key=True)
+    version: str
+    build: str
+    url: str
+    sha256: str
+
+
+class CombinationRow(_Table, table=True):
+    """One point of a study's matrix."""
+
+    __tablename__ = "combinations"
+    __table_args__ = (UniqueConstraint("study_id", "key", name="uq_combinations_study_id_key"),)
+    id: int | None = Field(default=None, primary_key=True)
+    study_id: str = Field(foreign_key="studies.id")
+    key: str
+    status: str
+    lock_hash: str | None = Field(default=None, foreign_key="locks.content_hash", index=True)
+    reason: str = Field(sa_type=Text)
+
+
+class TrialRow(_Table, table=True):
+    """One trial; never changed once written."""
+
+    __tablename__ = "trials"
+    __table_args__ = (
+        # What `counts` and `failures` ask for, answered from the index alone.
+        Index("ix_trials_study_counts", "study_id", "combination_id", "evidence", "outcome"),
+    )
+    sequence: int | None = Field(default=None, primary_key=True)
+    trial_id: str = Field(unique=True)
+    study_id: str = Field(foreign_key="studies.id")
+    combination_id: int = Field(foreign_key="combinations.id", index=True)
+    lock_hash: str = Field(foreign_key="locks.content_hash", index=True)
+    outcome: str
+    evidence: str
+    returncode: int | None = Field(default=None, sa_type=BigInteger)
+    phase: str
+    started_at: datetime = Field(sa_type=UtcDateTime)
+    recorded_at: datetime = Field(sa_type=UtcDateTime)
+    duration: float
+    killed_by_us: bool
+    hash_seed: int = Field(sa_type=BigInteger)
+    copies: dict[str, int] = Field(sa_type=JSON)
+    host: str
+    worker: str
+    gpu: str
+    signature: str = Field(sa_type=Text)
+    detail: str = Field(sa_type=Text)
+
+
+class LogRow(_Table, table=True):
+    """What a trial wrote, compressed; apart from `trials`, so that reading those stays cheap."""
+
+    __tablename__ = "logs"
+    trial_sequence: int = Field(primary_key=True, foreign_key="trials.sequence")
+    stdout: bytes = Field(sa_type=LargeBinary)
+    stderr: bytes = Field(sa_type=LargeBinary)
+    stack: bytes = Field(sa_type=LargeBinary)
+
+
+class DecisionRow(_Table, table=True):
+    """Something that was decided during a study."""
+
+    __tablename__ = "decisions"
+    id: int | None = Field(default=None, primary_key=True)
+    study_id: str = Field(foreign_key="studies.id", index=True)
+    at: datetime = Field(sa_type=UtcDateTime)
+    kind: str
+    payload: dict[str, Any] = Field(sa_type=JSON)
+
+
+METADATA: MetaData = _Table.metadata
+"""Every table above."""
