@@ -96,7 +96,7 @@ class TestLocalExecutor(ExecutorContract):
         wait_until(lambda: executor.slots == 2)
 
     def test_ctrl_c_in_the_terminal_does_not_reach_trials_or_workers(self, executor: LocalExecutor) -> None:
-        one = request("import time; time.sleep(0.7)")
+        one = request("import time; time.sleep(4)")
         executor.submit(one)
         wait_until(lambda: processes_of(one.spec.trial_id))
         worker = worker_of(one.spec.trial_id)

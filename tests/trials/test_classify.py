@@ -9,7 +9,7 @@ import signal
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bisect_env.trials.classify import RULES, classify
@@ -274,6 +274,7 @@ OUTPUT = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         ExitRecord,

@@ -110,26 +110,26 @@ def test_a_hang_that_ignores_sigterm_is_ended_with_its_stack(run: Run) -> None:
         def wait_for_ever(): threading.Event().wait()
         wait_for_ever()
     """
-    record = run(code, timeout=0.6)
+    record = run(code, timeout=2.0)
     assert (record.outcome, record.killed_by_us, record.phase) == (Outcome.HANG, True, Phase.BODY)
     assert "idle" in record.detail
     assert "in wait_for_ever" in record.stack
 
 
 def test_a_hang_that_ignores_sigabrt_too_is_killed(run: Run) -> None:
-    record = run("import signal, time; signal.signal(6, signal.SIG_IGN); time.sleep(600)", timeout=0.5)
+    record = run("import signal, time; signal.signal(6, signal.SIG_IGN); time.sleep(600)", timeout=2.0)
     assert (record.outcome, record.returncode) == (Outcome.HANG, -signal.SIGKILL)
     assert record.killed_by_us
 
 
 def test_a_stopped_process_is_a_hang(run: Run) -> None:
-    record = run("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", timeout=0.5)
+    record = run("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", timeout=2.0)
     assert (record.outcome, record.returncode) == (Outcome.HANG, -signal.SIGABRT)
     assert "Fatal Python error: Aborted" in record.stack
 
 
 def test_a_busy_loop_is_told_from_a_deadlock(run: Run) -> None:
-    record = run("while True: pass", timeout=1.0)
+    record = run("while True: pass", timeout=2.0)
     assert record.outcome is Outcome.HANG
     assert "busy-cpu" in record.detail
 
@@ -199,7 +199,7 @@ def test_100_mb_of_output_is_capped_and_its_end_kept(run: Run) -> None:
 
 
 def test_endless_output_ends_at_the_deadline(run: Run) -> None:
-    record = run("import os\nwhile True: os.write(2, b'x' * 65536)", timeout=1.0, output_limit=10_000)
+    record = run("import os\nwhile True: os.write(2, b'x' * 65536)", timeout=2.0, output_limit=10_000)
     assert record.outcome is Outcome.HANG
     assert len(record.stderr) < 10_100
     assert "Fatal Python error: Aborted" in record.stack

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bisect_env.trials.classify import classify
@@ -106,6 +106,7 @@ def test_native_names(name: str, expected: str) -> None:
     assert normalise_native(name) == expected
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab<>(){}:* 0x#"))
 def test_any_name_can_be_normalised_and_keeps_no_brackets_that_match(name: str) -> None:
     found = normalise_native(name)
