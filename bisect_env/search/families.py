@@ -35,9 +35,15 @@ class Family:
     prior: FloatArray
 
     @property
-    def complement(self) -> Family:
-        """The family of the sets' complements; row 0 is then empty."""
-        return Family(1.0 - self.sets, self.prior)
+    def spared(self) -> FloatArray:
+        """0/1, shape (sets, values): the values that *any of* leaves good.
+
+        The complement of each set; on an axis that does not matter nothing is bad for its sake, so that
+        row 0 is all ones here too.
+        """
+        spared = 1.0 - self.sets
+        spared[0] = 1.0
+        return spared
 
 
 def family(direction: Direction, size: int) -> Family:

@@ -21,6 +21,9 @@ from bisect_env.search.families import FloatArray
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import HypothesisSpace
 
+# exp() of more overflows; only rows that are all zero anyway come near it.
+_LARGEST_EXPONENT = 700.0
+
 
 class Counts:
     """Target outcomes and counted trials of every cell, with their log likelihoods kept up to date.
@@ -93,13 +96,18 @@ def update(space: HypothesisSpace, counts: Counts, grid: RateGrid | None = None)
     all_good = counts.log_good.reshape(-1, joint.shape[1]).sum(axis=0)
     b = all_good - space.bad_totals(counts.log_good)
     top_a, top_b = a.max(axis=1), b.max(axis=1)
-    with np.errstate(divide="ignore"):
-        log_scale = np.log(space.prior) + top_a + top_b
-    peak = float(log_scale.max())
-    exp_a = np.exp(a - top_a[:, None]) * np.exp(log_scale - peak)[:, None]
-    exp_b = np.exp(b - top_b[:, None])
+    exp_a, exp_b = np.exp(a - top_a[:, None]), np.exp(b - top_b[:, None])
     with_bad_rate = exp_a * (exp_b @ joint.T)
     with_background = exp_b * (exp_a @ joint)
+    # The peaks top_a and top_b may lie at rates that exclude each other (m < 2·p0), so that only the sums say
+    # how well a hypothesis fits. Some fit: never and always bad have one of the two terms free.
+    with np.errstate(divide="ignore"):
+        log_scale = np.log(space.prior) + top_a + top_b
+        log_fit = log_scale + np.log(with_bad_rate.sum(axis=1))
+    peak = float(log_fit.max())
+    scale = np.exp(np.minimum(log_scale - peak, _LARGEST_EXPONENT))[:, None]
+    with_bad_rate *= scale
+    with_background *= scale
     hypotheses = with_bad_rate.sum(axis=1)
     total = float(hypotheses.sum())
     log_evidence = peak + float(np.log(total))

@@ -89,6 +89,12 @@ class RateGrid:
         """Logarithm of (1 − p0), shape (K,)."""
         return _log(1.0 - self.p0)
 
+    @cached_property
+    def log_kernel(self) -> FloatArray:
+        """Logarithm of the kernel, minus infinity where it is zero, shape (J, R)."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.kernel)
+
     def if_bad(self, hits: float, trials: float) -> tuple[FloatArray, FloatArray]:
         """Score a bad cell's counts.
 
@@ -101,10 +107,12 @@ class RateGrid:
             for each column, shape (J, R).
         """
         log_rate = _times(hits, self.log_hit) + _times(trials - hits, self.log_miss)
-        top = log_rate.max()
-        weighted = self.kernel * np.exp(log_rate - top)
-        total = np.maximum(weighted.sum(axis=1), 1e-300)
-        return np.maximum(np.log(total) + top, IMPOSSIBLE), weighted / total[:, None]
+        # Each column has a peak of its own: after many trials they are too far apart for a common one.
+        log_joint = self.log_kernel + log_rate
+        top = log_joint.max(axis=1)
+        weighted = np.exp(log_joint - top[:, None])
+        total = weighted.sum(axis=1)
+        return np.log(total) + top, weighted / total[:, None]
 
     def if_good(self, hits: float, trials: float) -> FloatArray:
         """Log likelihood of a good cell's counts for each p0, shape (K,)."""

@@ -66,6 +66,9 @@ class Search:
         self._group = np.full(grid.shape, -1, dtype=np.intp)
         for index, stands_for in groups.items():
             self._group[index] = np.ravel_multi_index(stands_for, grid.shape)
+        # Trials that were under way when their combination was set aside are told all the same, and what was
+        # counted there stays on record.
+        self._first_group = self._group.copy()
         self._forget()
 
     # -- telling -----------------------------------------------------------------------------------------
@@ -76,16 +79,20 @@ class Search:
         self._forget(classes=False)
 
     def set_aside(self, index: Index) -> None:
-        """Nothing can be learnt at this combination (unbuildable, skipped, always failing another way)."""
-        self._group[self._group == self._group[index]] = -1
-        self._forget()
+        """Nothing more can be learnt at this combination (unbuildable, skipped, always failing another way).
+
+        Its whole group is asked no more; trials of it that were told, or still will be, keep counting.
+        """
+        if self._group[index] >= 0:
+            self._group[self._group == self._group[index]] = -1
+            self._forget()
 
     def _forget(self, *, classes: bool = True) -> None:
-        for name in ("_belief", "_sure", "verdict", *(("_classes", "_visible") if classes else ())):
+        for name in ("_belief", "_sure", "verdict", *(("_classes", "_visible", "_ends") if classes else ())):
             self.__dict__.pop(name, None)
 
     def _standing_for(self, index: Index) -> Index:
-        flat = int(self._group[index])
+        flat = int(self._first_group[index])
         if flat < 0:
             raise ValueError(f"combination {index} cannot be run")
         return tuple(int(i) for i in np.unravel_index(flat, self._grid.shape))

@@ -9,13 +9,13 @@ Four kinds:
 
 With the sets of axis `i` as a 0/1 matrix `F_i` (sets × values), the total of a cell quantity `q` over the bad
 cells of every *all of* hypothesis is the successive mode product `q ×_1 F_1 ×_2 F_2 …`: `O(d·|lattice|)`
-instead of `|hypotheses|·|lattice|`. *Any of* is one minus *all of* with complemented sets. Sums in the other
-direction (how much posterior weight calls a cell bad) use the transposes.
+instead of `|hypotheses|·|lattice|`. *Any of* is one minus *all of* with the sets
+of spared values. Sums in the
+other direction (how much posterior weight calls a cell bad) use the transposes.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,7 +89,7 @@ class HypothesisSpace:
         self.shape = tuple(shape)
         self._families = [family(d, n) for d, n in zip(directions, shape, strict=True)]
         self._matrices = [f.sets for f in self._families]
-        self._complements = [f.complement.sets for f in self._families]
+        self._spared = [f.spared for f in self._families]
         self._set_shape = tuple(len(f.sets) for f in self._families)
         self._all_size = int(np.prod(self._set_shape))
         # "Any of" is a hypothesis of its own only where two axes have something to say.
@@ -128,7 +128,7 @@ class HypothesisSpace:
         parts = [_mode_products(cells, self._matrices).reshape(-1, columns)]
         if self._any:
             total = cells.reshape(-1, columns).sum(axis=0)
-            parts.append(total - _mode_products(cells, self._complements).reshape(-1, columns))
+            parts.append(total - _mode_products(cells, self._spared).reshape(-1, columns))
         parts.append(np.zeros((1, columns)))
         return np.concatenate(parts)
 
@@ -146,7 +146,7 @@ class HypothesisSpace:
         mass = _mode_products(all_of, [m.T for m in self._matrices])
         if self._any:
             any_of = weights[self._all_size : -1].reshape(*self._set_shape, columns)
-            spared = _mode_products(any_of, [m.T for m in self._complements])
+            spared = _mode_products(any_of, [m.T for m in self._spared])
             mass = mass + (any_of.reshape(-1, columns).sum(axis=0) - spared)
         return mass
 
@@ -198,13 +198,3 @@ def _outer(vectors: Sequence[FloatArray]) -> FloatArray:
 def _normalised(weights: FloatArray) -> FloatArray:
     total = weights.sum()
     return weights / total if total > 0 else weights
-
-
-def brute_force_cells(space: HypothesisSpace) -> NDArray[np.bool_]:
-    """Every hypothesis's bad cells, shape (hypotheses, *lattice): for tests and for small lattices."""
-    return np.stack([space.hypothesis(i).bad_cells() for i in range(space.size)])
-
-
-def cells_of(shape: Sequence[int]) -> list[Index]:
-    """Every index of a lattice in row-major order."""
-    return list(itertools.product(*(range(n) for n in shape)))

@@ -61,6 +61,19 @@ class Answer:
     last_good: Index | None
     probability: float
 
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """Axes whose value at `first_bad` is to blame.
+
+        For *all of* these are all the axes that matter. For *any of* each axis that matters makes
+        combinations bad by itself, and the one between `first_bad` and `last_good` is named; the others
+        have their own boundaries.
+        """
+        if self.hypothesis.kind != "any" or self.first_bad is None or self.last_good is None:
+            return self.hypothesis.culprits
+        pairs = enumerate(zip(self.first_bad, self.last_good, strict=True))
+        return tuple(axis for axis, (bad, good) in pairs if bad != good)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -144,7 +157,13 @@ def answer(
         if axis not in covered and others:
             boundaries.append(min(others, key=pair_rank))
     boundaries.sort(key=lambda b: b.axis)
-    first = min(boundaries, key=lambda b: (b.bad != pivot and b.good != pivot, b.axis))
+
+    def headline_rank(b: Boundary) -> tuple[bool, int, int]:
+        # Of several sufficient causes, the one that the longest axis tells most exactly.
+        length = len(hypothesis.sets[b.axis]) if hypothesis.kind == "any" else 0
+        return (pivot not in (b.bad, b.good), -length, b.axis)
+
+    first = min(boundaries, key=headline_rank)
     return Answer(hypothesis, tuple(boundaries), first.bad, first.good, probability)
 
 
