@@ -1,0 +1,314 @@
+"""What every back end of the store promises; each back end's test class inherits it."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from bisect_env.errors import UsageError
+from bisect_env.storage.records import CombinationState, Counts, StudyStatus
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence, Outcome
+from tests.storage.samples import (
+    combination,
+    definition,
+    lock,
+    opened_study,
+    record,
+    states,
+    whole_record,
+)
+
+Reopen = Callable[[], Store]
+
+
+class StoreContract:
+    """Subclasses give `reopen`: every call opens the same database once more, for writing."""
+
+    @pytest.fixture
+    def reopen(self) -> Iterator[Reopen]:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, reopen: Reopen) -> Store:
+        return reopen()
+
+    # -- studies -------------------------------------------------------------------------------------------
+
+    def test_a_study_is_there_for_others_as_it_was_given(self, store: Store, reopen: Reopen) -> None:
+        study = store.open_study(definition())
+        assert study.definition == definition()
+        assert study.status is StudyStatus.OPEN
+        assert study.verdict is None
+        assert study.finished_at is None
+        assert abs(study.created_at - datetime.now(UTC)) < timedelta(minutes=5)
+        assert reopen().study(study.id) == study
+
+    def test_the_same_name_and_digest_go_on(self, store: Store, reopen: Reopen) -> None:
+        first = store.open_study(definition())
+        later = definition(
+            description="other words",
+            settings={"max_trials": 9},
+            exclude_newer=datetime(2027, 1, 1, tzinfo=UTC),
+        )
+        again = reopen().open_study(later)
+        assert again.id == first.id
+        assert again.definition == dataclasses.replace(later, exclude_newer=first.exclude_newer)
+        assert store.find_study("orjson", "d" * 64) == again
+        assert store.find_study("orjson", "e" * 64) is None
+        assert store.open_study(definition(digest="e" * 64)).id != first.id
+        assert store.open_study(definition(name="another")).id != first.id
+        assert len(store.studies()) == 3
+
+    def test_a_finished_study_stays_finished_until_it_is_reopened(self, store: Store) -> None:
+        study = store.open_study(definition())
+        store.finish_study(study.id, "finished", {"status": "confirmed"})
+        again = store.open_study(definition())
+        assert (again.id, again.status, again.verdict) == (study.id, "finished", {"status": "confirmed"})
+        assert again.finished_at is not None
+        store.reopen(study.id)
+        opened = store.study(study.id)
+        assert (opened.status, opened.finished_at) == ("open", None)
+        assert opened.verdict == {"status": "confirmed"}
+
+    @pytest.mark.parametrize("status", ["interrupted", "failed"])
+    def test_a_stopped_study_is_open_again(self, store: Store, status: str) -> None:
+        study = store.open_study(definition())
+        store.save_verdict(study.id, {"status": "none"})
+        store.finish_study(study.id, status, None)
+        assert store.study(study.id).status == status
+        assert store.study(study.id).verdict == {"status": "none"}
+        assert store.open_study(definition()).status == "open"
+
+    def test_a_study_cannot_end_in_a_status_that_is_none(self, store: Store) -> None:
+        study = store.open_study(definition())
+        for status in ("open", "confirmed", ""):
+            with pytest.raises(ValueError, match=r"open|StudyStatus"):
+                store.finish_study(study.id, status, None)
+
+    def test_numbers_that_json_lacks_become_null(self, store: Store) -> None:
+        study = store.open_study(definition())
+        store.save_verdict(study.id, {"left": float("inf"), "rates": [float("nan"), 0.1], "text": "a\0b"})
+        assert store.study(study.id).verdict == {"left": None, "rates": [None, 0.1], "text": "a\ufffdb"}
+
+    def test_axes_keep_their_order(self, store: Store) -> None:
+        study = store.open_study(definition())
+        store.save_verdict(study.id, {"first_bad": {"z": "1", "a": "2", "m": "3"}})
+        verdict = store.study(study.id).verdict
+        assert verdict is not None
+        assert list(verdict["first_bad"]) == ["z", "a", "m"]
+
+    def test_naming_a_study(self, store: Store) -> None:
+        with pytest.raises(UsageError, match="there is no study"):
+            store.study()
+        old = store.open_study(definition("alpha", "1" * 64))
+        middle = store.open_study(definition("alpha", "2" * 64))
+        new = store.open_study(definition("beta"))
+        assert store.study().id == new.id
+        assert store.study(old.id).id == old.id
+        assert store.study("alpha").id == middle.id
+        length = next(n for n in range(1, 33) if sum(s.id[:n] == old.id[:n] for s in (old, middle, new)) == 1)
+        assert store.study(old.id[:length].upper()).id == old.id
+        with pytest.raises(UsageError, match="did you mean alpha"):
+            store.study("alhpa")
+
+    # -- combinations and locks ----------------------------------------------------------------------------
+
+    def test_combinations_keep_their_order_and_content(self, store: Store, reopen: Reopen) -> None:
+        study = opened_study(store)
+        assert reopen().combinations(study.id) == states()
+        store.save_combinations(study.id, reversed(states()))
+        assert store.combinations(study.id) == states()
+
+    def test_what_running_taught_is_not_forgotten(self, store: Store) -> None:
+        study = opened_study(store)
+        store.set_combination(study.id, combination("2.0"), "unbuildable", "gcc is missing\n\0")
+        store.save_combinations(study.id, states())
+        learnt = store.combinations(study.id)[2]
+        assert (learnt.status, learnt.reason) == ("unbuildable", "gcc is missing\n\ufffd")
+        assert learnt.lock_hash == lock("2.0").content_hash
+        # With another lock it is another environment, of which nothing is known.
+        other = CombinationState(combination("2.0"), "solvable", "", lock("1.0").content_hash)
+        store.save_combinations(study.id, [other])
+        assert store.combinations(study.id)[2] == other
+
+    def test_locks_come_back_whole_and_are_stored_once(self, store: Store, reopen: Reopen) -> None:
+        study = opened_study(store)
+        store.save_locks(study.id, [lock("1.0"), lock("1.0"), lock("1.1")])
+        other = opened_study(reopen(), "another")
+        assert other.id != study.id
+        for version in ("1.0", "1.1", "2.0"):
+            assert store.lock(lock(version).content_hash) == lock(version)
+        assert store.lock("0" * 64) is None
+
+    def test_what_is_not_there_is_a_defect_of_the_caller(self, store: Store) -> None:
+        study = opened_study(store)
+        unlocked = CombinationState(combination("3.0"), "solvable", "", "f" * 64)
+        calls: list[Callable[[], object]] = [
+            lambda: store.save_verdict("0" * 32, {}),
+            lambda: store.reopen("0" * 32),
+            lambda: store.save_locks("0" * 32, []),
+            lambda: store.save_combinations("0" * 32, []),
+            lambda: store.save_combinations(study.id, [unlocked]),
+            lambda: store.save_combinations(study.id, [CombinationState(combination("1.0"), "fine")]),
+            lambda: store.set_combination(study.id, combination("9.9"), "unbuildable", ""),
+            lambda: store.record_trial(study.id, record("9.9"), Evidence.GOOD),
+            lambda: store.record_trial("0" * 32, record(), Evidence.GOOD),
+            lambda: store.record_trial(study.id, record(lock_hash="f" * 64), Evidence.GOOD),
+            lambda: store.record_decision("0" * 32, "ask", {}),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match=r"study|combination|lock|Status"):
+                call()
+        assert store.trials(study.id) == []
+        assert store.combinations(study.id) == states()
+
+    # -- trials --------------------------------------------------------------------------------------------
+
+    def test_a_trial_comes_back_whole(self, store: Store, reopen: Reopen) -> None:
+        study = opened_study(store)
+        given = whole_record()
+        assert store.record_trial(study.id, given, Evidence.BAD) is True
+        found = reopen().trial(given.trial_id)
+        assert found is not None
+        assert found.record == given
+        assert (found.study_id, found.evidence) == (study.id, Evidence.BAD)
+        assert store.trial("gone") is None
+
+    def test_texts_that_databases_refuse_do_not_lose_a_trial(self, store: Store) -> None:
+        study = opened_study(store)
+        given = record(detail="a\0b\udcff", host="h\0", worker="\udc80", signature="\0", gpu="\ud800")
+        assert store.record_trial(study.id, given, Evidence.GOOD)
+        (found,) = store.trials(study.id)
+        assert (found.detail, found.host, found.worker) == ("a\ufffdb?", "h\ufffd", "?")
+
+    def test_other_time_zones_mean_the_same_moment(self, store: Store) -> None:
+        study = opened_study(store)
+        given = record(started_at=datetime(2026, 3, 1, 1, 0, tzinfo=timezone(timedelta(hours=5, minutes=30))))
+        store.record_trial(study.id, given, Evidence.GOOD)
+        (found,) = store.trials(study.id)
+        assert found.started_at == given.started_at
+        assert found.started_at.utcoffset() == timedelta(0)
+
+    def test_a_trial_is_stored_once_and_never_changes(self, store: Store, reopen: Reopen) -> None:
+        study = opened_study(store)
+        given = whole_record()
+        assert store.record_trial(study.id, given, Evidence.BAD)
+        changed = dataclasses.replace(given, outcome=Outcome.PASS, stdout="")
+        assert reopen().record_trial(study.id, changed, Evidence.GOOD) is False
+        (light,) = store.trials(study.id)
+        assert (light.outcome, light.evidence) == (Outcome.CRASH, Evidence.BAD)
+        found = store.trial(given.trial_id)
+        assert found is not None
+        assert found.record == given
+
+    def test_trials_come_in_the_order_of_recording(self, store: Store) -> None:
+        study = opened_study(store)
+        other = opened_study(store, "another")
+        given = [record(started_at=datetime(2026, 1, 28 - i, tzinfo=UTC)) for i in range(5)]
+        for one in given:
+            store.record_trial(study.id, one, Evidence.GOOD)
+            store.record_trial(other.id, record(), Evidence.GOOD)
+        assert [trial.trial_id for trial in store.trials(study.id)] == [one.trial_id for one in given]
+        assert len(store.trials(other.id)) == 5
+
+    def test_counts_failures_and_environments(self, store: Store) -> None:
+        study = opened_study(store)
+        other = opened_study(store, "another")
+        plan = [
+            *[("1.0", Outcome.PASS, Evidence.GOOD, "")] * 7,
+            *[("2.0", Outcome.PASS, Evidence.GOOD, "")] * 2,
+            *[("2.0", Outcome.HANG, Evidence.BAD, "hang")] * 1,
+            *[("2.0", Outcome.CRASH, Evidence.BAD, "segv")] * 4,
+            *[("2.0", Outcome.EXIT_FAIL, Evidence.OTHER, "exit")] * 3,
+            *[("1.0", Outcome.WORKER_LOST, Evidence.VOID, "")] * 2,
+            *[("1.0", Outcome.SKIP, Evidence.SKIP, "")] * 1,
+        ]
+        ids: dict[str, list[str]] = {}
+        for version, outcome, evidence, signature in plan:
+            one = record(version, outcome, signature=signature)
+            store.record_trial(study.id, one, evidence)
+            ids.setdefault(signature, []).append(one.trial_id)
+        store.record_trial(other.id, record("1.0", Outcome.CRASH), Evidence.BAD)
+        counts = store.counts(study.id)
+        assert set(counts) == {combination("1.0"), combination("2.0")}
+        one, two = counts[combination("1.0")], counts[combination("2.0")]
+        assert (one.good, one.bad, one.other, one.void, one.skip, one.counted) == (7, 0, 0, 2, 1, 7)
+        assert (two.good, two.bad, two.other, two.void, two.skip, two.counted) == (2, 5, 3, 0, 0, 7)
+        assert two.by_outcome[(Evidence.BAD, Outcome.CRASH)] == 4
+        found = [(f.signature, f.outcome, f.evidence, f.trials, f.trial_id) for f in store.failures(study.id)]
+        assert found == [
+            ("segv", Outcome.CRASH, Evidence.BAD, 4, ids["segv"][0]),
+            ("exit", Outcome.EXIT_FAIL, Evidence.OTHER, 3, ids["exit"][0]),
+            ("hang", Outcome.HANG, Evidence.BAD, 1, ids["hang"][0]),
+        ]
+        assert store.environments(study.id) == 2
+        assert store.environments(other.id) == 1
+        assert store.counts("0" * 32) == {}
+        assert Counts().counted == 0
+
+    def test_an_environment_where_every_trial_was_spoilt_does_not_count(self, store: Store) -> None:
+        study = opened_study(store)
+        store.record_trial(study.id, record("1.0", Outcome.WORKER_LOST), Evidence.VOID)
+        assert store.environments(study.id) == 0
+
+    # -- decisions and concurrency -------------------------------------------------------------------------
+
+    def test_decisions_come_in_order(self, store: Store, reopen: Reopen) -> None:
+        study = store.open_study(definition())
+        for number in range(4):
+            reopen().record_decision(study.id, "ask", {"number": number, "to": [{"b": "1", "a": "2"}]})
+        found = store.decisions(study.id)
+        assert [decision.payload["number"] for decision in found] == [0, 1, 2, 3]
+        assert {decision.kind for decision in found} == {"ask"}
+        assert [decision.at for decision in found] == sorted(decision.at for decision in found)
+
+    def test_a_snapshot_sees_one_state(self, store: Store, reopen: Reopen) -> None:
+        study = opened_study(store)
+        writer = reopen()
+        with store.snapshot():
+            assert store.trials(study.id) == []
+            assert writer.record_trial(study.id, record(), Evidence.GOOD)
+            assert store.trials(study.id) == []
+            assert store.counts(study.id) == {}
+        assert len(store.trials(study.id)) == 1
+
+    def test_threads_share_a_store(self, store: Store) -> None:
+        study = opened_study(store)
+        same = record()
+        new: list[bool] = []
+
+        def write() -> None:
+            for _ in range(10):
+                assert store.record_trial(study.id, record(), Evidence.GOOD)
+                new.append(store.record_trial(study.id, same, Evidence.GOOD))
+
+        threads = [threading.Thread(target=write) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert new.count(True) == 1
+        assert len(new) == 40
+        assert len(store.trials(study.id)) == 41
+
+    def test_two_who_open_the_same_study_at_once_get_the_same_one(self, reopen: Reopen) -> None:
+        stores = [reopen() for _ in range(4)]
+        start = threading.Barrier(4)
+        ids: list[str] = []
+
+        def begin(store: Store) -> None:
+            start.wait()
+            ids.append(store.open_study(definition()).id)
+
+        threads = [threading.Thread(target=begin, args=(store,)) for store in stores]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(ids) == 4
+        assert len(set(ids)) == 1

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bisect_env.errors import UsageError
+from bisect_env.storage.location import database_path
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("/data/r.sqlite", "/data/r.sqlite"),
+        ("sqlite:////data/r.sqlite", "/data/r.sqlite"),
+        ("sqlite+pysqlite:////data/r.sqlite", "/data/r.sqlite"),
+        ("/data/odd name?#%41.db", "/data/odd name?#%41.db"),
+    ],
+)
+def test_paths_and_urls(reference: str, expected: str) -> None:
+    assert database_path(reference, {}) == Path(expected)
+
+
+def test_relative_and_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert database_path("r.db", {}) == tmp_path / "r.db"
+    assert database_path("sqlite:///r.db", {}) == tmp_path / "r.db"
+    assert database_path("~/r.db", {}) == Path("/home/me/r.db")
+
+
+def test_the_order_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/home/me/data")
+    assert database_path("/a.db", {"BISECT_ENV_DB": "/b.db"}) == Path("/a.db")
+    assert database_path(None, {"BISECT_ENV_DB": "/b.db"}) == Path("/b.db")
+    assert database_path(None, {"BISECT_ENV_DB": ""}) == Path("/home/me/data/bisect-env/results.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("reference", "match"),
+    [
+        ("", "no name"),
+        ("  ", "no name"),
+        ("a\0b", "no name"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///:memory:", "in memory"),
+        ("sqlite://host/path", "a path and nothing else"),
+        ("sqlite:////data/r.db?mode=ro", "a path and nothing else"),
+        ("sqlite+aiosqlite:////data/r.db", "a path and nothing else"),
+        ("postgresql+psycopg://me:hunter2@db/results", "in SQLite, not in postgresql"),
+        ("mysql://me:hunter2@db/results", "in SQLite, not in mysql"),
+        ("http//://hunter2:x", "cannot be read"),
+        ("postgresql://me:hunter2@db:port/results", "cannot be read"),
+    ],
+)
+def test_what_cannot_be(reference: str, match: str) -> None:
+    with pytest.raises(UsageError, match=match) as caught:
+        database_path(reference, {})
+    assert "hunter2" not in str(caught.value)
+    assert "remedy: " in str(caught.value)

@@ -1,0 +1,118 @@
+"""Many processes on one file, some of them killed."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence
+from tests.storage.samples import opened_study, record
+
+PATIENCE = 100.0
+"""Seconds after which a writer is given up: a guard against hanging, not a measure."""
+
+pytestmark = pytest.mark.integration
+
+
+def writer(path: Path, study_id: str, number: int, shared: int = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.storage.writer", str(path), study_id, str(number), str(shared)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def integrity(path: Path) -> list[tuple[str]]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute("PRAGMA integrity_check").fetchall()
+    finally:
+        connection.close()
+
+
+def test_eight_processes_write_at_once_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    path, number, shared = tmp_path / "results.sqlite", 25, 10
+    with Store.open(str(path)) as store:
+        study = opened_study(store)
+        writers = [writer(path, study.id, number, shared) for _ in range(8)]
+        acknowledged: list[str] = []
+        for process in writers:
+            out, err = process.communicate(timeout=PATIENCE)
+            assert (process.returncode, err) == (0, "")
+            acknowledged += out.split()[1:]
+        stored = [trial.trial_id for trial in store.trials(study.id)]
+        assert len(set(stored)) == len(stored)
+        assert sorted(stored) == sorted(acknowledged)
+        assert len(stored) == shared + 8 * (number - shared)
+        assert len(store.decisions(study.id)) == 8 * number
+        sequences = [trial.sequence for trial in store.trials(study.id)]
+        assert sequences == sorted(sequences)
+    assert integrity(path) == [("ok",)]
+
+
+def test_a_new_database_made_by_many_at_once_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.sqlite"
+    code = (
+        "import sys\n"
+        "from bisect_env.storage.store import Store\n"
+        "from tests.storage.samples import opened_study\n"
+        "with Store.open(sys.argv[1]) as store: print(opened_study(store).id)"
+    )
+    makers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    answers = [process.communicate(timeout=PATIENCE) for process in makers]
+    assert [err for _, err in answers] == [""] * 4
+    assert len({out for out, _ in answers}) == 1
+    assert integrity(path) == [("ok",)]
+
+
+def test_kill_at_random_instants_loses_no_acknowledged_trial(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    path = tmp_path / "results.sqlite"
+    with Store.open(str(path)) as store:
+        study_id = opened_study(store).id
+    acknowledged: list[str] = []
+    for _ in range(6):
+        process = writer(path, study_id, 0)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(chance.uniform(0.0, 0.25))
+        process.kill()
+        out, err = process.communicate(timeout=PATIENCE)
+        assert err == ""
+        # A last line without its end was not yet acknowledged to anybody.
+        acknowledged += [line.strip() for line in out.splitlines(keepends=True) if line.endswith("\n")]
+        with Store.open(str(path)) as store:
+            stored = {trial.trial_id for trial in store.trials(study_id)}
+            assert stored.issuperset(acknowledged)
+            # What was in flight may have been committed before its acknowledgement.
+            assert len(stored) <= len(acknowledged) + 6
+            whole = [store.trial(trial_id) for trial_id in stored if not trial_id.startswith("after")]
+            assert all(found is not None and len(found.record.stderr) == 4000 for found in whole)
+            assert store.record_trial(study_id, record(trial_id=f"after-{len(acknowledged)}"), Evidence.GOOD)
+            acknowledged.append(f"after-{len(acknowledged)}")
+        assert integrity(path) == [("ok",)]
+    assert len(acknowledged) > 12
+
+
+def test_a_reader_does_not_slow_a_running_writer_to_a_halt(tmp_path: Path) -> None:
+    path = tmp_path / "results.sqlite"
+    with Store.open(str(path)) as store:
+        study_id = opened_study(store).id
+    with Store.open(str(path), read_only=True) as reader, reader.snapshot():
+        assert reader.trials(study_id) == []
+        process = writer(path, study_id, 30)
+        out, err = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, err) == (0, "")
+        assert len(out.split()) == 31
+        assert reader.trials(study_id) == []
