@@ -21,7 +21,7 @@ class PrefixBuilder(Protocol):
     For a Dask cluster it must be possible to pickle it.
     """
 
-    def __call__(self, lock: Lock, *, allow_source: bool) -> Prefix:
+    def __call__(self, lock: Lock, *, allow_source: bool | frozenset[str]) -> Prefix:
         """Build.
 
         Raises:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from bisect_env.environments.failures import LockFileError
 from bisect_env.environments.lock import Lock, LockedPackage

@@ -1,0 +1,168 @@
+"""`bisect-env plan`: what a study would run and cost, without running anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from bisect_env.engine.forecast import Forecast
+    from bisect_env.engine.prepare import Prepared
+    from bisect_env.matrix.load import Matrix
+
+_SEED = 20_260_101
+_CELLS_PLAYED = 2_000
+"""Studies played for a forecast, times combinations: a plan should take seconds."""
+
+
+def plan(
+    matrix: Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")],
+    crash_rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=1.0, help="Assumed crash rate; default: 1 and 0.1, one after the other."),
+    ] = None,
+    background: Annotated[
+        float, typer.Option(min=0.0, max=0.5, help="Assumed rate of the failure in good combinations.")
+    ] = 0.0,
+    workers: Annotated[int, typer.Option(min=1, help="Assumed number of workers.")] = 1,
+    json_output: Annotated[bool, typer.Option("--json", help="The plan as one JSON object.")] = False,
+    whole: Annotated[bool, typer.Option("--all", help="List combinations that can be run, too.")] = False,
+    cache: Annotated[
+        Path | None, typer.Option(envvar="BISECT_ENV_CACHE", help="Where environments are built.")
+    ] = None,
+) -> None:
+    """Show combinations, exclusions with reasons and expected trials; nothing is built or run."""
+    from datetime import UTC, datetime
+
+    import numpy as np
+
+    from bisect_env.engine.forecast import forecast
+    from bisect_env.engine.prepare import check_supported
+    from bisect_env.engine.study import prepare_study
+    from bisect_env.environments.provider import Environments
+    from bisect_env.matrix.expand import expand
+    from bisect_env.matrix.load import load_matrix
+    from bisect_env.search.searcher import SearchSettings
+
+    loaded = load_matrix(matrix)
+    check_supported(loaded)
+    provider = Environments(cache.absolute() if cache else None, index=loaded.file.index)
+    as_of = datetime.now(UTC)
+    grid = expand(loaded, provider.catalogue, as_of)
+    prepared = prepare_study(loaded, grid, as_of, provider, None, lambda _event: None)
+    settings = loaded.file.search
+    studies = max(3, min(20, _CELLS_PLAYED // max(1, len(prepared.groups))))
+    forecasts = [
+        forecast(
+            prepared.grid,
+            prepared.groups,
+            np.random.default_rng(_SEED),
+            crash_rate=rate,
+            background=background,
+            studies=studies,
+            settings=SearchSettings(settings.confidence, settings.min_crash_rate, settings.max_trials),
+            workers=workers,
+        )
+        for rate in ((crash_rate,) if crash_rate else (1.0, 0.1))
+    ]
+    document = _document(loaded, prepared, [f for f in forecasts if f is not None])
+    if json_output:
+        json.dump(document, sys.stdout, indent=2, ensure_ascii=False)
+        sys.stdout.write("\n")
+    else:
+        _print(document, whole=whole)
+
+
+def _document(matrix: Matrix, prepared: Prepared, forecasts: list[Forecast]) -> dict[str, Any]:
+    grid = prepared.grid
+    combinations = []
+    for index in grid.indices():
+        row: dict[str, Any] = {"combination": grid.combination(index).as_dict()}
+        if index in grid.excluded:
+            row |= {"status": "excluded", "reason": grid.excluded[index]}
+        elif index in prepared.unsolvable:
+            error = prepared.unsolvable[index]
+            row |= {
+                "status": "env-unbuildable" if error.building else "env-unsolvable",
+                "reason": error.message,
+            }
+        else:
+            row |= {"status": "solvable", "lock": prepared.locks[index].content_hash}
+        combinations.append(row)
+    return {
+        "schema": 1,
+        "matrix": matrix.name,
+        "axes": [
+            {
+                "name": axis.name,
+                "kind": str(axis.kind),
+                "direction": str(axis.direction),
+                "values": list(axis.values),
+                "dropped": dict(axis.dropped),
+            }
+            for axis in grid.axes
+        ],
+        "environments": prepared.environments,
+        "combinations": combinations,
+        "forecast": [
+            {
+                "crash_rate": f.crash_rate,
+                "background": f.background,
+                "studies": f.studies,
+                "trials": f.trials,
+                "trials_90_percent_range": list(f.trials_range),
+                "environments": f.environments,
+            }
+            for f in forecasts
+        ],
+    }
+
+
+def _print(document: dict[str, Any], *, whole: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from bisect_env.report.untrusted import clean
+
+    console = Console(highlight=False, soft_wrap=True)
+    rows = document["combinations"]
+    by_status: dict[str, int] = {}
+    for row in rows:
+        by_status[row["status"]] = by_status.get(row["status"], 0) + 1
+    console.print(Text(document["matrix"], style="bold"))
+    for axis in document["axes"]:
+        values = axis["values"]
+        shown = ", ".join(values if len(values) <= 8 else [*values[:3], "…", *values[-3:]])
+        console.print(Text(clean(f"  {axis['name']} ({axis['direction']}, {len(values)} values): {shown}")))
+        for value, why in axis["dropped"].items():
+            console.print(Text(clean(f"    left out: {value} ({why})"), style="dim"))
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
+    console.print(f"{len(rows)} combinations: {counts}; {document['environments']} distinct environments")
+    table = Table(box=None, pad_edge=False)
+    for name in ("combination", "status", "reason"):
+        table.add_column(name)
+    for row in rows:
+        if row["status"] == "solvable" and not whole:
+            continue
+        named = " ".join(f"{axis}={value}" for axis, value in row["combination"].items())
+        reason = " ".join(row.get("reason", "").split())
+        table.add_row(
+            Text(clean(named)),
+            row["status"],
+            Text(clean(reason if len(reason) <= 160 else reason[:159] + "…")),
+        )
+    if table.row_count:
+        console.print(table)
+    for cost in document["forecast"]:
+        low, high = cost["trials_90_percent_range"]
+        console.print(
+            f"at a crash rate of {cost['crash_rate']:g}: about {cost['trials']:.0f} trials "
+            f"(90 % of studies: {low:.0f} to {high:.0f}) in about {cost['environments']:.0f} environments"
+        )
+    if not document["forecast"]:
+        console.print("nothing can be told apart: no two combinations that can be run could differ")

@@ -1,0 +1,83 @@
+"""`bisect-env run`: answer a matrix."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+
+def run(
+    matrix: Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")],
+    db: Annotated[
+        str | None,
+        typer.Option(envvar="BISECT_ENV_DB", help="Results database: a file or a URL."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes; default: one for each core.")
+    ] = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Events as JSON lines on stdout; the last one is the verdict.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show warnings and the verdict alone.")
+    ] = False,
+    lockfiles: Annotated[
+        Path, typer.Option(envvar="BISECT_ENV_LOCKFILES", help="Where locks are written.")
+    ] = Path("lockfiles"),
+    cache: Annotated[
+        Path | None, typer.Option(envvar="BISECT_ENV_CACHE", help="Where environments are built.")
+    ] = None,
+) -> None:
+    """Find the first bad combination of a matrix.
+
+    The same command after an interruption goes on where it stopped.
+    """
+    # Imported here, so that `bisect-env --help` need not wait for Dask and numpy.
+    from bisect_env.cli import views
+    from bisect_env.cluster.local import LocalExecutor, default_workers
+    from bisect_env.engine.study import run_study
+    from bisect_env.environments.prefix import ensure_prefix
+    from bisect_env.environments.provider import Environments
+    from bisect_env.environments.settings import default_cache_dir
+    from bisect_env.matrix.load import load_matrix
+    from bisect_env.report.text import print_report
+    from bisect_env.storage.store import Store
+
+    loaded = load_matrix(matrix)
+    cache_dir = (cache or default_cache_dir()).absolute()
+    count = workers or default_workers()
+    stopped = _stop_on_signals()
+    view = views.choose(as_json=json_output, quiet=quiet)
+    with Store.open(db) as store, view:
+        conclusion = run_study(
+            loaded,
+            store=store,
+            provider=Environments(cache_dir, index=loaded.file.index),
+            make_executor=lambda: LocalExecutor(partial(ensure_prefix, cache_dir=cache_dir), count),
+            lockfiles=lockfiles,
+            notify=view,
+            stopped=stopped.is_set,
+            workers=count,
+        )
+    if not json_output:
+        print_report(conclusion.report)
+    raise typer.Exit(int(conclusion.exit_code))
+
+
+def _stop_on_signals() -> threading.Event:
+    """The first Ctrl-C (or SIGTERM) stops in an orderly way; a second Ctrl-C ends at once."""
+    stop = threading.Event()
+
+    def handle(_signum: int, _frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+    return stop

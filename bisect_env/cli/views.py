@@ -1,0 +1,288 @@
+"""How a running study is shown: a live table, plain lines without a terminal, JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from bisect_env.engine import events
+from bisect_env.matrix.combination import Combination
+from bisect_env.report.sentence import sentence
+from bisect_env.report.untrusted import clean
+from bisect_env.trials.records import Evidence
+
+ROWS = 14
+"""Combinations in the live table; those nearest to the open question."""
+REFRESH_PER_SECOND = 4
+PLAIN_EVERY = 5.0
+"""Seconds between two progress lines where there is no terminal."""
+
+
+class View(AbstractContextManager["View"]):
+    """Hears of events and shows them; a context manager that cleans the terminal up."""
+
+    def __call__(self, event: events.Event) -> None:
+        """Show one event."""
+        raise NotImplementedError
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nothing to clean up."""
+
+
+class QuietView(View):
+    """Shows warnings alone."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __call__(self, event: events.Event) -> None:
+        """Show one event."""
+        if isinstance(event, events.Warned):
+            print(f"warning: {clean(event.text)}", file=self._stream, flush=True)
+
+
+class PlainView(View):
+    """A line for whatever matters, for logs and pipes."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._shown_at = -PLAIN_EVERY
+
+    def __call__(self, event: events.Event) -> None:
+        """Show one event."""
+        text = self._line(event)
+        if text is not None:
+            print(clean(text), file=self._stream, flush=True)
+
+    def _line(self, event: events.Event) -> str | None:
+        if isinstance(event, events.Progress):
+            now = self._clock()
+            if now - self._shown_at < PLAIN_EVERY:
+                return None
+            self._shown_at = now
+        return describe(event)
+
+
+def describe(event: events.Event) -> str | None:
+    """One line for an event, None for events that are too frequent to be lines."""
+    match event:
+        case events.StudyOpened(study_id, name, resumed):
+            again = f", going on after {resumed} trials" if resumed else ""
+            return f"study {study_id} ({name}){again}"
+        case events.Locked():
+            without = f", {event.unsolvable} without a solution" if event.unsolvable else ""
+            out = f", {event.excluded} excluded" if event.excluded else ""
+            return (
+                f"{event.combinations} combinations{out}{without}: {event.environments} distinct environments"
+            )
+        case events.SetAside(combinations, status, reason):
+            more = f" and {len(combinations) - 1} more" if len(combinations) > 1 else ""
+            first = next(iter(reason.splitlines()), "")
+            return f"set aside: {combinations[0]}{more} ({status}: {first})"
+        case events.Warned(text):
+            return f"warning: {text}"
+        case events.TrialFinished(record, evidence, _) if evidence is Evidence.BAD:
+            return f"{record.outcome}: {record.combination} ({record.detail})"
+        case events.Progress():
+            left = event.document["expected_left"]
+            return (
+                f"{event.trials} trials, {event.hits} of them bad; best answer so far "
+                f"{event.document['probability']:.0%}; about {left:.0f} trials left"
+            )
+        case _:
+            return None
+
+
+class JsonView(View):
+    """One JSON object a line on stdout; `event` names its kind."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __call__(self, event: events.Event) -> None:
+        """Show one event."""
+        print(json.dumps(as_json(event), ensure_ascii=False), file=self._stream, flush=True)
+
+
+def as_json(event: events.Event) -> dict[str, Any]:
+    """An event as a JSON object."""
+    match event:
+        case events.StudyOpened():
+            return {
+                "event": "study",
+                "study": event.study_id,
+                "name": event.name,
+                "resumed_trials": event.resumed,
+            }
+        case events.LockProgress():
+            return {"event": "locking", "done": event.done, "total": event.total}
+        case events.Locked():
+            return {
+                "event": "locked",
+                "combinations": event.combinations,
+                "excluded": event.excluded,
+                "unsolvable": event.unsolvable,
+                "environments": event.environments,
+                "withdrawn": [list(item) for item in event.withdrawn],
+            }
+        case events.TrialStarted():
+            return {
+                "event": "started",
+                "trial": event.trial_id,
+                "combination": event.combination.as_dict(),
+            }
+        case events.TrialFinished(record, evidence, build_seconds):
+            return {
+                "event": "trial",
+                "trial": record.trial_id,
+                "combination": record.combination.as_dict(),
+                "outcome": str(record.outcome),
+                "evidence": str(evidence),
+                "detail": record.detail,
+                "returncode": record.returncode,
+                "seconds": round(record.duration, 4),
+                "build_seconds": round(build_seconds, 3),
+            }
+        case events.SetAside():
+            return {
+                "event": "set-aside",
+                "combinations": [c.as_dict() for c in event.combinations],
+                "status": event.status,
+                "reason": event.reason,
+            }
+        case events.Warned():
+            return {"event": "warning", "text": event.text}
+        case events.Progress():
+            return {
+                "event": "progress",
+                "trials": event.trials,
+                "bad": event.hits,
+                "probability": event.document["probability"],
+                "first_bad": event.document["first_bad"],
+                "expected_left": event.document["expected_left"],
+            }
+        case events.Concluded():
+            return {"event": "verdict", **event.report}
+
+
+class LiveView(View):
+    """A table that is redrawn in place: where the posterior mass is, what runs, what is left."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=REFRESH_PER_SECOND, transient=True)
+        self._title = "preparing"
+        self._note = ""
+        self._counts: dict[Combination, list[int]] = {}
+        self._progress: events.Progress | None = None
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Take the table away; what follows is printed on a clean terminal."""
+        self._live.stop()
+
+    def __call__(self, event: events.Event) -> None:
+        """Show one event."""
+        match event:
+            case events.StudyOpened():
+                self._title = f"{event.name} (study {event.study_id})"
+            case events.LockProgress():
+                self._note = f"locking environments: {event.done} of {event.total}"
+            case events.TrialFinished(record, evidence, _):
+                counts = self._counts.setdefault(record.combination, [0, 0])
+                counts[0] += evidence is Evidence.BAD
+                counts[1] += evidence in (Evidence.GOOD, Evidence.BAD)
+            case events.Progress():
+                self._progress = event
+            case events.Concluded():
+                return
+            case _:
+                pass
+        if isinstance(event, events.Locked | events.Warned | events.SetAside):
+            self._live.console.print(Text(clean(describe(event) or "")), highlight=False)
+            self._note = ""
+        self._live.update(self._draw())
+
+    def _draw(self) -> RenderableType:
+        title = Text(clean(self._title), style="bold")
+        if self._progress is None:
+            return Group(title, Text(self._note))
+        return Group(title, self._table(self._progress), self._summary(self._progress))
+
+    def _table(self, progress: events.Progress) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name, justify in (("combination", "left"), ("trials", "right"), ("bad", "right")):
+            table.add_column(name, justify="right" if justify == "right" else "left")
+        table.add_column("probability of being bad")
+        table.add_column("")
+        for combination, bad in interesting(progress, ROWS):
+            hits, trials = self._counts.get(combination, [0, 0])
+            running = progress.running.get(combination, 0)
+            table.add_row(
+                escape(str(combination)),
+                str(trials or "·"),
+                Text(str(hits or "·"), style="red" if hits else ""),
+                Text(bar(bad), style="red" if bad > 0.5 else "green"),
+                f"running {running}" if running else "",
+            )
+        return table
+
+    def _summary(self, progress: events.Progress) -> Text:
+        document = progress.document
+        left = document["expected_left"]
+        return Text(
+            f"{progress.trials} trials, {progress.hits} bad · about {left:.0f} trials left · "
+            f"so far ({document['probability']:.0%}): {clean(sentence(document))}"
+        )
+
+
+def interesting(progress: events.Progress, rows: int) -> list[tuple[Combination, float]]:
+    """The combinations whose answer is most open, and those that run now, in the grid's order."""
+
+    def openness(item: tuple[int, tuple[Combination, float]]) -> tuple[bool, float]:
+        _, (combination, bad) = item
+        return (combination in progress.running, bad * (1 - bad))
+
+    ranked = sorted(enumerate(progress.probability_bad), key=openness, reverse=True)[:rows]
+    return [pair for _, pair in sorted(ranked, key=lambda item: item[0])]
+
+
+def bar(fraction: float, width: int = 20) -> str:
+    """A bar of `width` characters that is filled up to `fraction`."""
+    filled = round(fraction * width)
+    return "█" * filled + "░" * (width - filled) + f" {fraction:4.0%}"
+
+
+def choose(*, as_json: bool, quiet: bool) -> View:
+    """The view that fits: JSON on stdout, or for people on stderr."""
+    if as_json:
+        return JsonView(sys.stdout)
+    if quiet:
+        return QuietView(sys.stderr)
+    console = Console(stderr=True)
+    return LiveView(console) if console.is_terminal else PlainView(sys.stderr)

@@ -1,0 +1,95 @@
+"""The verdict with names instead of positions: what is stored, reported and printed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bisect_env.matrix.grid import Grid, Index
+from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.searcher import Search
+from bisect_env.search.verdict import Answer
+
+
+def verdict_document(grid: Grid, search: Search, missing: Mapping[Index, tuple[str, str]]) -> dict[str, Any]:
+    """Describe the search's verdict.
+
+    Args:
+        grid: The study's grid.
+        search: After any number of trials.
+        missing: Status and reason of each combination that cannot be run.
+
+    Returns:
+        A JSON object; `docs/reference/report.md` explains its keys.
+    """
+    verdict = search.verdict
+    best = verdict.best
+    document: dict[str, Any] = {
+        "status": str(verdict.status),
+        "reason": verdict.reason,
+        "kind": best.hypothesis.kind,
+        "first_bad": _named(grid, best.first_bad),
+        "last_good": _named(grid, best.last_good),
+        "culprit_axes": _culprits(grid, best),
+        "bad_values": {
+            grid.axes[i].name: [
+                value for value, bad in zip(grid.axes[i].values, best.hypothesis.sets[i], strict=True) if bad
+            ]
+            for i in best.hypothesis.culprits
+        },
+        "directions": {axis.name: str(axis.direction) for axis in grid.axes},
+        "probability": best.probability,
+        "models": {"sharing": verdict.sharing, "differing": verdict.differing},
+        "boundaries": [
+            {
+                "axis": grid.axes[boundary.axis].name,
+                "bad": _named(grid, boundary.bad),
+                "good": _named(grid, boundary.good),
+                "between": [
+                    {
+                        "combination": _named(grid, cell),
+                        "status": missing[cell][0],
+                        "reason": missing[cell][1],
+                    }
+                    for cell in boundary.between
+                    if cell in missing
+                ],
+            }
+            for boundary in best.boundaries
+        ],
+        "bad_rate": _rate(search, best.first_bad),
+        "good_rate": _rate(search, best.last_good),
+        "candidates": [
+            {
+                "kind": candidate.hypothesis.kind,
+                "first_bad": _named(grid, candidate.first_bad),
+                "last_good": _named(grid, candidate.last_good),
+                "culprit_axes": _culprits(grid, candidate),
+                "probability": candidate.probability,
+            }
+            for candidate in verdict.candidates
+        ],
+        "typical_bad_rate": verdict.bad_rate,
+        "background_rate": verdict.background,
+        "ends_wrong": list(verdict.ends_wrong),
+        "trials": search.trials,
+        "expected_left": verdict.expected_left,
+    }
+    return document
+
+
+def _named(grid: Grid, index: Index | None) -> dict[str, str] | None:
+    return None if index is None else grid.combination(index).as_dict()
+
+
+def _culprits(grid: Grid, answer: Answer) -> list[str]:
+    return [grid.axes[i].name for i in answer.hypothesis.culprits]
+
+
+def _rate(search: Search, index: Index | None) -> dict[str, float] | None:
+    if index is None:
+        return None
+    hits, trials = search.counts(index)
+    low, high = clopper_pearson(hits, trials)
+    rate = hits / trials if trials else 0.0
+    return {"hits": hits, "trials": trials, "rate": rate, "low": low, "high": high}

@@ -1,0 +1,133 @@
+"""What happens during a study, as data: the live view and `--json` are made from these alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bisect_env.matrix.combination import Combination
+from bisect_env.trials.records import Evidence, TrialRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StudyOpened:
+    """The study exists in the database.
+
+    Attributes:
+        study_id: Its id.
+        name: The matrix's name.
+        resumed: Trials that it had already.
+    """
+
+    study_id: str
+    name: str
+    resumed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LockProgress:
+    """Some combinations are locked, or known to have no solution."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """Every combination is locked.
+
+    Attributes:
+        combinations: Size of the grid.
+        excluded: Taken out by rules.
+        unsolvable: Without a solution.
+        environments: Distinct locks.
+        withdrawn: Versions and releases that a range left out, as (axis, version, reason).
+    """
+
+    combinations: int
+    excluded: int
+    unsolvable: int
+    environments: int
+    withdrawn: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStarted:
+    """A trial was handed to the executor."""
+
+    trial_id: str
+    combination: Combination
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFinished:
+    """A trial is recorded."""
+
+    record: TrialRecord
+    evidence: Evidence
+    build_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Nothing can be learnt at these combinations.
+
+    Attributes:
+        combinations: They share one measurement.
+        status: As stored: `unbuildable` or `set-aside`.
+        reason: Why.
+    """
+
+    combinations: tuple[Combination, ...]
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Something the user should know that does not stop the study."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the search stands.
+
+    Attributes:
+        trials: Counted trials.
+        hits: Of those, showing the target.
+        running: Combination to number of trials running now.
+        document: The verdict so far (see `document`).
+        probability_bad: Combination and its posterior of being bad, for combinations that can be run.
+    """
+
+    trials: int
+    hits: int
+    running: dict[Combination, int]
+    document: dict[str, Any]
+    probability_bad: tuple[tuple[Combination, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded:
+    """The study ended.
+
+    Attributes:
+        report: The same object that `bisect-env report --format json` prints.
+    """
+
+    report: dict[str, Any]
+
+
+Event = (
+    StudyOpened
+    | LockProgress
+    | Locked
+    | TrialStarted
+    | TrialFinished
+    | SetAside
+    | Warned
+    | Progress
+    | Concluded
+)

@@ -1,0 +1,94 @@
+"""What a study will cost: whole studies played with truths drawn from the search's own prior. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from bisect_env.matrix.grid import Grid, Index
+from bisect_env.search.searcher import SearchSettings
+from bisect_env.search.simulate import simulate
+from bisect_env.search.space import HypothesisSpace
+
+_DRAWS = 1000
+"""Draws from the prior before a grid counts as one on which nothing can be told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The cost of a study over many played ones.
+
+    Attributes:
+        crash_rate: Target rate that bad combinations were given.
+        background: Target rate of good ones.
+        studies: How many were played.
+        trials: Mean number of trials.
+        trials_range: 5th and 95th centile of it.
+        environments: Mean number of environments.
+    """
+
+    crash_rate: float
+    background: float
+    studies: int
+    trials: float
+    trials_range: tuple[float, float]
+    environments: float
+
+
+def forecast(
+    grid: Grid,
+    groups: Mapping[Index, Index],
+    rng: np.random.Generator,
+    *,
+    crash_rate: float,
+    background: float = 0.0,
+    studies: int = 20,
+    settings: SearchSettings | None = None,
+    workers: int = 1,
+    build_cost: float = 5.0,
+) -> Forecast | None:
+    """Play studies to their end.
+
+    Args:
+        grid: The lattice.
+        groups: As in `Search`.
+        rng: Where truths and trials come from.
+        crash_rate: Target rate of bad combinations.
+        background: Target rate of good ones.
+        studies: How many to play.
+        settings: When a study stops.
+        workers: Trials at the same time.
+        build_cost: Price of an environment in trials.
+
+    Returns:
+        None when no two combinations that can be run could ever differ.
+    """
+    space = HypothesisSpace(grid.shape, [axis.direction for axis in grid.axes])
+    feasible = np.zeros(grid.shape, dtype=bool)
+    for index in groups:
+        feasible[index] = True
+    played = []
+    for _ in range(_DRAWS):
+        bad = space.hypothesis(int(rng.choice(space.size, p=space.prior))).bad_cells()
+        if not (bad & feasible).any() or not (~bad & feasible).any():
+            continue
+        rates = np.where(bad, crash_rate, background)
+        played.append(
+            simulate(grid, groups, rates, rng, settings=settings, workers=workers, build_cost=build_cost)
+        )
+        if len(played) == studies:
+            break
+    if not played:
+        return None
+    trials = np.array([p.trials for p in played], dtype=np.float64)
+    low, high = np.quantile(trials, [0.05, 0.95])
+    return Forecast(
+        crash_rate=crash_rate,
+        background=background,
+        studies=len(played),
+        trials=float(trials.mean()),
+        trials_range=(float(low), float(high)),
+        environments=float(np.mean([p.environments for p in played])),
+    )

@@ -1,0 +1,430 @@
+"""The loop of one study: ask → submit → record → tell → stop.
+
+A trial is committed to the database before the search hears of it, so that `kill -9` at any instant loses
+nothing but trials that were still running. Resuming is replaying: the search is told what the database has.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from bisect_env.cluster.protocol import (
+    BuildFailed,
+    Completion,
+    Executor,
+    TrialCompleted,
+    TrialLost,
+    TrialRequest,
+)
+from bisect_env.engine import events
+from bisect_env.engine.document import verdict_document
+from bisect_env.engine.prepare import Prepared
+from bisect_env.engine.rules import (
+    BUILDS_BEFORE_UNBUILDABLE,
+    VOIDS_BEFORE_STOP,
+    Tally,
+    build_cost,
+    in_flight,
+)
+from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
+from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Index
+from bisect_env.matrix.load import Matrix
+from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.storage.records import CombinationStatus
+from bisect_env.storage.store import Store
+from bisect_env.trials.judge import Target, judge
+from bisect_env.trials.records import Evidence, Outcome, Phase, TrialFile, TrialRecord, TrialSpec
+
+SAVE_EVERY = 5.0
+"""Seconds between two verdicts stored on the way, for those who look at a running study."""
+PATIENCE = 3.0
+"""How long to wait for running trials once the answer is there, in mean durations of a trial."""
+CANCEL_GRACE = 30.0
+"""Seconds for cancelled trials to be answered."""
+LOOK = 0.5
+"""Seconds between two looks at the budget and at Ctrl-C while trials run."""
+
+
+@dataclass(slots=True)
+class _Mean:
+    """A mean that forgets nothing; None before the first value."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.total += value
+        self.count += 1
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+@dataclass(slots=True)
+class _State:
+    """What the loop remembers beside the search; all of it is rebuilt from the database on resuming."""
+
+    tallies: defaultdict[Index, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    aside: dict[Index, tuple[str, str]] = field(default_factory=dict)
+    built: set[str] = field(default_factory=set)
+    running: dict[str, Index] = field(default_factory=dict)
+    build_seconds: _Mean = field(default_factory=_Mean)
+    trial_seconds: _Mean = field(default_factory=_Mean)
+    voids_in_a_row: int = 0
+    last_void: str = ""
+    saved_at: float = float("-inf")
+    warned: set[str] = field(default_factory=set)
+
+
+class StudyLoop:
+    """Runs one study until it is decided, its budget is spent, or somebody stops it.
+
+    Args:
+        matrix: What is asked.
+        prepared: Its combinations, locked.
+        store: Where everything is written.
+        study_id: The open study.
+        executor: Where trials run; the caller closes it.
+        notify: Hears of everything that happens.
+        clock: Seconds that only grow.
+        stopped: Looked at between steps; true ends the study in an orderly way.
+    """
+
+    def __init__(
+        self,
+        matrix: Matrix,
+        prepared: Prepared,
+        store: Store,
+        study_id: str,
+        executor: Executor,
+        *,
+        notify: Callable[[events.Event], None],
+        clock: Callable[[], float] = time.monotonic,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._matrix = matrix
+        self._prepared = prepared
+        self.grid = prepared.grid
+        self._store = store
+        self._study_id = study_id
+        self._executor = executor
+        self._notify = notify
+        self._clock = clock
+        self._stopped = stopped
+        self._target = target_of(matrix)
+        self._files = tuple(TrialFile(f.name, f.content, f.executable) for f in matrix.files)
+        self._members: defaultdict[Index, list[Index]] = defaultdict(list)
+        for index, stands_for in prepared.groups.items():
+            self._members[stands_for].append(index)
+        settings = matrix.file.search
+        self.search = Search(
+            self.grid,
+            prepared.groups,
+            SearchSettings(settings.confidence, settings.min_crash_rate, settings.max_trials),
+        )
+        self._state = _State()
+
+    # -- before and after ----------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> dict[Index, tuple[str, str]]:
+        """Status and reason of every combination that cannot be run."""
+        known = {index: ("excluded", why) for index, why in self.grid.excluded.items()}
+        known |= {
+            index: ("env-unbuildable" if error.building else "env-unsolvable", error.message)
+            for index, error in self._prepared.unsolvable.items()
+        }
+        for index, why in self._state.aside.items():
+            known |= dict.fromkeys(self._members[index], why)
+        return known
+
+    def document(self) -> dict[str, Any]:
+        """The verdict by now."""
+        return verdict_document(self.grid, self.search, self.missing)
+
+    def replay(self) -> int:
+        """Tell the search what the database has already.
+
+        Returns:
+            Number of stored trials.
+        """
+        stored = self._store.trials(self._study_id)
+        # A study that could run its command nowhere was stopped for that; now it may be mended.
+        runnable = [trial for trial in stored if trial.outcome is not Outcome.NOT_RUNNABLE]
+        for trial in stored if runnable else []:
+            index = self._prepared.groups.get(self.grid.index(trial.combination))
+            if index is None:
+                continue
+            self._state.built.add(trial.lock_hash)
+            self._learn(index, trial.outcome, trial.evidence, trial.duration)
+        self._state.voids_in_a_row = 0
+        for row in self._store.combinations(self._study_id):
+            index = self._prepared.groups.get(self.grid.index(row.combination))
+            if (
+                row.status == CombinationStatus.UNBUILDABLE
+                and index is not None
+                and index not in self._state.aside
+            ):
+                self._put_aside(index, "env-unbuildable", row.reason)
+        return len(stored)
+
+    def run(self) -> None:
+        """Go on until nothing more is to be learnt.
+
+        Raises:
+            NoEnvironmentError: Nothing can be run.
+            InfrastructureError: Too many trials in a row were spoilt, or the cluster is lost.
+            UsageError: The command cannot be run in any combination tried.
+        """
+        budget = self._matrix.file.search.budget
+        deadline = None if budget is None else self._clock() + budget
+        while self._wants_more(deadline):
+            while self._wants_more(deadline):
+                self._fill()
+                if not self._state.running:
+                    break
+                self._take(LOOK)
+                self._report_progress()
+            # What still ran may have changed the answer, which then is not the answer yet.
+            self._wind_down()
+            if not self._state.running and not self.search.ask(1):
+                break
+        self._check_anything_ran()
+
+    def _wants_more(self, deadline: float | None) -> bool:
+        in_time = deadline is None or self._clock() < deadline
+        return in_time and not self.search.finished and not self._stopped()
+
+    def _take(self, timeout: float) -> None:
+        for completion in self._executor.wait(timeout):
+            self._handle(completion)
+
+    def _wind_down(self) -> None:
+        """Let trials that are about to end do so, then end the others.
+
+        Ending them all at once would favour quick outcomes: a hang takes longer than a pass.
+        """
+        patience = self._clock() + PATIENCE * (self._state.trial_seconds.value or 0.0)
+        while self._state.running and self._clock() < patience and not self._stopped():
+            self._take(min(LOOK, max(0.0, patience - self._clock())))
+        self._executor.cancel()
+        patience = self._clock() + CANCEL_GRACE
+        while self._state.running and self._clock() < patience:
+            for completion in self._executor.wait(LOOK):
+                if isinstance(completion, TrialCompleted):
+                    self._handle(completion)
+                else:
+                    self._state.running.pop(completion.trial_id, None)
+
+    def _check_anything_ran(self) -> None:
+        if self.search.trials or self._stopped() or len(self._state.aside) < len(self._members):
+            return
+        tallies = self._state.tallies.values()
+        if any(t.failed_builds == 0 for t in tallies):
+            return
+        reasons = [reason for _, reason in self._state.aside.values()]
+        raise NoEnvironmentError(
+            f"no environment could be built: {_first_line(reasons[-1]) if reasons else 'none is solvable'}",
+            remedy="`bisect-env report` lists every combination with its reason",
+        )
+
+    # -- asking --------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        state = self._state
+        free = in_flight(self._executor.slots, state.trial_seconds.value) - len(state.running)
+        if free <= 0:
+            return
+        price = build_cost(state.build_seconds.value, state.trial_seconds.value)
+        costs = {
+            index: price
+            for index in self._members
+            if self._prepared.locks[index].content_hash not in state.built
+        }
+        chosen = self.search.ask(free, pending=Counter(state.running.values()), build_cost=costs)
+        if chosen:
+            self._store.record_decision(
+                self._study_id,
+                "ask",
+                {
+                    "combinations": [self.grid.combination(index).as_dict() for index in chosen],
+                    "after_trials": self.search.trials,
+                    "best": self.search.verdict.best.probability,
+                },
+            )
+        for index in chosen:
+            request = self._request(index)
+            state.running[request.spec.trial_id] = index
+            self._executor.submit(request)
+            self._notify(events.TrialStarted(request.spec.trial_id, request.spec.combination))
+
+    def _request(self, index: Index) -> TrialRequest:
+        combination = self.grid.combination(index)
+        trial = self._matrix.file.trial
+        lock = self._prepared.locks[index]
+        spec = TrialSpec(
+            trial_id=uuid.uuid4().hex,
+            combination=combination,
+            lock_hash=lock.content_hash,
+            command=self._matrix.command(combination),
+            files=self._files,
+            env=self._matrix.environment(combination),
+            timeout=trial.timeout,
+            concurrency=trial.concurrency,
+            gpus=trial.gpus,
+            hash_seed=secrets.randbelow(2**32),
+        )
+        allow = self._matrix.file.solver.allow_source
+        return TrialRequest(spec, lock, allow if isinstance(allow, bool) else frozenset(allow))
+
+    # -- learning ------------------------------------------------------------------------------------------
+
+    def _handle(self, completion: Completion) -> None:
+        match completion:
+            case TrialCompleted(record, build_seconds):
+                index = self._state.running.pop(record.trial_id)
+                self._record(index, record, build_seconds)
+            case BuildFailed():
+                index = self._state.running.pop(completion.trial_id)
+                self._build_failed(index, completion)
+            case TrialLost(trial_id, reason):
+                index = self._state.running.pop(trial_id)
+                combination = self.grid.combination(index)
+                lock_hash = self._prepared.locks[index].content_hash
+                self._record(index, _lost(trial_id, combination, lock_hash, reason), 0.0)
+
+    def _record(self, index: Index, record: TrialRecord, build_seconds: float) -> None:
+        tally = self._state.tallies[index]
+        evidence = judge(record, self._target, repeated=tally.void > 0)
+        self._store.record_trial(self._study_id, record, evidence)
+        if record.outcome is not Outcome.WORKER_LOST:
+            self._state.built.add(record.lock_hash)
+        if build_seconds:
+            self._state.build_seconds.add(build_seconds)
+        self._notify(events.TrialFinished(record, evidence, build_seconds))
+        if evidence is Evidence.VOID:
+            self._state.last_void = f"{record.outcome}: {record.detail}"
+        self._learn(index, record.outcome, evidence, record.duration)
+        self._check_runnable(record)
+        self._check_infrastructure()
+
+    def _learn(self, index: Index, outcome: Outcome, evidence: Evidence, duration: float) -> None:
+        state = self._state
+        tally = state.tallies[index]
+        tally.count(evidence)
+        state.voids_in_a_row = state.voids_in_a_row + 1 if evidence is Evidence.VOID else 0
+        tally.not_runnable += outcome is Outcome.NOT_RUNNABLE
+        if index in state.aside:
+            return
+        if evidence in (Evidence.GOOD, Evidence.BAD):
+            state.trial_seconds.add(duration)
+            self.search.tell(index, hit=evidence is Evidence.BAD)
+        if (why := tally.why_aside()) is not None:
+            self._put_aside(index, "set-aside", f"{outcome}: {why}" if tally.skip else why)
+        elif tally.other >= 3 and tally.other > tally.good + tally.bad:
+            self._warn_once(
+                f"other-{index}",
+                f"{self.grid.combination(index)} often fails in another way ({outcome}); "
+                "that can hide the answer",
+            )
+
+    def _build_failed(self, index: Index, failure: BuildFailed) -> None:
+        combination = self.grid.combination(index)
+        if failure.transient:
+            self._state.last_void = f"building {combination}: {_first_line(failure.message)}"
+            self._state.voids_in_a_row += 1
+            self._warn_once(f"build-{index}", f"{self._state.last_void}; it is tried again")
+            self._check_infrastructure()
+            return
+        tally = self._state.tallies[index]
+        tally.failed_builds += 1
+        if tally.failed_builds >= BUILDS_BEFORE_UNBUILDABLE and index not in self._state.aside:
+            self._put_aside(index, "env-unbuildable", failure.message)
+
+    def _put_aside(self, index: Index, status: str, reason: str) -> None:
+        self._state.aside[index] = (status, reason)
+        self.search.set_aside(index)
+        members = tuple(self.grid.combination(member) for member in self._members[index])
+        unbuildable = status == Outcome.ENV_UNBUILDABLE
+        stored = CombinationStatus.UNBUILDABLE if unbuildable else CombinationStatus.SET_ASIDE
+        for combination in members:
+            self._store.set_combination(self._study_id, combination, stored, reason)
+        self._notify(events.SetAside(members, status, reason))
+
+    # -- stopping for good reasons -------------------------------------------------------------------------
+
+    def _check_runnable(self, record: TrialRecord) -> None:
+        """A command that runs nowhere is a mistake in the matrix, not a property of combinations."""
+        if record.outcome is not Outcome.NOT_RUNNABLE:
+            return
+        tallies = [t for t in self._state.tallies.values() if t.good + t.bad + t.other + t.skip]
+        enough = min(3, len(self._members))
+        if len(tallies) >= enough and all(t.not_runnable for t in tallies):
+            raise UsageError(
+                f"{self._matrix.path}: the trial's command cannot be run in any of {len(tallies)} "
+                f"combinations tried: {record.detail}",
+                tried=" ".join(self._matrix.command(record.combination)),
+                remedy="correct `trial.command` or `trial.files`, then start the same command again",
+            )
+
+    def _check_infrastructure(self) -> None:
+        if self._state.voids_in_a_row >= VOIDS_BEFORE_STOP:
+            count = self._state.voids_in_a_row
+            raise InfrastructureError(
+                f"{count} trials in a row were spoilt; the last: {self._state.last_void}",
+                tried="each was run again",
+                remedy="mend that, then start the same command again: it goes on where it stopped",
+            )
+
+    def _warn_once(self, key: str, text: str) -> None:
+        if key not in self._state.warned:
+            self._state.warned.add(key)
+            self._notify(events.Warned(text))
+
+    def _report_progress(self) -> None:
+        bad = self.search.probability_bad()
+        running = Counter(self.grid.combination(i) for i in self._state.running.values())
+        hits = sum(t.bad for t in self._state.tallies.values())
+        shown: list[tuple[Combination, float]] = [
+            (self.grid.combination(index), float(bad[index])) for index in sorted(self._prepared.groups)
+        ]
+        self._notify(events.Progress(self.search.trials, hits, dict(running), self.document(), tuple(shown)))
+
+
+def target_of(matrix: Matrix) -> Target:
+    """The matrix's `trial.bad` as the trials judge it."""
+    rule = matrix.file.trial.bad
+    return Target(
+        outcomes=frozenset(Outcome(name) for name in rule.outcomes),
+        signals=frozenset(rule.signals),
+        exit_codes=frozenset(rule.exit_codes),
+        output=tuple(rule.output),
+    )
+
+
+def _lost(trial_id: str, combination: Combination, lock_hash: str, reason: str) -> TrialRecord:
+    return TrialRecord(
+        trial_id=trial_id,
+        combination=combination,
+        lock_hash=lock_hash,
+        outcome=Outcome.WORKER_LOST,
+        detail=reason,
+        returncode=None,
+        phase=Phase.UNKNOWN,
+        started_at=datetime.now(UTC),
+        duration=0.0,
+    )
+
+
+def _first_line(text: str) -> str:
+    lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else "(no words)"

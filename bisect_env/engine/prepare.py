@@ -1,0 +1,152 @@
+"""From a matrix to what can be run: requests, locks, and which combinations are one measurement."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from bisect_env.environments.failures import UnsolvableError
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.errors import UsageError
+from bisect_env.matrix.axes import DateAxis, PackageAxis, ValueAxis
+from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.dates import cutoff
+from bisect_env.matrix.grid import AxisKind, Grid, Index
+from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.versions import Manager
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that is known about a study's combinations before anything runs.
+
+    Attributes:
+        grid: The expanded matrix.
+        locks: Lock of each combination that has one.
+        unsolvable: Why the others have none.
+        groups: For each lockable combination the first one with the same lock and the same values of value
+            axes: trials of one are trials of all.
+    """
+
+    grid: Grid
+    locks: Mapping[Index, Lock]
+    unsolvable: Mapping[Index, UnsolvableError]
+    groups: Mapping[Index, Index]
+
+    @property
+    def environments(self) -> int:
+        """Number of distinct locks."""
+        return len({lock.content_hash for lock in self.locks.values()})
+
+
+def check_supported(matrix: Matrix) -> None:
+    """Refuse what this release cannot provide, before any work.
+
+    Raises:
+        UsageError: An axis or a package comes from conda.
+    """
+    axes = matrix.file.axes.items()
+    conda = [name for name, a in axes if isinstance(a, PackageAxis) and a.manager is Manager.CONDA]
+    conda += list(matrix.file.packages.conda)
+    if conda:
+        raise UsageError(
+            f"{matrix.path}: conda packages are asked for ({', '.join(conda)}), and this release makes PyPI "
+            "environments only",
+            remedy="use `manager: pypi` for these axes, and wheels in `packages`",
+        )
+
+
+def environment_request(matrix: Matrix, combination: Combination, as_of: datetime) -> EnvironmentRequest:
+    """What a combination asks of its environment. Pure.
+
+    Args:
+        matrix: Where the axes are explained.
+        combination: Values for them.
+        as_of: The day of the study: what was uploaded later does not exist, unless the matrix or a date
+            axis names another day.
+    """
+    file = matrix.file
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    limit = cutoff(file.exclude_newer) if file.exclude_newer else as_of
+    pins: dict[str, str] = {}
+    for name, axis in file.axes.items():
+        value = combination[name]
+        match axis:
+            case PackageAxis() if axis.is_python:
+                python = value
+            case PackageAxis():
+                pins[axis.package] = value
+            case DateAxis():
+                limit = cutoff(value)
+            case ValueAxis():
+                pass
+    allow = file.solver.allow_source
+    return EnvironmentRequest(
+        python=python,
+        pins=pins,
+        packages=tuple(file.packages.pypi),
+        dependencies=file.solver.dependencies,
+        overrides=tuple(file.solver.overrides),
+        allow_source=allow if isinstance(allow, bool) else frozenset(allow),
+        index=file.index,
+        platform=matrix.platform,
+        exclude_newer=limit,
+    )
+
+
+def lock_all(
+    matrix: Matrix,
+    grid: Grid,
+    provider: EnvironmentProvider,
+    as_of: datetime,
+    *,
+    workers: int = 2,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Prepared:
+    """Lock every combination that no rule takes out.
+
+    Args:
+        matrix: As loaded.
+        grid: As expanded.
+        provider: Solves.
+        as_of: See `environment_request`.
+        workers: Solvers at the same time.
+        on_progress: Called with (answered, all) as solutions come in.
+
+    Raises:
+        InfrastructureError: The index cannot be reached, or an interpreter is missing.
+    """
+    wanted = [index for index in grid.indices() if index not in grid.excluded]
+    requests = [environment_request(matrix, grid.combination(index), as_of) for index in wanted]
+    answered = 0
+
+    def count(_position: int, _result: object) -> None:
+        nonlocal answered
+        answered += 1
+        if on_progress is not None:
+            on_progress(answered, len(requests))
+
+    results = provider.lock_many(requests, workers=workers, on_done=count)
+    locks: dict[Index, Lock] = {}
+    unsolvable: dict[Index, UnsolvableError] = {}
+    for index, result in zip(wanted, results, strict=True):
+        if isinstance(result, UnsolvableError):
+            unsolvable[index] = result
+        else:
+            locks[index] = result
+    return Prepared(grid, locks, unsolvable, group(grid, locks))
+
+
+def group(grid: Grid, locks: Mapping[Index, Lock]) -> dict[Index, Index]:
+    """Which combinations are one measurement: equal locks and equal values on the value axes. Pure."""
+    values = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.VALUE]
+    first: dict[tuple[str, ...], Index] = {}
+    groups: dict[Index, Index] = {}
+    for index in sorted(locks):
+        same = (locks[index].content_hash, *(grid.axes[i].values[index[i]] for i in values))
+        groups[index] = first.setdefault(same, index)
+    return groups

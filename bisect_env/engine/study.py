@@ -1,0 +1,263 @@
+"""From a matrix to a concluded study: the order in which everything is opened, asked and closed."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from bisect_env.cluster.protocol import Executor
+from bisect_env.engine import events
+from bisect_env.engine.loop import StudyLoop
+from bisect_env.engine.prepare import Prepared, check_supported, lock_all
+from bisect_env.environments.lockfiles import write_locks
+from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.environments.pypi_lock import LockResult
+from bisect_env.errors import (
+    BisectEnvError,
+    EndsNotAsStatedError,
+    ExitCode,
+    NoEnvironmentError,
+    StudyInterruptedError,
+)
+from bisect_env.matrix.expand import expand
+from bisect_env.matrix.grid import Grid, Index
+from bisect_env.matrix.load import Matrix
+from bisect_env.report.document import report_document
+from bisect_env.storage.records import (
+    CombinationState,
+    CombinationStatus,
+    Study,
+    StudyDefinition,
+    StudyStatus,
+)
+from bisect_env.storage.store import Store
+
+Notify = Callable[[events.Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """How a study ended.
+
+    Attributes:
+        report: The report document.
+        exit_code: `VERDICT` or `NO_VERDICT`.
+    """
+
+    report: dict[str, Any]
+    exit_code: ExitCode
+
+
+def run_study(
+    matrix: Matrix,
+    *,
+    store: Store,
+    provider: EnvironmentProvider,
+    make_executor: Callable[[], Executor],
+    lockfiles: Path,
+    notify: Notify,
+    stopped: Callable[[], bool] = lambda: False,
+    workers: int = 2,
+) -> Conclusion:
+    """Answer a matrix: begin its study, or go on with it where it stopped.
+
+    Args:
+        matrix: As loaded.
+        store: Open for writing.
+        provider: Makes environments.
+        make_executor: Starts the place where trials run; called once there is something to run.
+        lockfiles: Folder under which the locks are written.
+        notify: Hears of everything.
+        stopped: True when the user wants to stop.
+        workers: Solvers at the same time.
+
+    Raises:
+        BisectEnvError: Whatever a user can mend; everything finished by then is stored.
+    """
+    check_supported(matrix)
+    as_of = study_date(matrix, store)
+    grid = expand(matrix, provider.catalogue, as_of)
+    study = store.open_study(_definition(matrix, grid, as_of))
+    notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
+    try:
+        prepared = prepare_study(matrix, grid, as_of, provider, lockfiles, notify, workers=workers)
+        save_prepared(store, study, prepared)
+        if not prepared.locks:
+            why = next(iter(prepared.unsolvable.values()), None)
+            raise NoEnvironmentError(
+                f"{matrix.path}: none of the combinations has an environment",
+                tried=why.message if why else None,
+                remedy="`bisect-env plan` lists every combination with its reason",
+            )
+        with closing(make_executor()) as executor:
+            loop = StudyLoop(matrix, prepared, store, study.id, executor, notify=notify, stopped=stopped)
+            loop.replay()
+            if study.status is StudyStatus.FINISHED and not loop.search.finished:
+                store.reopen(study.id)
+            loop.run()
+    except BisectEnvError:
+        store.finish_study(study.id, StudyStatus.FAILED, None)
+        raise
+    return conclude(matrix, store, study, loop, notify, interrupted=stopped())
+
+
+def study_date(matrix: Matrix, store: Store) -> datetime:
+    """What "now" is for the study of a matrix: everything uploaded later does not exist.
+
+    A new study takes the present moment, one that goes on keeps its own, so that the same matrix gives the
+    same locks tomorrow.
+    """
+    known = store.find_study(matrix.name, matrix.digest)
+    if known is not None and known.exclude_newer is not None:
+        return known.exclude_newer
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def _definition(matrix: Matrix, grid: Grid, as_of: datetime) -> StudyDefinition:
+    axes = [
+        {
+            "name": axis.name,
+            "kind": str(axis.kind),
+            "direction": str(axis.direction),
+            "values": list(axis.values),
+        }
+        for axis in grid.axes
+    ]
+    return StudyDefinition(
+        name=matrix.name,
+        digest=matrix.digest,
+        matrix_path=str(matrix.path),
+        matrix_text=matrix.text,
+        description=matrix.file.description,
+        grid=axes,
+        settings=matrix.file.search.model_dump(mode="json"),
+        exclude_newer=as_of,
+        version=version("bisect-env"),
+        host=platform.node(),
+        user=_user(),
+    )
+
+
+def prepare_study(
+    matrix: Matrix,
+    grid: Grid,
+    as_of: datetime,
+    provider: EnvironmentProvider,
+    lockfiles: Path | None,
+    notify: Notify,
+    *,
+    workers: int = 2,
+) -> Prepared:
+    """Lock every combination and write the locks.
+
+    Args:
+        matrix: As loaded.
+        grid: As expanded.
+        as_of: What "now" is for the study.
+        provider: Solves.
+        lockfiles: Where locks are written, None to write none.
+        notify: Hears of the progress.
+        workers: Solvers at the same time.
+    """
+    prepared = lock_all(
+        matrix,
+        grid,
+        provider,
+        as_of,
+        workers=workers,
+        on_progress=lambda done, total: notify(events.LockProgress(done, total)),
+    )
+    if lockfiles is not None:
+        results: dict[Index, LockResult] = {**prepared.locks, **prepared.unsolvable}
+        write_locks(lockfiles, matrix.name, {grid.combination(i).key: r for i, r in results.items()})
+    notify(
+        events.Locked(
+            combinations=sum(1 for _ in grid.indices()),
+            excluded=len(grid.excluded),
+            unsolvable=len(prepared.unsolvable),
+            environments=prepared.environments,
+            withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
+        )
+    )
+    return prepared
+
+
+def save_prepared(store: Store, study: Study, prepared: Prepared) -> None:
+    """Write combinations and locks; what is there already stays."""
+    store.save_locks(study.id, {lock.content_hash: lock for lock in prepared.locks.values()}.values())
+    store.save_combinations(study.id, [_state(prepared, index) for index in prepared.grid.indices()])
+
+
+def _state(prepared: Prepared, index: Index) -> CombinationState:
+    combination = prepared.grid.combination(index)
+    if index in prepared.grid.excluded:
+        return CombinationState(combination, CombinationStatus.EXCLUDED, prepared.grid.excluded[index])
+    if index in prepared.unsolvable:
+        error = prepared.unsolvable[index]
+        status = CombinationStatus.UNBUILDABLE if error.building else CombinationStatus.UNSOLVABLE
+        return CombinationState(combination, status, error.message)
+    lock_hash = prepared.locks[index].content_hash
+    return CombinationState(combination, CombinationStatus.SOLVABLE, "", lock_hash)
+
+
+def conclude(
+    matrix: Matrix, store: Store, study: Study, loop: StudyLoop, notify: Notify, *, interrupted: bool
+) -> Conclusion:
+    """Store the verdict and say how the study ended.
+
+    Raises:
+        StudyInterruptedError: The user stopped it.
+        EndsNotAsStatedError: A stated end is not as stated.
+    """
+    document = loop.document()
+    verdict = loop.search.verdict
+    if interrupted and not loop.search.finished:
+        store.finish_study(study.id, StudyStatus.INTERRUPTED, document)
+        raise StudyInterruptedError(
+            f"stopped after {loop.search.trials} trials; every one of them is stored",
+            remedy=f"bisect-env run {matrix.path}   goes on from here",
+        )
+    if verdict.ends_wrong:
+        document = {**document, "status": "none", "reason": _ends_reason(verdict.ends_wrong)}
+    store.finish_study(study.id, StudyStatus.FINISHED, document)
+    report = report_document(store, study.id)
+    notify(events.Concluded(report))
+    if verdict.ends_wrong:
+        raise EndsNotAsStatedError(
+            f"{matrix.path}: {document['reason']}",
+            tried=_end_counts(loop, verdict.ends_wrong),
+            remedy="correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
+        )
+    decided = document["status"] != "none"
+    return Conclusion(report, ExitCode.VERDICT if decided else ExitCode.NO_VERDICT)
+
+
+def _ends_reason(wrong: tuple[str, ...]) -> str:
+    says = {"good": "the stated good combination is bad", "bad": "the stated bad combination is not bad"}
+    return "; ".join(says[end] for end in wrong)
+
+
+def _end_counts(loop: StudyLoop, wrong: tuple[str, ...]) -> str:
+    grid = loop.grid
+    texts = []
+    for name in wrong:
+        index = grid.good if name == "good" else grid.bad
+        if index is not None:
+            hits, trials = loop.search.counts(index)
+            texts.append(f"{grid.combination(index)}: {hits} of {trials} trials were bad")
+    return "; ".join(texts)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user often has no name.
+        return ""

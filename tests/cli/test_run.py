@@ -1,0 +1,202 @@
+"""`bisect-env run` as a user meets it: a process of its own, with real workers and a real database."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.engine.studies import Studies
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+COMMAND = [sys.executable, "-m", "bisect_env"]
+
+SLOW_CRASH_FROM_SIX = """
+    import os, sys, time
+    time.sleep(0.3)
+    if int(sys.argv[1]) >= 6:
+        os.abort()
+"""
+
+
+class Command:
+    """`bisect-env run` on a planted matrix."""
+
+    def __init__(self, folder: Path, script: str, **replace: str) -> None:
+        self.folder = folder
+        self.matrix = Studies(folder).matrix(script, **replace)
+        self.env = {
+            **os.environ,
+            "BISECT_ENV_DB": str(folder / "results.sqlite"),
+            "BISECT_ENV_CACHE": str(folder / "cache"),
+            "BISECT_ENV_LOCKFILES": str(folder / "lockfiles"),
+        }
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*COMMAND, "run", str(self.matrix), *arguments],
+            env=self.env,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=150)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def stored(self) -> list[str]:
+        from bisect_env.storage.store import Store
+
+        with Store.open(str(self.folder / "results.sqlite"), read_only=True) as store:
+            return [trial.trial_id for trial in store.trials(store.study(None).id)]
+
+
+def lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield json.loads(line)
+
+
+def test_the_last_json_event_is_the_verdict(tmp_path: Path) -> None:
+    done = Command(tmp_path, SLOW_CRASH_FROM_SIX).run("--json", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    verdict = events[-1]
+    assert verdict["event"] == "verdict"
+    assert verdict["verdict"]["first_bad"]["level"] == "6"
+    assert {event["event"] for event in events} >= {"study", "locked", "started", "trial", "verdict"}
+
+
+def test_people_get_one_sentence_on_stdout_and_progress_on_stderr(tmp_path: Path) -> None:
+    done = Command(tmp_path, SLOW_CRASH_FROM_SIX).run("--workers", "2")
+    assert done.returncode == 0, done.stderr
+    assert "level 6" in done.stdout.splitlines()[0]
+    assert "study" in done.stderr
+    assert "study" not in done.stdout.splitlines()[0]
+
+
+def test_a_killed_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    process = command.start("--json", "--workers", "2")
+    wanted = random.Random(seed).randint(2, 6)
+    seen = []
+    for event in lines(process):
+        if event["event"] == "trial":
+            seen.append(event["trial"])
+        if len(seen) == wanted:
+            break
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    process.stderr.close()
+    before = command.stored()
+    assert set(seen) <= set(before)
+    done = command.run("--json", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    again = [event["trial"] for event in events if event["event"] == "trial"]
+    assert events[-1]["verdict"]["first_bad"]["level"] == "6"
+    assert not set(again) & set(before)
+    assert sorted(command.stored()) == sorted([*before, *again])
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    process = command.start("--json", "--workers", "2")
+    for event in lines(process):
+        if event["event"] == "trial":
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "goes on from here" in err
+    assert "Traceback" not in err
+    assert command.stored()
+    assert command.run("--json", "--workers", "2").returncode == 0
+
+
+def test_a_killed_worker_costs_one_void_trial(tmp_path: Path) -> None:
+    script = """
+        import os, sys, time
+        time.sleep(1.0)
+        if int(sys.argv[1]) >= 6:
+            os.abort()
+    """
+    command = Command(tmp_path, script)
+    process = command.start("--json", "--workers", "2")
+    events = []
+    killed = False
+    for event in lines(process):
+        events.append(event)
+        if event["event"] == "trial" and not killed:
+            time.sleep(0.3)
+            killed = kill_a_worker(process.pid)
+    process.communicate(timeout=60)
+    assert killed
+    assert process.returncode == 0
+    void = [event for event in events if event["event"] == "trial" and event["evidence"] == "void"]
+    assert [event["outcome"] for event in void] == ["worker-lost"]
+    assert events[-1]["verdict"]["first_bad"]["level"] == "6"
+
+
+def kill_a_worker(pid: int) -> bool:
+    """Kill the Dask worker process that runs a trial."""
+    for child in psutil.Process(pid).children(recursive=True):
+        if "supervisor.py" in " ".join(child.cmdline()):
+            parent = child.parent()
+            assert parent is not None
+            parent.kill()
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        (lambda text: text.replace("axes:", "axis:"), 2, "axis"),
+        (lambda text: text.replace("script.py", "missing.py"), 2, "missing.py"),
+        (lambda text: text.replace("version: 1", "version: 7"), 2, "version"),
+        (lambda text: text.replace("timeout: 20s", "timeout: 20s\n  gpus: 1"), 6, "GPU"),
+        (lambda text: text + "\npackages: [no-such-package-of-ours==1]", 5, "no-such-package-of-ours"),
+    ],
+)
+@pytest.mark.network
+def test_what_cannot_be_run_is_said_without_a_traceback(
+    tmp_path: Path, change: Any, code: int, says: str
+) -> None:
+    command = Command(tmp_path, "pass")
+    command.matrix.write_text(change(command.matrix.read_text()))
+    done = command.run("--workers", "1")
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_matrix_is_said_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "run", "no-such-file.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "no-such-file.yaml" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,83 @@
+"""Whole studies for the tests of the engine: real matrices, real processes, a real database.
+
+The environments hold no package, so that they are made in a moment and need no index: what changes from one
+combination to the next is a value that the script reads.
+"""
+
+import sys
+import textwrap
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bisect_env.storage.store import Store
+
+from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.engine import events
+from bisect_env.engine.study import Conclusion, run_study
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Environments
+from bisect_env.matrix.load import load_matrix
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+class Studies:
+    """Runs studies in a folder; keeps the events of the last one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.db = folder / "results.sqlite"
+        self.events: list[events.Event] = []
+
+    def matrix(self, script: str, **replace: str) -> Path:
+        """Write a matrix with a value axis `level` (0 to 9 unless replaced) and its script."""
+        keys = {
+            "axes": "level: {values: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]}",
+            "trial": "",
+            "rest": "",
+            **replace,
+        }
+        (self.folder / "script.py").write_text(textwrap.dedent(script))
+        path = self.folder / "matrix.yaml"
+        path.write_text(
+            textwrap.dedent(
+                """\
+                version: 1
+                name: planted
+                axes:
+                  python: {package: python, versions: ["%s"]}
+                %s
+                trial:
+                  command: python script.py {level}
+                  files: [script.py]
+                  timeout: 20s
+                %s
+                %s
+                """
+            )
+            % (
+                PYTHON,
+                textwrap.indent(textwrap.dedent(keys["axes"]), "  "),
+                textwrap.indent(textwrap.dedent(keys["trial"]), "  "),
+                textwrap.dedent(keys["rest"]),
+            )
+        )
+        return path
+
+    def run(
+        self, path: Path, *, stopped: Callable[[], bool] = lambda: False, slots: int = 2, **kwargs: object
+    ) -> Conclusion:
+        """Run a study in this process with an inline executor."""
+        cache = self.folder / "cache"
+        with Store.open(str(self.db)) as store:
+            return run_study(
+                load_matrix(path),
+                store=store,
+                provider=Environments(cache),
+                make_executor=lambda: InlineExecutor(partial(ensure_prefix, cache_dir=cache), slots),
+                lockfiles=self.folder / "lockfiles",
+                notify=self.events.append,
+                stopped=stopped,
+            )
+

@@ -1,0 +1,144 @@
+import json
+
+import pytest
+from bisect_env.storage.store import Store
+
+from bisect_env.engine import events
+from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedError, UsageError
+from bisect_env.trials.records import Evidence
+from tests.engine.studies import Studies
+
+pytestmark = pytest.mark.integration
+
+CRASH_FROM_SIX = """
+    import os, sys
+    if int(sys.argv[1]) >= 6:
+        os.abort()
+"""
+
+
+def test_a_certain_crash_is_found(studies: Studies) -> None:
+    conclusion = studies.run(studies.matrix(CRASH_FROM_SIX))
+    verdict = conclusion.report["verdict"]
+    assert conclusion.exit_code == ExitCode.VERDICT
+    assert verdict["status"] == "confirmed"
+    assert verdict["first_bad"] == {"python": verdict["first_bad"]["python"], "level": "6"}
+    assert verdict["last_good"]["level"] == "5"
+    assert verdict["culprit_axes"] == ["level"]
+    assert conclusion.report["environments"] == 1
+
+
+def test_a_flaky_crash_is_found(studies: Studies) -> None:
+    script = """
+        import os, sys
+        if int(sys.argv[1]) >= 3 and os.urandom(1)[0] < 100:
+            os.abort()
+    """
+    verdict = studies.run(studies.matrix(script)).report["verdict"]
+    assert (verdict["first_bad"]["level"], verdict["last_good"]["level"]) == ("3", "2")
+
+
+def test_nothing_ever_fails(studies: Studies) -> None:
+    path = studies.matrix("pass", rest="search: {min_crash_rate: 0.5}")
+    conclusion = studies.run(path)
+    assert conclusion.exit_code == ExitCode.NO_VERDICT
+    assert conclusion.report["verdict"]["status"] == "none"
+    assert "never bad" in conclusion.report["verdict"]["reason"]
+
+
+def test_everything_fails(studies: Studies) -> None:
+    conclusion = studies.run(studies.matrix("raise SystemExit(3)"))
+    assert conclusion.exit_code == ExitCode.NO_VERDICT
+    assert "always bad" in conclusion.report["verdict"]["reason"]
+
+
+@pytest.mark.parametrize(("end", "script"), [("good", "raise SystemExit(3)"), ("bad", "pass")])
+def test_an_end_that_is_not_as_stated(studies: Studies, end: str, script: str) -> None:
+    level = "0" if end == "good" else "9"
+    path = studies.matrix(script, rest=f"{end}: {{level: {level}}}\nsearch: {{min_crash_rate: 0.5}}")
+    with pytest.raises(EndsNotAsStatedError, match=f"the stated {end} combination"):
+        studies.run(path)
+
+
+def test_the_budget_of_trials_ends_the_study(studies: Studies) -> None:
+    path = studies.matrix(CRASH_FROM_SIX, rest="search: {max_trials: 3}")
+    conclusion = studies.run(path)
+    assert conclusion.report["trials"] <= 6
+    assert conclusion.exit_code == ExitCode.NO_VERDICT
+
+
+def test_other_failures_are_set_aside_and_never_counted(studies: Studies) -> None:
+    script = """
+        import os, sys
+        level = int(sys.argv[1])
+        if level in (4, 5):
+            sys.exit(3)
+        if level >= 6:
+            os.abort()
+    """
+    conclusion = studies.run(studies.matrix(script, trial="bad: {outcomes: [crash]}"))
+    verdict = conclusion.report["verdict"]
+    assert verdict["first_bad"]["level"] == "6"
+    assert verdict["last_good"]["level"] == "3"
+    between = {cell["combination"]["level"] for cell in verdict["boundaries"][0]["between"]}
+    assert between == {"4", "5"}
+    assert all(
+        row["good"] + row["bad"] == 0
+        for row in conclusion.report["combinations"]
+        if row["combination"]["level"] in ("4", "5")
+    )
+
+
+def test_exit_code_125_skips_the_combination(studies: Studies) -> None:
+    script = """
+        import os, sys
+        level = int(sys.argv[1])
+        sys.exit(125 if level == 5 else 0) if level < 6 else os.abort()
+    """
+    verdict = studies.run(studies.matrix(script)).report["verdict"]
+    assert (verdict["first_bad"]["level"], verdict["last_good"]["level"]) == ("6", "4")
+
+
+def test_a_command_that_runs_nowhere_stops_the_study(studies: Studies) -> None:
+    path = studies.matrix("pass")
+    path.write_text(path.read_text().replace("python script.py", "no-such-program"))
+    with pytest.raises(UsageError, match="cannot be run in any"):
+        studies.run(path)
+
+
+def test_an_interrupted_study_goes_on_where_it_stopped(studies: Studies) -> None:
+    path = studies.matrix(CRASH_FROM_SIX)
+
+    def finished() -> list[events.TrialFinished]:
+        return [event for event in studies.events if isinstance(event, events.TrialFinished)]
+
+    with pytest.raises(StudyInterruptedError, match="goes on from here"):
+        studies.run(path, stopped=lambda: len(finished()) >= 3)
+    first = {event.record.trial_id for event in finished()}
+    conclusion = studies.run(path)
+    everything = {event.record.trial_id for event in finished()}
+    with Store.open(str(studies.db), read_only=True) as store:
+        stored = [trial.trial_id for trial in store.trials(store.study(None).id)]
+    assert first < everything
+    assert sorted(stored) == sorted(everything)
+    assert conclusion.report["verdict"]["first_bad"]["level"] == "6"
+
+
+def test_a_finished_study_answers_at_once(studies: Studies) -> None:
+    path = studies.matrix(CRASH_FROM_SIX)
+    before = studies.run(path).report
+    studies.events.clear()
+    again = studies.run(path).report
+    assert again["verdict"] == before["verdict"]
+    assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
+
+
+def test_every_trial_is_stored_before_it_is_told(studies: Studies) -> None:
+    conclusion = studies.run(studies.matrix(CRASH_FROM_SIX))
+    counted = [
+        event
+        for event in studies.events
+        if isinstance(event, events.TrialFinished) and event.evidence in (Evidence.GOOD, Evidence.BAD)
+    ]
+    assert conclusion.report["trials"] == len(counted)
+    json.dumps(conclusion.report)
