@@ -25,6 +25,8 @@ from bisect_env.search.verdict import Answer, Status, Verdict, answer, capacity,
 
 # How sure the prior must be of an end before trials go there first.
 _END_CERTAINTY = 0.9
+# Odds that a stated end is not as stated: people state what they saw, on another machine perhaps.
+_STATED_END_DOUBT = 0.1
 # How likely a bad cell may still have shown nothing at a last-good neighbour of a confirmed verdict.
 _MISS = 0.05
 _MOST_CANDIDATES = 10
@@ -61,6 +63,9 @@ class Search:
         self.settings = settings or SearchSettings()
         self._grid = grid
         self._space = HypothesisSpace(grid.shape, [axis.direction for axis in grid.axes])
+        for end, is_bad in ((grid.good, False), (grid.bad, True)):
+            if end is not None and end in groups:
+                self._space.expect(groups[end], bad=is_bad, doubt=_STATED_END_DOUBT)
         self._rates = RateGrid.default(self.settings.min_crash_rate)
         self._counts = Counts(grid.shape, self._rates)
         self._group = np.full(grid.shape, -1, dtype=np.intp)
@@ -158,15 +163,15 @@ class Search:
             if self._group[index] >= 0:
                 cost[self._standing_for(index)] = price
         chosen: list[Index] = []
-        for _ in range(count):
-            cell = self._next(ahead, cost)
+        while len(chosen) < count:
+            belief = update(self._space, ahead) if chosen or pending else self._belief
+            cell = self._next(ahead, belief, cost)
             chosen.append(cell)
             ahead.add(cell, 0, 1)
             cost[cell] = 0.0
         return chosen
 
-    def _next(self, ahead: Counts, cost: FloatArray) -> Index:
-        belief = update(self._space, ahead)
+    def _next(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
         return self._end_first(ahead, belief) or self._to_certify(ahead) or self._best(ahead, belief, cost)
 
     def _end_first(self, ahead: Counts, belief: Belief) -> Index | None:
@@ -209,12 +214,18 @@ class Search:
         """Trials that each side of every boundary must have before the answer is confirmed."""
         clean = math.ceil(math.log(_MISS) / math.log1p(-min(bad_rate, 0.95)))
         wanted: list[tuple[Index, float]] = []
-        for boundary in best.boundaries:
-            bad, good = self._standing_for(boundary.bad), self._standing_for(boundary.good)
+        pairs = [(b.bad, b.good) for b in best.boundaries]
+        if not pairs and best.first_bad is not None and best.last_good is not None:
+            pairs = [(best.first_bad, best.last_good)]
+        for pair in pairs:
+            bad, good = (self._standing_for(cell) for cell in pair)
             if not self._counts.hits[bad]:
                 wanted.append((bad, math.inf))
             wanted.append((good, clean))
         return wanted
+
+    def _lacking(self, best: Answer, bad_rate: float) -> list[Index]:
+        return [cell for cell, wanted in self._wanted(best, bad_rate) if self._counts.trials[cell] < wanted]
 
     def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
         score = scores(information(self._space, ahead, belief), cost)
@@ -234,9 +245,9 @@ class Search:
         if not self._sure:
             return False
         verdict = self.verdict
-        if verdict.status is Status.CONFIRMED:
+        if verdict.status is Status.CONFIRMED or verdict.best.hypothesis.kind in ("never", "always"):
             return True
-        return verdict.best.hypothesis.kind in ("never", "always")
+        return not verdict.best.boundaries and not self._lacking(verdict.best, verdict.bad_rate)
 
     @cached_property
     def _sure(self) -> bool:
@@ -301,15 +312,17 @@ class Search:
                 if sure
                 else "no combination was seen to pass"
             )
+        if best.probability <= 0.5:
+            return Status.NONE, f"the best answer holds {best.probability:.2f} of the probability"
         if not best.boundaries:
-            return Status.NONE, "no two neighbouring combinations that can be run lie on both sides"
-        untried = [c for c, wanted in self._wanted(best, rate) if self._counts.trials[c] < wanted]
+            return Status.LIKELY, (
+                "of combinations that can be run, no two that differ on one axis alone lie on both sides"
+            )
+        untried = self._lacking(best, rate)
         if sure and agreed and not untried:
             return Status.CONFIRMED, (
                 f"probability {best.probability:.3f}, and both sides of the boundary were tried"
             )
-        if best.probability <= 0.5:
-            return Status.NONE, f"the best answer holds {best.probability:.2f} of the probability"
         if not sure:
             return Status.LIKELY, f"probability {best.probability:.3f}, below the stated {confidence:g}"
         if untried:

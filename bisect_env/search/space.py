@@ -40,7 +40,7 @@ def _mode_products(tensor: FloatArray, matrices: Sequence[FloatArray]) -> FloatA
     return tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Hypothesis:
     """One hypothesis, spelled out.
 
@@ -54,6 +54,17 @@ class Hypothesis:
     kind: str
     sets: tuple[NDArray[np.bool_], ...]
     culprits: tuple[int, ...]
+
+    def __eq__(self, other: object) -> bool:
+        # Generated comparison would ask arrays for one truth value.
+        return (
+            isinstance(other, Hypothesis)
+            and (self.kind, self.culprits) == (other.kind, other.culprits)
+            and all(np.array_equal(mine, its) for mine, its in zip(self.sets, other.sets, strict=True))
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.culprits, *(bad.tobytes() for bad in self.sets)))
 
     def is_bad(self, index: Index) -> bool:
         """Whether the combination at `index` is bad under this hypothesis."""
@@ -114,6 +125,19 @@ class HypothesisSpace:
         if self._any:
             parts.append(_normalised(any_of).ravel() * any_share)
         return _normalised(np.concatenate([*parts, np.array([_NEVER_PRIOR])]))
+
+    def expect(self, index: Index, *, bad: bool, doubt: float) -> None:
+        """Lower the prior of hypotheses that contradict what is said of a combination.
+
+        Args:
+            index: The combination.
+            bad: What is said of it.
+            doubt: Factor for the hypotheses that say otherwise, in (0, 1].
+        """
+        cell = np.zeros((*self.shape, 1))
+        cell[index] = 1.0
+        called_bad = self.bad_totals(cell)[:, 0] > 0.5
+        self.prior = _normalised(np.where(called_bad == bad, self.prior, doubt * self.prior))
 
     def bad_totals(self, cells: FloatArray) -> FloatArray:
         """Total of a cell quantity over the bad cells of every hypothesis.

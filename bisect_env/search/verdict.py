@@ -14,6 +14,9 @@ from bisect_env.search.classes import boundary_pairs
 from bisect_env.search.families import FloatArray
 from bisect_env.search.space import Hypothesis
 
+# Bad cells that are compared with all good ones where no boundary can be run.
+_PAIRED = 500
+
 
 class Status(StrEnum):
     """How sure the answer is."""
@@ -22,7 +25,8 @@ class Status(StrEnum):
     """The stated confidence is reached, whether bad combinations share a rate or not, and both sides of
     the boundary were tried."""
     LIKELY = "likely"
-    """One answer holds more than half of the posterior, but one of the conditions above is missing."""
+    """One answer holds more than half of the posterior, but one of the conditions above is missing, or no
+    two combinations that can be run show which axis is to blame."""
     NONE = "none"
 
 
@@ -50,7 +54,8 @@ class Answer:
     Attributes:
         hypothesis: The member that speaks for it.
         boundaries: One per culprit axis that shows a feasible boundary.
-        first_bad: The bad cell of the boundary, None when nothing or everything is bad.
+        first_bad: The bad cell of the boundary, None when nothing or everything is bad. Where no boundary can
+            be run, the bad and the good cell that are nearest to each other.
         last_good: Its good neighbour.
         probability: Posterior of the class.
     """
@@ -67,9 +72,13 @@ class Answer:
 
         For *all of* these are all the axes that matter. For *any of* each axis that matters makes
         combinations bad by itself, and the one between `first_bad` and `last_good` is named; the others
-        have their own boundaries.
+        have their own boundaries. Without any boundary these are the axes among which nothing decides.
         """
-        if self.hypothesis.kind != "any" or self.first_bad is None or self.last_good is None:
+        if (
+            (self.hypothesis.kind == "all" and self.boundaries)
+            or self.first_bad is None
+            or self.last_good is None
+        ):
             return self.hypothesis.culprits
         pairs = enumerate(zip(self.first_bad, self.last_good, strict=True))
         return tuple(axis for axis, (bad, good) in pairs if bad != good)
@@ -128,7 +137,7 @@ def answer(
             found = Boundary(axis, *pair, _between(axis, *pair))
             by_pivot.setdefault(pair[pivot_side], []).append(found)
     if not by_pivot:
-        return Answer(hypothesis, (), None, None, probability)
+        return Answer(hypothesis, (), *_nearest(bad, feasible), probability)
 
     def pair_rank(b: Boundary) -> tuple[bool, bool, Index, Index]:
         # Below before above: of a window, its beginning is the first bad version.
@@ -165,6 +174,23 @@ def answer(
 
     first = min(boundaries, key=headline_rank)
     return Answer(hypothesis, tuple(boundaries), first.bad, first.good, probability)
+
+
+def _nearest(bad: NDArray[np.bool_], feasible: NDArray[np.bool_]) -> tuple[Index | None, Index | None]:
+    """A bad and a good cell that differ on as few axes as possible, then by as few steps."""
+    bad_cells, good_cells = np.argwhere(bad & feasible), np.argwhere(~bad & feasible)
+    if not len(bad_cells) or not len(good_cells):
+        return None, None
+    best: tuple[int, int, Index, Index] | None = None
+    for cell in bad_cells[:_PAIRED]:
+        apart = np.abs(good_cells - cell)
+        differing, steps = np.count_nonzero(apart, axis=1), apart.sum(axis=1)
+        nearest = int(np.lexsort((steps, differing))[0])
+        pair = tuple(map(int, cell)), tuple(map(int, good_cells[nearest]))
+        rank = (int(differing[nearest]), int(steps[nearest]), *pair)
+        best = rank if best is None else min(best, rank)
+    assert best is not None
+    return best[2], best[3]
 
 
 def _between(axis: int, bad: Index, good: Index) -> tuple[Index, ...]:

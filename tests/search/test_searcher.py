@@ -1,0 +1,374 @@
+"""Asking and telling: what the search promises about every single step."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bisect_env.matrix.grid import Direction, Index
+from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.verdict import Status
+from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, corner, grid, play, rates
+
+RNG = np.random.default_rng
+
+
+def search_of(shape: tuple[int, ...], directions: Direction = REGRESSION, **settings_: float) -> Search:
+    lattice = grid(shape, directions)
+    return Search(lattice, alone(lattice), SearchSettings(**settings_))  # type: ignore[arg-type]
+
+
+# -- what is asked ---------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.sampled_from(list(Direction)), min_size=1, max_size=3),
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 9),
+)
+@settings(max_examples=25, deadline=None)
+def test_only_what_can_be_run_is_asked(directions: list[Direction], seed: int, workers: int) -> None:
+    rng = RNG(seed)
+    lattice = grid([int(n) for n in rng.integers(1, 5, len(directions))], directions)
+    without = [i for i in lattice.indices() if rng.random() < 0.3]
+    groups = alone(lattice, without)
+    search = Search(lattice, groups)
+    for _ in range(12):
+        asked = search.ask(workers, build_cost=dict.fromkeys(lattice.indices(), 20.0))
+        assert len(asked) == (workers if groups else 0)
+        assert set(asked) <= set(groups)
+        for cell in asked:
+            search.tell(cell, hit=bool(rng.random() < 0.5))
+
+
+def test_nothing_to_run_is_the_end() -> None:
+    lattice = grid((3,))
+    search = Search(lattice, {})
+    assert search.finished
+    assert search.ask(4) == []
+    assert search.verdict.status is Status.NONE
+
+
+def test_controls_come_first_then_the_bad_end_until_it_shows() -> None:
+    search = search_of((9,))
+    assert search.ask(1) == [(0,)]
+    search.tell((0,), hit=False)
+    for _ in range(4):
+        assert search.ask(1) == [(8,)]
+        search.tell((8,), hit=False)
+    search.tell((8,), hit=True)
+    assert search.ask(1) != [(8,)]
+
+
+def test_stated_ends_are_the_controls() -> None:
+    lattice = grid((9,), EITHER, good=(2,), bad=(5,))
+    search = Search(lattice, alone(lattice))
+    assert search.ask(3) == [(2,), (5,), (5,)]
+
+
+def test_a_batch_spreads_over_combinations() -> None:
+    search = search_of((32,))
+    search.tell((0,), hit=False)
+    search.tell((31,), hit=True)
+    batch = search.ask(8)
+    assert len(batch) == 8
+    assert len(set(batch)) >= 4
+
+
+def test_pending_trials_are_not_asked_again() -> None:
+    search = search_of((32,), min_crash_rate=0.5)
+    search.tell((0,), hit=False)
+    search.tell((31,), hit=True)
+    (first,) = search.ask(1)
+    assert search.ask(1, pending={first: 8}) != [first]
+
+
+def test_pending_trials_of_a_combination_set_aside_do_no_harm() -> None:
+    search = search_of((5,))
+    search.set_aside((2,))
+    assert search.ask(1, pending={(2,): 3}) == search.ask(1)
+
+
+def test_a_dear_environment_is_not_built_for_a_single_trial() -> None:
+    search = search_of((32,))
+    for _ in range(3):
+        search.tell((0,), hit=False)
+        search.tell((31,), hit=True)
+        search.tell((31,), hit=False)
+        search.tell((15,), hit=False)
+    dear = {(i,): 90.0 for i in range(32) if i not in (0, 15, 31)}
+    assert search.ask(1, build_cost=dear)[0] in {(0,), (15,), (31,)}
+    assert search.ask(1)[0] not in {(0,), (31,)}
+
+
+def test_a_search_asks_the_same_when_it_is_rebuilt_in_another_order() -> None:
+    rng = RNG(5)
+    truth = rates(corner((6, 4), {0: 3}), 0.4)
+    lattice = grid((6, 4))
+    search = Search(lattice, alone(lattice))
+    told: list[tuple[Index, bool]] = []
+    for _ in range(40):
+        (cell,) = search.ask(1)
+        told.append((cell, bool(rng.random() < truth[cell])))
+        search.tell(cell, hit=told[-1][1])
+    again = Search(lattice, alone(lattice))
+    for i in rng.permutation(len(told)):
+        again.tell(told[i][0], hit=told[i][1])
+    assert again.ask(3) == search.ask(3)
+    assert again.verdict == search.verdict
+    np.testing.assert_allclose(again.probability_bad(), search.probability_bad())
+
+
+# -- groups ----------------------------------------------------------------------------------------------
+
+
+def days(starts: list[int], size: int) -> dict[Index, Index]:
+    """A date axis on which the environment changes at `starts` alone."""
+    return {(i,): (max(s for s in starts if s <= i),) for i in range(size)}
+
+
+def test_combinations_of_one_group_share_their_counts() -> None:
+    lattice = grid((10,))
+    search = Search(lattice, days([0, 3, 7], 10))
+    search.tell((5,), hit=True)
+    search.tell((3,), hit=False)
+    assert search.counts((4,)) == search.counts((6,)) == (1, 2)
+    assert search.counts((2,)) == (0, 0)
+    assert search.trials == 2
+
+
+@pytest.mark.parametrize("first_bad", [3, 7])
+def test_first_bad_is_the_day_on_which_the_environment_changed(first_bad: int) -> None:
+    lattice = grid((10,))
+    groups = days([0, 3, 7], 10)
+    search = Search(lattice, groups)
+    tried = play(search, rates(corner((10,), {0: first_bad}), 1.0), RNG(0))
+    assert set(tried) <= {(0,), (3,), (7,)}
+    assert search.verdict.status is Status.CONFIRMED
+    assert search.verdict.best.first_bad == (first_bad,)
+    assert search.verdict.best.last_good == (first_bad - 1,)
+
+
+# -- set aside -------------------------------------------------------------------------------------------
+
+
+def test_a_combination_set_aside_is_asked_no_more_and_keeps_its_counts() -> None:
+    search = search_of((3, 3))
+    search.tell((1, 1), hit=False)
+    search.set_aside((1, 1))
+    search.tell((1, 1), hit=False)
+    search.set_aside((1, 1))
+    assert search.counts((1, 1)) == (0, 2)
+    assert (1, 1) not in search.ask(30)
+
+
+def test_an_end_set_aside_is_control_no_more() -> None:
+    lattice = grid((8,), good=(0,), bad=(7,))
+    search = Search(lattice, alone(lattice))
+    assert search.ask(2) == [(0,), (7,)]
+    search.set_aside((0,))
+    search.set_aside((7,))
+    assert not {(0,), (7,)} & set(search.ask(20))
+
+
+def test_setting_aside_all_combinations_of_a_group_at_once() -> None:
+    lattice = grid((10,))
+    search = Search(lattice, days([0, 3, 7], 10))
+    search.set_aside((5,))
+    assert not {(3,), (4,), (5,), (6,)} & set(search.ask(10))
+
+
+def test_a_tie_across_combinations_set_aside_is_reported_with_what_lies_between() -> None:
+    search = search_of((6,))
+    for cell in ((2,), (3,)):
+        search.set_aside(cell)
+    play(search, rates(corner((6,), {0: 3}), 1.0), RNG(1))
+    assert search.verdict.status is Status.CONFIRMED
+    (boundary,) = search.verdict.best.boundaries
+    assert (boundary.bad, boundary.good) == ((4,), (1,))
+    assert set(boundary.between) == {(2,), (3,)}
+
+
+def test_telling_of_what_never_could_be_run_is_refused() -> None:
+    lattice = grid((3,))
+    search = Search(lattice, alone(lattice, [(1,)]))
+    with pytest.raises(ValueError, match="cannot be run"):
+        search.tell((1,), hit=True)
+
+
+# -- ends ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("p", "kind", "reason"), [(0.0, "never", "never bad"), (1.0, "always", "always bad")]
+)
+@pytest.mark.parametrize("directions", [REGRESSION, FIXED, EITHER, UNORDERED])
+def test_a_study_in_which_nothing_changes_ends_by_itself(
+    directions: Direction, p: float, kind: str, reason: str
+) -> None:
+    search = search_of((6,), directions)
+    play(search, np.full((6,), p), RNG(0))
+    assert search.verdict.status is Status.NONE
+    assert search.verdict.best.hypothesis.kind == kind
+    assert reason in search.verdict.reason
+    assert search.verdict.best.first_bad is None
+
+
+def test_a_known_good_end_that_fails_is_named() -> None:
+    lattice = grid((8,), good=(0,), bad=(7,))
+    search = Search(lattice, alone(lattice))
+    play(search, np.full((8,), 1.0), RNG(0))
+    assert search.verdict.ends_wrong == ("good",)
+    assert search.verdict.status is Status.NONE
+
+
+def test_a_known_bad_end_that_never_fails_is_named() -> None:
+    lattice = grid((8,), good=(0,), bad=(7,))
+    search = Search(lattice, alone(lattice))
+    play(search, np.zeros(8), RNG(0))
+    assert search.verdict.ends_wrong == ("bad",)
+
+
+def test_max_trials_ends_the_search_with_what_is_known() -> None:
+    search = search_of((64,), max_trials=30)
+    tried = play(search, rates(corner((64,), {0: 20}), 0.1), RNG(2))
+    assert len(tried) == 30
+    verdict = search.verdict
+    assert verdict.status is not Status.CONFIRMED
+    assert verdict.expected_left > 0
+    assert len(verdict.candidates) > 1
+    assert verdict.candidates[0] == verdict.best
+
+
+def test_candidates_hold_the_stated_confidence() -> None:
+    search = search_of((5,), max_trials=12)
+    play(search, rates(corner((5,), {0: 2}), 0.3), RNG(3))
+    candidates = search.verdict.candidates
+    probabilities = [c.probability for c in candidates]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert sum(probabilities) >= 0.95
+    assert sum(probabilities[:-1]) < 0.95
+
+
+def test_a_confirmed_answer_was_seen_to_fail_and_to_pass_on_both_sides() -> None:
+    for seed in range(10):
+        search = search_of((16,))
+        play(search, rates(corner((16,), {0: 9}), 0.4), RNG(seed))
+        verdict = search.verdict
+        assert verdict.status is Status.CONFIRMED
+        for boundary in verdict.best.boundaries:
+            assert search.counts(boundary.bad)[0] > 0
+            hits, trials = search.counts(boundary.good)
+            assert trials - hits > 0
+        assert verdict.best.probability >= 0.95
+
+
+# -- where the boundary is said to be --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("direction", "bad", "first_bad", "last_good"),
+    [
+        (REGRESSION, [0, 0, 0, 1, 1, 1], 3, 2),
+        (REGRESSION, [0, 1, 1, 1, 1, 1], 1, 0),
+        (FIXED, [1, 1, 1, 1, 0, 0], 3, 4),
+        (FIXED, [1, 0, 0, 0, 0, 0], 0, 1),
+        (EITHER, [0, 0, 1, 1, 1, 0], 2, 1),
+        (EITHER, [0, 0, 0, 1, 0, 0], 3, 2),
+        (EITHER, [1, 1, 1, 0, 0, 0], 2, 3),
+        (EITHER, [0, 0, 0, 0, 1, 1], 4, 3),
+    ],
+)
+def test_first_bad_and_last_good(
+    direction: Direction, bad: list[int], first_bad: int, last_good: int
+) -> None:
+    search = search_of((len(bad),), direction)
+    play(search, np.array(bad, dtype=float), RNG(0))
+    verdict = search.verdict
+    assert verdict.status is Status.CONFIRMED, verdict.reason
+    assert verdict.best.first_bad == (first_bad,)
+    assert verdict.best.last_good == (last_good,)
+    assert verdict.best.hypothesis.bad_cells().astype(int).tolist() == bad
+
+
+@pytest.mark.parametrize(("bad", "kind"), [([0, 0, 1, 0, 0], "the one"), ([1, 1, 0, 1, 1], "all but one")])
+def test_unordered_values(bad: list[int], kind: str) -> None:
+    search = search_of((5,), UNORDERED)
+    play(search, np.array(bad, dtype=float), RNG(0))
+    verdict = search.verdict
+    assert verdict.status is Status.CONFIRMED, kind
+    assert verdict.best.hypothesis.bad_cells().astype(int).tolist() == bad
+    assert verdict.best.first_bad is not None
+    assert verdict.best.last_good is not None
+    assert bad[verdict.best.first_bad[0]] == 1
+    assert bad[verdict.best.last_good[0]] == 0
+
+
+def test_two_culprits_in_opposite_directions() -> None:
+    lattice = grid((6, 5), [FIXED, REGRESSION])
+    search = Search(lattice, alone(lattice))
+    bad = np.zeros((6, 5), dtype=bool)
+    bad[:4, 2:] = True
+    play(search, rates(bad, 1.0), RNG(0))
+    best = search.verdict.best
+    assert best.first_bad == (3, 2)
+    assert best.culprits == best.hypothesis.culprits == (0, 1)
+    assert {(b.axis, b.good) for b in best.boundaries} == {(0, (4, 2)), (1, (3, 1))}
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_any_of_two_causes(rate: float) -> None:
+    """Bad iff the first axis is at its oldest value, or the second one below 12."""
+    lattice = grid((2, 21), FIXED)
+    search = Search(lattice, alone(lattice))
+    bad = np.zeros((2, 21), dtype=bool)
+    bad[0, :] = bad[:, :12] = True
+    play(search, rates(bad, rate), RNG(7))
+    verdict = search.verdict
+    assert verdict.status is Status.CONFIRMED
+    assert verdict.best.hypothesis.kind == "any"
+    assert verdict.best.hypothesis.bad_cells().tolist() == bad.tolist()
+    # Each cause alone suffices: between first bad and last good only one axis changes, and it is named.
+    assert (verdict.best.first_bad, verdict.best.last_good) == ((1, 11), (1, 12))
+    assert verdict.best.culprits == (1,)
+    assert {(b.axis, b.bad, b.good) for b in verdict.best.boundaries} == {
+        (0, (0, 12), (1, 12)),
+        (1, (1, 11), (1, 12)),
+    }
+
+
+def test_a_third_axis_does_not_matter() -> None:
+    lattice = grid((3, 3, 3))
+    search = Search(lattice, alone(lattice))
+    bad = np.zeros((3, 3, 3), dtype=bool)
+    bad[1:, :, :] = bad[:, 2:, :] = True
+    play(search, rates(bad, 1.0), RNG(0))
+    assert search.verdict.best.hypothesis.bad_cells().tolist() == bad.tolist()
+    assert search.verdict.best.hypothesis.culprits == (0, 1)
+
+
+def test_what_no_combination_separates_is_one_answer() -> None:
+    """Without the mixed corner, either axis alone and both together say the same."""
+    lattice = grid((2, 2))
+    search = Search(lattice, alone(lattice, [(0, 1), (1, 0)]))
+    play(search, rates(corner((2, 2), {0: 1}), 1.0), RNG(0))
+    verdict = search.verdict
+    assert search.finished
+    assert verdict.best.probability >= 0.95
+    assert verdict.status is Status.LIKELY
+    assert (verdict.best.first_bad, verdict.best.last_good) == ((1, 1), (0, 0))
+    assert verdict.best.culprits == (0, 1)
+    assert "differ on one axis alone" in verdict.reason
+
+
+def test_deterministic_truths_need_few_trials() -> None:
+    costs: Counter[int] = Counter()
+    for first in range(1, 32):
+        search = search_of((32,))
+        costs[len(play(search, rates(corner((32,), {0: first}), 1.0), RNG(0)))] += 1
+        assert search.verdict.best.first_bad == (first,)
+    assert max(costs) <= 16, costs
