@@ -1,1 +1,83 @@
-def main() -> None: ...
+"""The command line: the only place that prints, and the outermost boundary for everything that goes wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bisect_env.errors import BisectEnvError, ExitCode
+
+
+def main() -> None:
+    """Run a command and exit with its documented code; see `docs/reference/exit-codes.md`."""
+    sys.exit(_exit_code())
+
+
+def _exit_code() -> int:
+    try:
+        # Importing the commands can fail too, in an installation that is not whole.
+        from bisect_env.cli.app import app
+
+        # Standalone, so that typer itself words usage errors and ends with 2.
+        app(prog_name="bisect-env")
+    except SystemExit as end:
+        return _code_of(end)
+    except BisectEnvError as error:
+        _say(f"error: {error}")
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return int(ExitCode.NO_VERDICT)
+    except Exception as error:  # noqa: BLE001 - the outermost boundary: a user never sees a traceback
+        return _internal(error)
+    return 0
+
+
+def _code_of(end: SystemExit) -> int:
+    if isinstance(end.code, str):
+        _say(end.code)
+        return 1
+    return end.code or 0
+
+
+def _say(text: str) -> None:
+    from bisect_env.report.untrusted import clean_lines
+
+    # Messages quote solvers, file names and logs.
+    sys.stderr.write(clean_lines(text) + "\n")
+
+
+def _internal(error: Exception) -> int:
+    name = f"{type(error).__name__}: {error}".partition("\n")[0]
+    _say(f"error: bisect-env itself failed ({name}); please report it with {_write_log(error)}")
+    return int(ExitCode.INTERNAL)
+
+
+def _write_log(error: Exception) -> str:
+    text = f"bisect-env {' '.join(sys.argv[1:])}\n{''.join(traceback.format_exception(error))}"
+    for folder in (_log_folder, tempfile.gettempdir):
+        try:
+            place = Path(folder())
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+            # Made by mkstemp: mode 0600, and no name that somebody could have put a link at.
+            handle, path = tempfile.mkstemp(prefix=f"defect-{stamp}-", suffix=".log", dir=place)
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            return path
+        except OSError:
+            continue
+    return "the command that you gave (no log file could be written)"
+
+
+def _log_folder() -> str:
+    import platformdirs
+
+    return platformdirs.user_log_dir("bisect-env")

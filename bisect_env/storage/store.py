@@ -101,6 +101,9 @@ class Store:
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
         """All that this thread reads inside is one state of the database, whatever others write."""
+        if getattr(self._local, "session", None) is not None:
+            yield
+            return
         with self._reading() as session:
             self._local.session = session
             try:

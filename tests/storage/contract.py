@@ -273,6 +273,8 @@ class StoreContract:
         with store.snapshot():
             assert store.trials(study.id) == []
             assert writer.record_trial(study.id, record(), Evidence.GOOD)
+            with store.snapshot():
+                assert store.trials(study.id) == []
             assert store.trials(study.id) == []
             assert store.counts(study.id) == {}
         assert len(store.trials(study.id)) == 1

@@ -1,0 +1,42 @@
+"""All commands; each lives in a file of its own and imports what it needs when it is called."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from bisect_env.cli.plan_command import plan
+from bisect_env.cli.report_command import report
+from bisect_env.cli.run_command import run
+from bisect_env.cli.schema_command import schema
+
+app = typer.Typer(
+    name="bisect-env",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bisect-env {version('bisect-env')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Which combination of versions first breaks a script, and is it a crash or a flake?"""
+
+
+app.command()(run)
+app.command()(plan)
+app.command()(report)
+app.command()(schema)

@@ -1,0 +1,52 @@
+"""`bisect-env report`: show a study again."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    """Formats of a report."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def report(
+    study: Annotated[
+        str | None,
+        typer.Argument(help="Id, the beginning of one, or the matrix's name; default: the newest study."),
+    ] = None,
+    db: Annotated[
+        str | None,
+        typer.Option(envvar="BISECT_ENV_DB", help="Results database: a file or a URL."),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", "-f", help="Format of the report.")] = Format.TEXT,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file; default: stdout.")
+    ] = None,
+) -> None:
+    """Show what a study found: verdict, rates, combinations and failures.
+
+    Ends with 0 if there is a verdict, and with 1 if there is none yet.
+    """
+    from bisect_env.cli.output import deliver
+    from bisect_env.errors import ExitCode
+    from bisect_env.report.document import load_report
+    from bisect_env.report.json_format import json_text
+    from bisect_env.report.text import print_report, report_text
+    from bisect_env.storage.store import Store
+
+    with Store.open(db, read_only=True) as store:
+        found = load_report(store, store.study(study).id)
+    if form is Format.JSON:
+        deliver(json_text(found), output)
+    elif output is None:
+        print_report(found)
+    else:
+        deliver(report_text(found), output)
+    raise typer.Exit(int(ExitCode.VERDICT if found.has_verdict else ExitCode.NO_VERDICT))

@@ -1,0 +1,223 @@
+"""From what the store holds to the report. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bisect_env.matrix.combination import Combination
+from bisect_env.report.model import (
+    AxisInfo,
+    CombinationReport,
+    FailureReport,
+    Report,
+    StudyInfo,
+    TrialCounts,
+    is_called_bad,
+)
+from bisect_env.report.sentence import sentence
+from bisect_env.search.intervals import clopper_pearson
+from bisect_env.storage.records import (
+    CombinationState,
+    CombinationStatus,
+    Counts,
+    FailureGroup,
+    Study,
+    WholeTrial,
+)
+from bisect_env.trials.records import Evidence, Outcome
+
+STACK_LIMIT = 12_000
+"""Characters of a stack in the document; the database has all of it."""
+OUTPUT_LINES = 15
+"""Last lines of what a failure without a stack wrote."""
+_SHOWN = 3
+"""Combinations that one warning names."""
+
+_STATUS = {
+    CombinationStatus.UNSOLVABLE: str(Outcome.ENV_UNSOLVABLE),
+    CombinationStatus.UNBUILDABLE: str(Outcome.ENV_UNBUILDABLE),
+}
+_MISSING: dict[str, Any] = {
+    "status": "none",
+    "first_bad": None,
+    "last_good": None,
+    "culprit_axes": [],
+    "probability": None,
+    "reason": "the study has not come to a verdict yet",
+}
+
+
+def build_report(
+    study: Study,
+    states: Sequence[CombinationState],
+    counts: Mapping[Combination, Counts],
+    failures: Sequence[tuple[FailureGroup, WholeTrial]],
+    environments: int,
+) -> Report:
+    """Put a report together.
+
+    Args:
+        study: With its verdict document, if it has one.
+        states: Its combinations in matrix order.
+        counts: What trials said, by the combination they were recorded for.
+        failures: Ways of failing with an example each, the most frequent first.
+        environments: Number of distinct locks in which trials ran.
+    """
+    axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
+    verdict: dict[str, Any] = {**_MISSING, **(study.verdict or {})}
+    totals = {evidence: sum(c.of(evidence) for c in counts.values()) for evidence in Evidence}
+    counted = totals[Evidence.GOOD] + totals[Evidence.BAD]
+    if study.verdict is None:
+        verdict["trials"] = counted
+    combinations = _combinations(states, counts, axes, verdict)
+    verdict["sentence"] = sentence(
+        verdict, [axis.model_dump() for axis in axes], _outcome_at(verdict.get("first_bad"), counts, failures)
+    )
+    return Report(
+        study=StudyInfo(
+            id=study.id,
+            name=study.name,
+            status=str(study.status),
+            description=study.definition.description,
+            matrix=study.definition.matrix_path,
+            created_at=study.created_at,
+            finished_at=study.finished_at,
+            exclude_newer=study.exclude_newer,
+            version=study.definition.version,
+        ),
+        axes=axes,
+        verdict=verdict,
+        trials=counted,
+        trial_counts=TrialCounts(**{str(evidence): number for evidence, number in totals.items()}),
+        environments=environments,
+        combinations=combinations,
+        failures=tuple(_failure(group, example) for group, example in failures),
+        warnings=tuple(_warnings(study, counts)),
+    )
+
+
+def _combinations(
+    states: Sequence[CombinationState],
+    counts: Mapping[Combination, Counts],
+    axes: Sequence[AxisInfo],
+    verdict: Mapping[str, Any],
+) -> tuple[CombinationReport, ...]:
+    # Equal locks and equal values of value axes are one measurement, recorded for one of them.
+    value_axes = {axis.name for axis in axes if axis.kind == "value"}
+
+    def measurement(state: CombinationState) -> tuple[str, ...]:
+        if state.lock_hash is None:
+            return ("", state.combination.key)
+        values = (value for axis, value in state.combination.items if axis in value_axes)
+        return (state.lock_hash, *values)
+
+    members: defaultdict[tuple[str, ...], list[Combination]] = defaultdict(list)
+    for state in states:
+        members[measurement(state)].append(state.combination)
+    reports = []
+    for state in states:
+        measured = [one for one in members[measurement(state)] if one in counts]
+        own = state.combination in measured or not measured
+        total = _sum([counts[one] for one in measured])
+        reports.append(_combination(state, total, verdict, None if own else measured[0]))
+    return tuple(reports)
+
+
+def _sum(counts: Sequence[Counts]) -> Counts:
+    total: Counter[tuple[Evidence, Outcome]] = Counter()
+    for one in counts:
+        total.update(one.by_outcome)
+    return Counts(dict(total))
+
+
+def _combination(
+    state: CombinationState, counts: Counts, verdict: Mapping[str, Any], same_as: Combination | None
+) -> CombinationReport:
+    status = CombinationStatus(state.status)
+    outcomes: Counter[str] = Counter()
+    for (_, outcome), number in counts.by_outcome.items():
+        outcomes[str(outcome)] += number
+    called_bad = is_called_bad(verdict, state.combination.as_dict())
+    if status is not CombinationStatus.SOLVABLE:
+        called_bad = None
+    return CombinationReport(
+        combination=state.combination.as_dict(),
+        status=_STATUS.get(status, str(status)),
+        reason=state.reason,
+        lock=state.lock_hash,
+        good=counts.good,
+        bad=counts.bad,
+        other=counts.other,
+        void=counts.void,
+        skip=counts.skip,
+        outcomes=dict(sorted(outcomes.items())),
+        rate=counts.bad / counts.counted if counts.counted else None,
+        interval=clopper_pearson(counts.bad, counts.counted),
+        verdict=None if called_bad is None else "bad" if called_bad else "good",
+        same_as=same_as.as_dict() if same_as else None,
+    )
+
+
+def _outcome_at(
+    first_bad: Mapping[str, str] | None,
+    counts: Mapping[Combination, Counts],
+    failures: Sequence[tuple[FailureGroup, WholeTrial]],
+) -> str | None:
+    """What the bad trials did, if all did the same: those at the first bad combination, else all."""
+    here = counts.get(Combination.of(first_bad)) if first_bad else None
+    if here is not None and here.bad:
+        seen = {outcome for evidence, outcome in here.by_outcome if evidence is Evidence.BAD}
+    else:
+        seen = {group.outcome for group, _ in failures if group.evidence is Evidence.BAD}
+    return str(seen.pop()) if len(seen) == 1 else None
+
+
+def _failure(group: FailureGroup, example: WholeTrial) -> FailureReport:
+    record = example.record
+    written = record.stderr.strip() or record.stdout.strip()
+    stack = record.stack.strip("\n") or "\n".join(written.splitlines()[-OUTPUT_LINES:])
+    return FailureReport(
+        outcome=str(group.outcome),
+        evidence=str(group.evidence),
+        trials=group.trials,
+        signature=group.signature,
+        trial=group.trial_id,
+        combination=record.combination.as_dict(),
+        detail=record.detail,
+        stack=stack if len(stack) <= STACK_LIMIT else stack[:STACK_LIMIT] + "\n…",
+    )
+
+
+def _warnings(study: Study, counts: Mapping[Combination, Counts]) -> list[str]:
+    warnings = []
+    often = [
+        (combination, count)
+        for combination, count in counts.items()
+        if count.other >= 3 and count.other >= 0.1 * (count.other + count.counted)
+    ]
+    often.sort(key=lambda item: -item[1].other)
+    for combination, count in often[:_SHOWN]:
+        warnings.append(
+            f"{combination}: {count.other} of {count.other + count.counted} trials failed in another way "
+            f"({_outcomes(count, Evidence.OTHER)}); they are not counted, and can hide the answer"
+        )
+    if len(often) > _SHOWN:
+        warnings.append(f"{len(often) - _SHOWN} more combinations often failed in another way")
+    total = _sum(list(counts.values()))
+    everything = sum(total.by_outcome.values())
+    if total.void >= 3 and total.void >= 0.1 * everything:
+        warnings.append(
+            f"{total.void} of {everything} trials were spoilt by infrastructure "
+            f"({_outcomes(total, Evidence.VOID)}); they say nothing about the script"
+        )
+    return warnings
+
+
+def _outcomes(counts: Counts, evidence: Evidence) -> str:
+    found = sorted(
+        ((number, str(outcome)) for (said, outcome), number in counts.by_outcome.items() if said is evidence),
+        reverse=True,
+    )
+    return ", ".join(f"{outcome} {number}" for number, outcome in found)

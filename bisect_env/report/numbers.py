@@ -1,0 +1,37 @@
+"""Rates, intervals and probabilities as people read them. Pure."""
+
+from __future__ import annotations
+
+import math
+
+
+def percent(rate: float) -> str:
+    """`16 %`; small rates keep two digits, and what is not 0 or 1 is never shown as if it were."""
+    return f"{_digits(rate)} %"
+
+
+def interval(low: float, high: float) -> str:
+    """`11–24 %`."""
+    return f"{_digits(low)}–{_digits(high)} %"
+
+
+def probability(value: float) -> str:
+    """`97 %`; rounded down, for nobody should read more certainty than there is."""
+    if value >= 1.0:
+        return "100 %"
+    if value > 0.999:
+        return "> 99.9 %"
+    if value > 0.99:
+        return f"{math.floor(value * 1000) / 10:.1f} %"
+    return f"{math.floor(value * 100)} %"
+
+
+def _digits(rate: float) -> str:
+    value = 100.0 * rate
+    if value in (0.0, 100.0):
+        return f"{value:.0f}"
+    if value < 0.1:
+        return "< 0.1"
+    if value > 99.9:
+        return "> 99.9"
+    return f"{value:.1f}" if value < 9.95 or value > 99.0 else f"{value:.0f}"

@@ -1,0 +1,186 @@
+"""The verdict in one sentence. Pure.
+
+A sentence has three parts: where it begins to fail, how often on either side, and how sure that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bisect_env.report.numbers import interval, percent, probability
+
+Axes = Sequence[Mapping[str, Any]]
+"""The study's axes: `name`, `kind`, `direction`, `values` in ascending order."""
+
+_NOUN = {"package": "version", "value": "value", "date": "day"}
+_VERB = {
+    "crash": "crashed",
+    "hang": "hung",
+    "cuda-fault": "hit a CUDA fault",
+    "cuda-oom": "ran out of GPU memory",
+    "host-oom": "ran out of memory",
+    "import-error": "failed to import",
+}
+
+
+def sentence(verdict: Mapping[str, Any], axes: Axes = (), outcome: str | None = None) -> str:
+    """Say a verdict.
+
+    Args:
+        verdict: The verdict document.
+        axes: The study's axes; without them, what depends on all values of an axis is left unsaid.
+        outcome: What the bad trials did, if they all did the same.
+
+    Returns:
+        One sentence without a line break; it quotes the matrix, and is not made safe for a terminal.
+    """
+    kinds = {str(axis["name"]): axis for axis in axes}
+    status = verdict.get("status", "none")
+    if status == "none":
+        return _no_verdict(verdict, kinds)
+    parts = [
+        _where(verdict, kinds, sure=status == "confirmed") + _how_often(verdict, outcome),
+        *_in_between(verdict),
+    ]
+    if (unimportant := do_not_matter(verdict, axes)) and len(verdict.get("culprit_axes") or ()) > 1:
+        parts.append(f"{_listed(unimportant)} {'does' if len(unimportant) == 1 else 'do'} not matter")
+    parts.append(_how_sure(verdict))
+    return "; ".join(parts)
+
+
+def do_not_matter(verdict: Mapping[str, Any], axes: Axes) -> list[str]:
+    """Axes with several values that are no culprits, if there is a verdict that says so."""
+    culprits = verdict.get("culprit_axes") or ()
+    if verdict.get("status", "none") == "none" or not culprits:
+        return []
+    return [str(a["name"]) for a in axes if a["name"] not in culprits and len(a["values"]) > 1]
+
+
+def _no_verdict(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> str:
+    reason = verdict.get("reason") or "not decided yet"
+    trials = verdict.get("trials")
+    after = f" after {trials} trials" if trials else ""
+    text = f"No verdict{after}: {reason}"
+    chance = verdict.get("probability")
+    if verdict.get("first_bad") and verdict.get("kind") in ("all", "any") and chance:
+        text += f"; the best guess so far ({probability(chance)}): {_where(verdict, kinds, sure=True)}"
+    return text
+
+
+def _where(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], *, sure: bool) -> str:
+    culprits = list(verdict.get("culprit_axes") or ())
+    bad, good = verdict.get("first_bad") or {}, verdict.get("last_good") or {}
+    probably = "" if sure else "probably "
+    if len(culprits) != 1:
+        word = " or " if verdict.get("kind") == "any" else " with "
+        described = word.join(_values(verdict, axis, kinds) for axis in culprits)
+        return f"{described} is {probably}what fails" if described else "something fails"
+    (axis,) = culprits
+    direction = (verdict.get("directions") or {}).get(axis, "regression")
+    noun = _NOUN.get(str(kinds.get(axis, {}).get("kind", "package")), "version")
+    first, last = bad.get(axis, "?"), good.get(axis, "?")
+    if direction == "fixed":
+        return f"{axis} is {probably}fixed in {last} (last broken {first})"
+    if direction == "unordered":
+        return f"{_values(verdict, axis, kinds)} is {probably}what fails ({last} passes)"
+    if direction == "either":
+        return _window(verdict, axis, kinds, probably)
+    return f"{axis} {first} is {probably}the first bad {noun} (last good {last})"
+
+
+def _window(
+    verdict: Mapping[str, Any], axis: str, kinds: Mapping[str, Mapping[str, Any]], probably: str
+) -> str:
+    bad = (verdict.get("first_bad") or {}).get(axis, "?")
+    good = (verdict.get("last_good") or {}).get(axis, "?")
+    span = [str(value) for value in (verdict.get("bad_values") or {}).get(axis) or [bad]]
+    values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
+    known = all(value in values for value in (span[0], span[-1], good))
+    if known and span[-1] == values[-1] and span[0] != values[0]:
+        return f"{axis} is {probably}broken from {span[0]} on (last good {good})"
+    if known and span[0] == values[0]:
+        return f"{axis} is {probably}broken up to {span[-1]} (fixed in {good})"
+    if known and values.index(good) > values.index(span[-1]):
+        return f"{axis} is {probably}broken from {span[0]} to {span[-1]} (fixed in {good})"
+    fixed = f", fixed in {values[values.index(span[-1]) + 1]}" if known else ""
+    one = "in" if len(span) == 1 else "from"
+    until = "" if len(span) == 1 else f" to {span[-1]}"
+    return f"{axis} is {probably}broken {one} {span[0]}{until} (last good {good}{fixed})"
+
+
+def _values(verdict: Mapping[str, Any], axis: str, kinds: Mapping[str, Mapping[str, Any]]) -> str:
+    """The bad values of one axis of several: `numpy ≥ 2.0.0`, `python < 3.8`, `cuda = 12.1`."""
+    bad = [str(value) for value in (verdict.get("bad_values") or {}).get(axis) or ()]
+    if not bad:
+        return f"{axis} {(verdict.get('first_bad') or {}).get(axis, '?')}"
+    values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
+    direction = (verdict.get("directions") or {}).get(axis, "regression")
+    if direction == "unordered":
+        others = [value for value in values if value not in bad]
+        if len(bad) > 1 and len(others) == 1:
+            return f"{axis} other than {others[0]}"
+        return f"{axis} = {_listed(bad, 'or')}"
+    if direction == "regression" or (values and bad[-1] == values[-1] and bad[0] != values[0]):
+        return f"{axis} ≥ {bad[0]}"
+    if direction == "fixed" or (values and bad[0] == values[0]):
+        good = _good_neighbour(verdict, axis, values, bad[-1])
+        return f"{axis} < {good}" if good else f"{axis} ≤ {bad[-1]}"
+    return f"{axis} = {bad[0]}" if len(bad) == 1 else f"{axis} {bad[0]} to {bad[-1]}"
+
+
+def _good_neighbour(
+    verdict: Mapping[str, Any], axis: str, values: Sequence[str], last_bad: str
+) -> str | None:
+    """The first good value above the bad ones, where nothing untried lies between."""
+    if last_bad in values:
+        above = values.index(last_bad) + 1
+        return values[above] if above < len(values) else None
+    for boundary in verdict.get("boundaries") or ():
+        if boundary.get("axis") == axis and not boundary.get("between"):
+            return str(boundary["good"][axis])
+    return None
+
+
+def _how_often(verdict: Mapping[str, Any], outcome: str | None) -> str:
+    bad, good = verdict.get("bad_rate"), verdict.get("good_rate")
+    if not bad or not bad.get("trials"):
+        return ""
+    verb = _VERB.get(outcome or "", "failed")
+    text = (
+        f": {verb} in {bad['hits']} of {bad['trials']} trials ({percent(bad['rate'])}, "
+        f"95 % interval {interval(bad['low'], bad['high'])})"
+    )
+    if good and good.get("trials"):
+        text += f" against {good['hits']} of {good['trials']} ({interval(good['low'], good['high'])})"
+    return text
+
+
+def _in_between(verdict: Mapping[str, Any]) -> list[str]:
+    texts = []
+    for boundary in verdict.get("boundaries") or ():
+        by_status: dict[str, list[str]] = {}
+        for cell in boundary.get("between") or ():
+            value = str((cell.get("combination") or {}).get(boundary["axis"], "?"))
+            by_status.setdefault(str(cell.get("status")), []).append(value)
+        texts += [
+            f"{boundary['axis']} {_listed(values)} in between could not be tried ({status})"
+            for status, values in by_status.items()
+        ]
+    return texts
+
+
+def _how_sure(verdict: Mapping[str, Any]) -> str:
+    chance = verdict.get("probability")
+    text = f"probability {probability(chance)}" if chance is not None else "probability unknown"
+    if trials := verdict.get("trials"):
+        text += f" after {trials} trials"
+    if verdict.get("status") != "confirmed" and verdict.get("reason"):
+        text += f" (not confirmed: {verdict['reason']})"
+    return text
+
+
+def _listed(names: Sequence[str], word: str = "and") -> str:
+    if len(names) > 4:
+        return f"{names[0]} … {names[-1]} ({len(names)} values)"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"

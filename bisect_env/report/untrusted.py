@@ -1,0 +1,36 @@
+"""Text that others wrote (scripts, solvers, matrix files), made harmless for a terminal. Pure."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# What a terminal obeys: CSI (ESC [ … letter), OSC and its like (ESC ] … BEL or ST), and two-letter escapes,
+# each also in its one-character C1 form.
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|$)"
+    r"|\x1b[ -/]*[0-~]?"
+)
+# Controls, and format characters, which can reorder what is read (U+202E) or hide in it.
+_DANGEROUS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_JOINERS = frozenset("\u200c\u200d")
+
+
+def clean_lines(text: str) -> str:
+    """The text without escape sequences and control characters; its lines stay lines.
+
+    A carriage return ends a line: what it would have hidden on a terminal is shown.
+    """
+    text = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n").expandtabs(4)
+    return "".join(c for c in text if c == "\n" or c in _JOINERS or unicodedata.category(c) not in _DANGEROUS)
+
+
+def clean(text: str) -> str:
+    """The same on one line: whoever wrote it cannot forge a second one."""
+    return " ".join(part.strip() for part in clean_lines(text).splitlines() if part.strip())
+
+
+def shortened(text: str, width: int) -> str:
+    """At most `width` characters; what is left out shows as `…`."""
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
