@@ -1,0 +1,143 @@
+import io
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bisect_env.cli.views import JsonView, LiveView, PlainView, QuietView, as_json, bar, describe, interesting
+from bisect_env.engine import events
+from bisect_env.matrix.combination import Combination
+from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
+
+A, B, C = (Combination((("pkg", v),)) for v in ("1", "2", "3"))
+
+
+def record(combination: Combination = A, outcome: Outcome = Outcome.CRASH) -> TrialRecord:
+    return TrialRecord(
+        trial_id="t1",
+        combination=combination,
+        lock_hash="abc",
+        outcome=outcome,
+        detail="SIGSEGV \x1b[31m[bold]in the body",
+        returncode=-11,
+        phase=Phase.BODY,
+        started_at=datetime(2026, 1, 1, tzinfo=UTC),
+        duration=0.25,
+    )
+
+
+def document(**more: Any) -> dict[str, Any]:
+    return {
+        "status": "none",
+        "reason": "no failure was seen often enough",
+        "kind": "never",
+        "first_bad": None,
+        "last_good": None,
+        "culprit_axes": [],
+        "bad_values": {},
+        "directions": {"pkg": "regression"},
+        "probability": 0.4,
+        "models": {"sharing": 0.4, "differing": 0.4},
+        "boundaries": [],
+        "bad_rate": None,
+        "good_rate": None,
+        "candidates": [],
+        "typical_bad_rate": 0.3,
+        "background_rate": 0.01,
+        "ends_wrong": [],
+        "trials": 3,
+        "expected_left": 12.5,
+        **more,
+    }
+
+
+def progress(**bad: float) -> events.Progress:
+    chances = tuple((Combination((("pkg", v),)), p) for v, p in bad.items())
+    return events.Progress(3, 1, {A: 1}, document(), chances)
+
+
+EVERY: list[events.Event] = [
+    events.StudyOpened("abc", "quickstart", 5),
+    events.LockProgress(1, 2),
+    events.Locked(10, 1, 2, 7, (("pkg", "9", "withdrawn (yanked)"),)),
+    events.TrialStarted("t1", A),
+    events.TrialFinished(record(), Evidence.BAD, 1.0),
+    events.SetAside((A, B), "env-unbuildable", "gcc failed\nmore"),
+    events.Warned("B often fails in another way"),
+    progress(**{"1": 0.1, "2": 0.9}),
+    events.Concluded({"schema": 1, "verdict": {"status": "none"}}),
+]
+
+
+@pytest.mark.parametrize("event", EVERY, ids=lambda e: type(e).__name__)
+def test_every_event_is_a_json_object_with_its_kind(event: events.Event) -> None:
+    line = json.loads(json.dumps(as_json(event)))
+    assert line["event"]
+
+
+def test_kinds_of_events_differ() -> None:
+    kinds = [as_json(event)["event"] for event in EVERY]
+    assert len(set(kinds)) == len(kinds)
+
+
+@pytest.mark.parametrize("event", EVERY, ids=lambda e: type(e).__name__)
+def test_no_view_stumbles_and_none_lets_control_characters_through(event: events.Event) -> None:
+    for make in (PlainView, QuietView, JsonView):
+        stream = io.StringIO()
+        make(stream)(event)
+        assert "\x1b[31m" not in stream.getvalue()
+
+
+def test_plain_lines_tell_what_matters() -> None:
+    stream = io.StringIO()
+    view = PlainView(stream, clock=lambda: 0.0)
+    for event in EVERY:
+        view(event)
+    text = stream.getvalue()
+    assert "going on after 5 trials" in text
+    assert "10 combinations, 1 excluded, 2 without a solution: 7 distinct environments" in text
+    assert "set aside: pkg=1 and 1 more (env-unbuildable: gcc failed)" in text
+    assert "crash: pkg=1" in text
+    assert "3 trials, 1 of them bad" in text
+
+
+def test_progress_lines_are_not_a_flood() -> None:
+    now = 0.0
+    stream = io.StringIO()
+    view = PlainView(stream, clock=lambda: now)
+    for _ in range(100):
+        view(progress(**{"1": 0.5}))
+        now += 0.1
+    assert stream.getvalue().count("trials") <= 2 * 3
+
+
+def test_a_pass_is_not_a_line() -> None:
+    event = events.TrialFinished(record(outcome=Outcome.PASS), Evidence.GOOD, 0.0)
+    assert describe(event) is None
+
+
+def test_the_live_view_draws_the_open_question() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=30)
+    with LiveView(console) as view:
+        for event in EVERY:
+            view(event)
+        drawn = Console(file=io.StringIO(), width=100)
+        drawn.print(view._draw())
+    out = drawn.file.getvalue()  # type: ignore[attr-defined]
+    assert "quickstart (study abc)" in out
+    assert "pkg=2" in out
+    assert "90%" in out
+    assert "running 1" in out
+
+
+def test_the_table_keeps_what_is_open_in_the_grids_order() -> None:
+    chances = {str(i): p for i, p in enumerate([0.0, 0.01, 0.4, 0.6, 0.99, 1.0])}
+    shown = interesting(progress(**chances), 3)
+    assert [c["pkg"] for c, _ in shown] == ["1", "2", "3"] or [c["pkg"] for c, _ in shown] == ["2", "3", "4"]
+
+
+@pytest.mark.parametrize(("fraction", "filled"), [(0.0, 0), (0.5, 5), (1.0, 10)])
+def test_bar(fraction: float, filled: int) -> None:
+    assert bar(fraction, 10).count("█") == filled
