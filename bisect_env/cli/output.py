@@ -41,11 +41,11 @@ def deliver(text: str, output: Path | None) -> None:
             beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"there is no directory {output.parent}", remedy="make it, or name another file"
-        ) from error
     except OSError as error:
+        if not output.parent.is_dir():
+            raise UsageError(
+                f"there is no directory {output.parent}", remedy="make it, or name another file"
+            ) from error
         raise InfrastructureError(
             f"{output} cannot be written: {error.strerror or error}",
             remedy="name another file with `--output`",

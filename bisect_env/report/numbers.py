@@ -34,4 +34,5 @@ def _digits(rate: float) -> str:
         return "< 0.1"
     if value > 99.9:
         return "> 99.9"
-    return f"{value:.1f}" if value < 9.95 or value > 99.0 else f"{value:.0f}"
+    text = f"{value:.1f}" if value < 9.95 or value > 99.0 else f"{value:.0f}"
+    return text.removesuffix(".0")

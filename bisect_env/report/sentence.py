@@ -63,6 +63,8 @@ def _no_verdict(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any
     after = f" after {trials} trials" if trials else ""
     text = f"No verdict{after}: {reason}"
     chance = verdict.get("probability")
+    if verdict.get("kind") in ("never", "always") and chance:
+        text += f" (probability {probability(chance)})"
     if verdict.get("first_bad") and verdict.get("kind") in ("all", "any") and chance:
         text += f"; the best guess so far ({probability(chance)}): {_where(verdict, kinds, sure=True)}"
     return text
@@ -75,7 +77,7 @@ def _where(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], *
     if len(culprits) != 1:
         word = " or " if verdict.get("kind") == "any" else " with "
         described = word.join(_values(verdict, axis, kinds) for axis in culprits)
-        return f"{described} is {probably}what fails" if described else "something fails"
+        return f"{described} is {probably}broken" if described else "something is broken"
     (axis,) = culprits
     direction = (verdict.get("directions") or {}).get(axis, "regression")
     noun = _NOUN.get(str(kinds.get(axis, {}).get("kind", "package")), "version")
@@ -83,7 +85,7 @@ def _where(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], *
     if direction == "fixed":
         return f"{axis} is {probably}fixed in {last} (last broken {first})"
     if direction == "unordered":
-        return f"{_values(verdict, axis, kinds)} is {probably}what fails ({last} passes)"
+        return f"{_values(verdict, axis, kinds)} is {probably}broken ({last} is not)"
     if direction == "either":
         return _window(verdict, axis, kinds, probably)
     return f"{axis} {first} is {probably}the first bad {noun} (last good {last})"

@@ -1,21 +1,30 @@
 """The table of combinations, short enough for a terminal. Pure.
 
-Neighbours along the culprit axis that say the same become one row. What the verdict rests on, the
-combinations on either side of a boundary, always has a row of its own.
+Neighbours along the culprit axis that say the same become one row; the more rows there would be, the less
+must be the same. What the verdict rests on, the combinations on either side of a boundary, always has a row
+of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from bisect_env.report.model import CombinationReport, Report
 from bisect_env.search.intervals import clopper_pearson
 
-COLLAPSE = 4
-"""Neighbours that say the same become one row from this many on."""
-MANY_ROWS = 40
-"""With more rows than this, neighbours that fail alike become one row too."""
+ROWS = 40
+"""Rows that a table has at most, boundaries apart."""
+
+
+class Detail(IntEnum):
+    """How much neighbours must have in common to become one row."""
+
+    ALL = 4
+    """Four or more that were not tried, or four or more that only passed."""
+    SIDE = 2
+    """Two or more on the same side of the verdict, whether tried or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +59,35 @@ class Row:
         return own or [self.members[0]]
 
 
-def rows(report: Report) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table's rows.
+
+    Attributes:
+        shown: In order.
+        hidden: Number of combinations that have no row.
+    """
+
+    shown: tuple[Row, ...]
+    hidden: int = 0
+
+
+def rows(report: Report) -> Rows:
     """The rows of the table, with the culprit axes moving fastest."""
     ordered = _ordered(report)
     kept = boundary_cells(report)
-    short = _collapsed(ordered, kept, failing_too=False)
-    return short if len(short) <= MANY_ROWS else _collapsed(ordered, kept, failing_too=True)
+    result = _collapsed(ordered, kept, Detail.ALL)
+    if len(result) > ROWS:
+        result = _collapsed(ordered, kept, Detail.SIDE)
+    if len(result) <= ROWS:
+        return Rows(tuple(result))
+
+    def worth(row: Row) -> tuple[bool, int, int]:
+        return (row.members[0].combination in kept, row.bad, row.counted)
+
+    chosen = {id(row) for row in sorted(result, key=worth, reverse=True)[:ROWS]}
+    hidden = sum(len(row.members) for row in result if id(row) not in chosen)
+    return Rows(tuple(row for row in result if id(row) in chosen), hidden)
 
 
 def boundary_cells(report: Report) -> list[Mapping[str, str]]:
@@ -87,39 +119,43 @@ def _ordered(report: Report) -> list[CombinationReport]:
     return sorted(report.combinations, key=key)
 
 
-def _kind(one: CombinationReport, *, failing_too: bool) -> tuple[str, ...] | None:
+def _kind(one: CombinationReport, detail: Detail) -> tuple[str, ...] | None:
     """What neighbours must share to become one row; None for a row of its own."""
     if not one.is_runnable:
         return (one.status,)
-    if not one.counted and not one.other and not one.skip:
-        return ("not tried", str(one.verdict))
+    untried = not one.counted and not one.other and not one.skip
+    if detail is Detail.SIDE:
+        # Without a verdict there are no sides, and what failed is told from what passed.
+        return ("side", one.verdict or ("untried" if untried else "failing" if one.bad else "passing"))
+    if untried:
+        return ("untried", str(one.verdict))
     if one.bad == 0 and not one.other and one.verdict != "bad":
-        return ("good", str(one.verdict))
-    return ("failing", str(one.verdict)) if failing_too else None
+        return ("passing", str(one.verdict))
+    return None
 
 
 def _collapsed(
-    ordered: Sequence[CombinationReport], kept: Sequence[Mapping[str, str]], *, failing_too: bool
+    ordered: Sequence[CombinationReport], kept: Sequence[Mapping[str, str]], detail: Detail
 ) -> list[Row]:
     result: list[Row] = []
     run: list[CombinationReport] = []
     kind: tuple[str, ...] | None = None
     for one in ordered:
-        here = None if one.combination in kept else _kind(one, failing_too=failing_too)
+        here = None if one.combination in kept else _kind(one, detail)
         if run and (here is None or here != kind or _axes_moved(run[0], one) > 1):
-            result += _rows_of(run)
+            result += _rows_of(run, detail)
             run = []
         run.append(one)
         kind = here
-    return result + _rows_of(run)
+    return result + _rows_of(run, detail)
 
 
 def _axes_moved(a: CombinationReport, b: CombinationReport) -> int:
     return sum(a.combination[axis] != b.combination.get(axis) for axis in a.combination)
 
 
-def _rows_of(run: Sequence[CombinationReport]) -> list[Row]:
-    if len(run) < COLLAPSE:
+def _rows_of(run: Sequence[CombinationReport], detail: Detail) -> list[Row]:
+    if len(run) < detail:
         return [Row(one.combination, (one,)) for one in run]
     first, last = run[0].combination, run[-1].combination
     values = {

@@ -19,7 +19,7 @@ from rich.text import Text
 from bisect_env.report.model import CombinationReport, FailureReport, Report
 from bisect_env.report.numbers import interval, percent, probability
 from bisect_env.report.sentence import do_not_matter
-from bisect_env.report.table import Row, columns, rows
+from bisect_env.report.table import Row, Rows, columns, rows
 from bisect_env.report.untrusted import clean, clean_lines, shortened
 
 STACK_LINES = 12
@@ -78,8 +78,11 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield from _ends(report)
     yield from _alternatives(report)
     if report.combinations:
+        lines = rows(report)
         yield Text()
-        yield _table(report)
+        yield _table(report, lines)
+        if lines.hidden:
+            yield Text(f"… and {lines.hidden} more combinations", style="dim")
     yield from _left_out(report)
     yield from _failures(report)
     for warning in report.warnings:
@@ -97,11 +100,11 @@ def _summary(report: Report) -> str:
         if number
     ]
     status = _STATUS_WORDS.get(study.status, clean(study.status))
-    beside = f" and {', '.join(uncounted)} that do not count" if uncounted else ""
+    beside = f"; not counted: {', '.join(uncounted)}" if uncounted else ""
     plural = "" if report.environments == 1 else "s"
     return (
         f"{clean(study.name)} (study {study.id[:_SHORT_ID]}, {status}): {report.trials} trials "
-        f"({counts.bad} bad, {counts.good} good){beside}, {report.environments} environment{plural}"
+        f"({counts.bad} bad, {counts.good} good{beside}), {report.environments} environment{plural}"
     )
 
 
@@ -138,7 +141,7 @@ def _alternatives(report: Report) -> Iterator[Text]:
         )
 
 
-def _table(report: Report) -> Table:
+def _table(report: Report, lines: Rows) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     names = columns(report)
     for name in names:
@@ -147,7 +150,7 @@ def _table(report: Report) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("rate (95 % interval)", no_wrap=True)
     table.add_column("")
-    for row in rows(report):
+    for row in lines.shown:
         style = _COLOURS.get(row.members[0].verdict or "", "dim")
         known = row.members[0].is_runnable
         table.add_row(
@@ -171,10 +174,10 @@ def _note(row: Row, report: Report) -> str:
     parts = []
     if not first.is_runnable:
         parts.append(first.status)
-    elif first.verdict:
-        parts.append(first.verdict)
-    if not row.counted and first.is_runnable:
-        parts.append("not tried" if not first.other and not first.skip else "nothing counted")
+    else:
+        untried = "not tried" if not any(m.other or m.skip for m in row.members) else "nothing counted"
+        told = "" if row.counted else untried
+        parts.append(f"{first.verdict} ({told})" if first.verdict and told else first.verdict or told)
     if other := sum(m.other for m in row.members if m.same_as is None):
         parts.append(f"{other} failed otherwise")
     if len(row.members) > 1:
@@ -186,7 +189,7 @@ def _note(row: Row, report: Report) -> str:
         parts.append("← first bad")
     if report.has_verdict and first.combination == report.verdict.get("last_good"):
         parts.append("← last good")
-    return ", ".join(parts)
+    return ", ".join(part for part in parts if part)
 
 
 def _left_out(report: Report) -> Iterator[Text]:

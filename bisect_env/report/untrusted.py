@@ -6,10 +6,11 @@ import re
 import unicodedata
 
 # What a terminal obeys: CSI (ESC [ … letter), OSC and its like (ESC ] … BEL or ST), and two-letter escapes,
-# each also in its one-character C1 form.
+# each also in its one-character C1 form. One without its end would hide whatever follows: it loses its
+# beginning and stays visible.
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|$)"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-~]?"
 )
 # Controls, and format characters, which can reorder what is read (U+202E) or hide in it.
@@ -28,7 +29,7 @@ def clean_lines(text: str) -> str:
 
 def clean(text: str) -> str:
     """The same on one line: whoever wrote it cannot forge a second one."""
-    return " ".join(part.strip() for part in clean_lines(text).splitlines() if part.strip())
+    return " ".join(clean_lines(text).split())
 
 
 def shortened(text: str, width: int) -> str:

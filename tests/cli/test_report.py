@@ -1,0 +1,208 @@
+"""`bisect-env report` and `schema`, and how every command ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bisect_env import cli
+from bisect_env.errors import StorageError
+from bisect_env.matrix.json_schema import schema_text
+from bisect_env.storage.store import Store
+from tests.report.samples import StudyBuilder, axis, orjson_study, orjson_verdict
+
+Run = tuple[int, str, str]
+RunCommand = Callable[..., Run]
+
+
+@pytest.fixture
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "results.sqlite"
+    monkeypatch.setenv("BISECT_ENV_DB", str(path))
+    with Store.open(str(path)) as store:
+        study = orjson_study(store)
+        study.finished(orjson_verdict())
+        StudyBuilder(store, [axis("a", "1", "2")], name="unfinished")
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCommand:
+    def call(*arguments: str) -> Run:
+        monkeypatch.setattr(sys, "argv", ["bisect-env", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+def test_a_study_with_a_verdict(db: Path, run: RunCommand) -> None:
+    code, out, err = run("report", "orjson_crash")
+    assert (code, err) == (0, "")
+    assert out.startswith("orjson 3.9.11 is the first bad version (last good 3.9.10): crashed in 3 of 18")
+    assert "\x1b" not in out
+
+
+def test_a_study_without_one(db: Path, run: RunCommand) -> None:
+    code, out, err = run("report")
+    assert (code, err) == (1, "")
+    assert out.startswith("No verdict: the study has not come to a verdict yet\n")
+
+
+def test_data_on_stdout(db: Path, run: RunCommand) -> None:
+    code, out, err = run("report", "orjson_crash", "--format", "json", "--db", str(db))
+    assert (code, err) == (0, "")
+    assert json.loads(out)["verdict"]["first_bad"]["orjson"] == "3.9.11"
+
+
+def test_by_the_beginning_of_an_id(db: Path, run: RunCommand) -> None:
+    with Store.open(str(db), read_only=True) as store:
+        study_id = store.study("orjson_crash").id
+    assert json.loads(run("report", study_id[:12], "-f", "json")[1])["study"]["id"] == study_id
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_into_a_file(db: Path, run: RunCommand, tmp_path: Path, form: str) -> None:
+    file = tmp_path / "report.out"
+    file.write_text("old")
+    file.chmod(0o640)
+    code, out, err = run("report", "orjson_crash", "--format", form, "--output", str(file))
+    assert (code, out, err) == (0, "", "")
+    assert "3.9.11" in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir() if "report" in path.name) == ["report.out"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["report", "orjson_crush"], 2, "did you mean orjson_crash?"),
+        (["report", "--db", "/gone/results.sqlite"], 6, "there are no results in /gone/results.sqlite"),
+        (["report", "--db", "/"], 6, "is a directory"),
+        (["report", "--db", "postgresql://me:secret@x/y"], 2, "keeps its results in SQLite"),
+        (["report", "--output", "/gone/file", "orjson_crash"], 2, "there is no directory /gone"),
+        (["report", "--output", "/", "orjson_crash"], 2, "is a directory"),
+        (["report", "--output", "/proc/version", "orjson_crash"], 6, "cannot be written"),
+        (["report", "--format", "yaml"], 2, "yaml"),
+        (["report", "--wrong"], 2, "No such option"),
+        (["nonsense"], 2, "No such command"),
+    ],
+)
+def test_what_goes_wrong(db: Path, run: RunCommand, arguments: list[str], code: int, said: str) -> None:
+    ended, out, err = run(*arguments)
+    assert ended == code
+    assert said in " ".join(err.split())
+    assert out == ""
+    assert "Traceback" not in err
+    assert "secret" not in err
+
+
+def test_the_schema(run: RunCommand, tmp_path: Path) -> None:
+    assert run("schema") == (0, schema_text(), "")
+    file = tmp_path / "schema.json"
+    assert run("schema", "--output", str(file)) == (0, "", "")
+    assert file.read_text(encoding="utf-8") == schema_text()
+
+
+def test_help_and_version(run: RunCommand) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    for command in ("run", "plan", "report", "schema"):
+        assert f" {command} " in out
+    assert run("-h")[0] == 0
+    assert run("--version")[1].startswith("bisect-env ")
+    # No command is a usage error, as it is for git.
+    assert run()[0] == 2
+
+
+def test_a_defect_ends_with_one_line_and_a_log(
+    db: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("wires\x1b[31m crossed\nsecond line")
+
+    monkeypatch.setattr(Store, "open", broken)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    code, out, err = run("report")
+    assert (code, out) == (70, "")
+    (line,) = err.splitlines()
+    assert line.startswith(
+        "error: bisect-env itself failed (RuntimeError: wires crossed); please report it with "
+    )
+    log = Path(line.rpartition(" ")[2])
+    assert log.is_relative_to(tmp_path / "state")
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    text = log.read_text(encoding="utf-8")
+    assert "Traceback (most recent call last)" in text
+    assert "second line" in text
+
+
+def test_a_defect_without_a_place_for_its_log(
+    db: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(Store, "open", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(cli, "_log_folder", lambda: str(tmp_path / "file" / "logs"))
+    monkeypatch.setattr(cli.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
+    code, _, err = run("report")
+    assert code == 70
+    assert "no log file could be written" in err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (StorageError("it\x1b[2J broke", remedy="mend it"), 6, "error: it broke\n  remedy: mend it\n"),
+    ],
+)
+def test_how_commands_end(
+    db: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, said: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(Store, "open", fail)
+    assert run("report") == (code, "", said)
+
+
+@pytest.mark.integration
+def test_the_installed_command_in_a_narrow_world(db: Path) -> None:
+    """No UTF-8, a reader that leaves, and help that does not load what it does not need."""
+    program = Path(sys.executable).with_name("bisect-env")
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [program, "report", "orjson_crash"], env=env, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"interval 3.6?41 %" in done.stdout
+    gone = subprocess.Popen(
+        [program, "report", "orjson_crash"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert gone.stdout is not None
+    gone.stdout.close()
+    assert gone.stderr is not None
+    err = gone.stderr.read()
+    gone.stderr.close()
+    gone.wait(timeout=60)
+    assert b"Traceback" not in err
+    assert gone.returncode in (0, 1)
+    code = (
+        "import sys; sys.argv = ['bisect-env', '--help']\n"
+        "from bisect_env.cli import main\n"
+        "try: main()\n"
+        "finally: print([m for m in ('numpy', 'dask', 'sqlalchemy', 'pydantic') if m in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

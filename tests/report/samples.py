@@ -1,0 +1,185 @@
+"""Studies by hand: the database that a report is made from, and the verdict documents of the search."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from bisect_env.environments.lock import Lock
+from bisect_env.matrix.combination import Combination
+from bisect_env.search.intervals import clopper_pearson
+from bisect_env.storage.records import CombinationState, Study, StudyDefinition
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
+
+Values = Mapping[str, str]
+Axis = dict[str, Any]
+
+ORJSON = ("3.9.7", "3.9.8", "3.9.9", "3.9.10", "3.9.11", "3.9.12", "3.9.13", "3.9.14")
+
+
+def axis(name: str, *values: str, direction: str = "regression", kind: str = "package") -> Axis:
+    return {"name": name, "kind": kind, "direction": direction, "values": list(values)}
+
+
+def rate(hits: int, trials: int) -> dict[str, float]:
+    low, high = clopper_pearson(hits, trials)
+    return {
+        "hits": hits,
+        "trials": trials,
+        "rate": hits / trials if trials else 0.0,
+        "low": low,
+        "high": high,
+    }
+
+
+def verdict(axes: Sequence[Axis], bad: Values | None, good: Values | None, **changes: Any) -> dict[str, Any]:
+    """A document as the engine makes it; the first axis with different values is the culprit."""
+    moved = [a["name"] for a in axes if bad and good and bad[a["name"]] != good[a["name"]]]
+    document: dict[str, Any] = {
+        "status": "confirmed",
+        "reason": "probability 0.970, and both sides of the boundary were tried",
+        "kind": "all",
+        "first_bad": bad,
+        "last_good": good,
+        "culprit_axes": moved,
+        "bad_values": {a["name"]: _bad_values(a, bad, good) for a in axes if a["name"] in moved},
+        "directions": {a["name"]: a["direction"] for a in axes},
+        "probability": 0.9712,
+        "models": {"sharing": 0.97, "differing": 0.97},
+        "boundaries": [{"axis": name, "bad": bad, "good": good, "between": []} for name in moved],
+        "bad_rate": rate(23, 140),
+        "good_rate": rate(0, 122),
+        "candidates": [],
+        "typical_bad_rate": 0.16,
+        "background_rate": 0.001,
+        "ends_wrong": [],
+        "trials": 262,
+        "expected_left": 0.0,
+    }
+    return {**document, **changes}
+
+
+def _bad_values(one: Axis, bad: Values | None, good: Values | None) -> list[str]:
+    values = one["values"]
+    if bad is None or good is None:
+        return []
+    here = values.index(bad[one["name"]])
+    return values[: here + 1] if one["direction"] == "fixed" else values[here:]
+
+
+def record(values: Values, lock_hash: str, outcome: Outcome, **changes: Any) -> TrialRecord:
+    plain: dict[str, Any] = {
+        "combination": Combination.of(values),
+        "lock_hash": lock_hash,
+        "outcome": outcome,
+        "detail": "",
+        "returncode": 0 if outcome is Outcome.PASS else -11,
+        "phase": Phase.BODY,
+        "started_at": datetime(2026, 11, 2, 8, 0, tzinfo=UTC),
+        "duration": 0.25,
+        "copies": {outcome: 1},
+    }
+    return TrialRecord(**{**plain, **changes})
+
+
+class StudyBuilder:
+    """Fills a store with one study."""
+
+    def __init__(self, store: Store, axes: Sequence[Axis], name: str = "orjson_crash") -> None:
+        self.store = store
+        self.axes = list(axes)
+        self._number = itertools.count()
+        self.study = store.open_study(
+            StudyDefinition(
+                name=name,
+                digest=name,
+                matrix_path=f"matrices/{name}.yaml",
+                matrix_text="version: 1\n",
+                description="it crashes",
+                grid=self.axes,
+                exclude_newer=datetime(2026, 11, 1, tzinfo=UTC),
+                version="0.1.0",
+            )
+        )
+        self.fill()
+
+    def cells(self) -> list[dict[str, str]]:
+        names = [one["name"] for one in self.axes]
+        return [
+            dict(zip(names, values, strict=True))
+            for values in itertools.product(*(one["values"] for one in self.axes))
+        ]
+
+    def fill(
+        self,
+        status: Callable[[Values], tuple[str, str]] = lambda cell: ("solvable", ""),
+        lock_of: Callable[[Values], str] = lambda cell: "|".join(cell.values()) or "empty",
+    ) -> None:
+        """Store locks and combinations; `lock_of` names the lock of a solvable cell."""
+        states = []
+        for cell in self.cells():
+            said, why = status(cell)
+            solvable = said in ("solvable", "unbuildable", "set-aside")
+            states.append(
+                CombinationState(Combination.of(cell), said, why, lock_of(cell) if solvable else None)
+            )
+        hashes = {state.lock_hash for state in states if state.lock_hash}
+        self.store.save_locks(self.study.id, [Lock(h, "3.11", "linux-64", (), "") for h in hashes])
+        self.store.save_combinations(self.study.id, states)
+
+    def trials(
+        self, cell: Values, outcome: Outcome, number: int, evidence: Evidence, lock: str = "", **changes: Any
+    ) -> None:
+        for _ in range(number):
+            changes["trial_id"] = f"{next(self._number):08x}{self.study.id[:8]}"
+            one = record(cell, lock or "|".join(cell.values()), outcome, **changes)
+            assert self.store.record_trial(self.study.id, one, evidence)
+
+    def passes(self, cell: Values, number: int) -> None:
+        self.trials(cell, Outcome.PASS, number, Evidence.GOOD)
+
+    def crashes(self, cell: Values, number: int, **changes: Any) -> None:
+        plain = {
+            "detail": "SIGSEGV",
+            "signature": '[1,"crash:SIGSEGV","body","orjson/__init__.py:dumps","script.py:main"]',
+            "stack": 'Fatal Python error: Segmentation fault\n\n  File "script.py", line 3 in main\n',
+        }
+        self.trials(cell, Outcome.CRASH, number, Evidence.BAD, **{**plain, **changes})
+
+    def finished(self, document: dict[str, Any] | None, status: str = "finished") -> Study:
+        self.store.finish_study(self.study.id, status, document)
+        return self.store.study(self.study.id)
+
+
+def orjson_study(store: Store) -> StudyBuilder:
+    """The usual study: flaky since 3.9.11, one version without a wheel, some never tried."""
+    study = StudyBuilder(store, [axis("python", "3.11"), axis("orjson", *ORJSON)])
+
+    def cell(version: str) -> dict[str, str]:
+        return {"python": "3.11", "orjson": version}
+
+    study.fill(
+        lambda values: (
+            ("unsolvable", "× No solution found:\n  ╰─▶ orjson 3.9.13 has no wheel")
+            if values["orjson"] == "3.9.13"
+            else ("solvable", "")
+        )
+    )
+    study.passes(cell("3.9.7"), 4)
+    study.passes(cell("3.9.10"), 12)
+    study.crashes(cell("3.9.11"), 3)
+    study.passes(cell("3.9.11"), 15)
+    study.crashes(cell("3.9.14"), 1)
+    study.passes(cell("3.9.14"), 7)
+    study.trials(cell("3.9.10"), Outcome.WORKER_LOST, 1, Evidence.VOID)
+    return study
+
+
+def orjson_verdict(**changes: Any) -> dict[str, Any]:
+    bad, good = {"python": "3.11", "orjson": "3.9.11"}, {"python": "3.11", "orjson": "3.9.10"}
+    axes = [axis("python", "3.11"), axis("orjson", *ORJSON)]
+    plain = {"bad_rate": rate(3, 18), "good_rate": rate(0, 12), "trials": 42}
+    return verdict(axes, bad, good, **{**plain, **changes})

@@ -1,0 +1,435 @@
+"""The model, the document and the text, from studies in a real database."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bisect_env.report.document import load_report, report_document
+from bisect_env.report.json_format import json_text
+from bisect_env.report.model import Report, is_called_bad
+from bisect_env.report.table import ROWS, rows
+from bisect_env.report.text import STACK_LINES, print_report, report_text, stack_lines
+from bisect_env.search.intervals import clopper_pearson
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence, Outcome
+from tests.report.samples import StudyBuilder, axis, orjson_study, orjson_verdict, rate, verdict
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        yield store
+
+
+@pytest.fixture
+def report(store: Store) -> Report:
+    study = orjson_study(store)
+    study.finished(orjson_verdict())
+    return load_report(store, study.study.id)
+
+
+def row(report: Report, **values: str) -> Any:
+    (found,) = [one for one in report.combinations if values.items() <= one.combination.items()]
+    return found
+
+
+# -- the document ------------------------------------------------------------------------------------------
+
+
+def test_the_document_has_what_was_promised(report: Report, store: Store) -> None:
+    document = report_document(store, report.study.id)
+    assert document["schema"] == 1
+    assert document["study"]["id"] == report.study.id
+    assert document["study"]["name"] == "orjson_crash"
+    said = document["verdict"]
+    assert said["status"] == "confirmed"
+    assert said["first_bad"] == {"python": "3.11", "orjson": "3.9.11"}
+    assert said["last_good"] == {"python": "3.11", "orjson": "3.9.10"}
+    assert said["culprit_axes"] == ["orjson"]
+    assert said["probability"] == 0.9712
+    assert said["reason"].startswith("probability")
+    assert said["sentence"].startswith("orjson 3.9.11 is the first bad version")
+    assert ": crashed in 3 of 18 trials" in said["sentence"]
+    assert document["trials"] == 42
+    assert document["trial_counts"] == {"good": 38, "bad": 4, "other": 0, "void": 1, "skip": 0}
+    assert document["environments"] == 4
+    assert [one["combination"]["orjson"] for one in document["combinations"]] == list(report.axes[1].values)
+
+
+def test_one_row_of_the_document(report: Report) -> None:
+    low, high = clopper_pearson(3, 18)
+    assert json.loads(json_text(report))["combinations"][4] == {
+        "combination": {"python": "3.11", "orjson": "3.9.11"},
+        "status": "solvable",
+        "reason": "",
+        "lock": "3.11|3.9.11",
+        "good": 15,
+        "bad": 3,
+        "other": 0,
+        "void": 0,
+        "skip": 0,
+        "outcomes": {"crash": 3, "pass": 15},
+        "rate": 3 / 18,
+        "interval": [low, high],
+        "verdict": "bad",
+        "same_as": None,
+    }
+    untried = row(report, orjson="3.9.12")
+    assert (untried.rate, untried.interval, untried.verdict) == (None, (0.0, 1.0), "bad")
+    gone = row(report, orjson="3.9.13")
+    assert (gone.status, gone.lock, gone.verdict) == ("env-unsolvable", None, None)
+    assert "has no wheel" in gone.reason
+
+
+def test_a_document_can_be_read_again(report: Report) -> None:
+    again = Report.read(json.loads(json_text(report)))
+    assert again == report
+    assert report_text(again) == report_text(report)
+    newer = {**report.document(), "invented_later": {"x": 1}}
+    assert Report.read(newer) == report
+
+
+def test_json_is_strict_and_ascii(store: Store) -> None:
+    study = orjson_study(store)
+    study.finished(orjson_verdict(expected_left=float("inf"), reason="\x1b[31m☃"))
+    text = json_text(load_report(store, study.study.id))
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert json.loads(text, parse_constant=pytest.fail)["verdict"]["expected_left"] is None
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [("unbuildable", "env-unbuildable"), ("set-aside", "set-aside"), ("excluded", "excluded")],
+)
+def test_statuses(store: Store, status: str, expected: str) -> None:
+    study = StudyBuilder(store, [axis("a", "1", "2")])
+    study.fill(lambda cell: (status, "because\nof this") if cell["a"] == "2" else ("solvable", ""))
+    found = row(load_report(store, study.study.id), a="2")
+    assert (found.status, found.reason, found.verdict) == (expected, "because\nof this", None)
+
+
+def test_combinations_with_one_environment_share_their_trials(store: Store) -> None:
+    study = StudyBuilder(
+        store, [axis("day", "1", "2", "3", kind="date"), axis("threads", "1", "8", kind="value")]
+    )
+    study.fill(lock_of=lambda cell: "same" if cell["day"] in "12" else "other")
+    study.trials({"day": "1", "threads": "8"}, Outcome.CRASH, 3, Evidence.BAD, "same")
+    study.trials({"day": "1", "threads": "8"}, Outcome.PASS, 1, Evidence.GOOD, "same")
+    report = load_report(store, study.study.id)
+    shared = row(report, day="2", threads="8")
+    assert (shared.bad, shared.good, shared.same_as) == (3, 1, {"day": "1", "threads": "8"})
+    assert row(report, day="1", threads="8").same_as is None
+    # Another value of a value axis is another measurement, although the environment is the same.
+    assert row(report, day="2", threads="1").counted == 0
+    assert row(report, day="3", threads="8").counted == 0
+    assert report.trials == 4
+    assert "same environment as day=1" in report_text(report)
+
+
+@pytest.mark.parametrize(
+    ("document", "cell", "expected"),
+    [
+        ({"status": "none", "kind": "all", "bad_values": {"a": ["1"]}}, {"a": "1"}, None),
+        (
+            {"status": "likely", "kind": "all", "bad_values": {"a": ["1"], "b": ["2"]}},
+            {"a": "1", "b": "2"},
+            True,
+        ),
+        (
+            {"status": "likely", "kind": "all", "bad_values": {"a": ["1"], "b": ["2"]}},
+            {"a": "1", "b": "1"},
+            False,
+        ),
+        (
+            {"status": "likely", "kind": "any", "bad_values": {"a": ["1"], "b": ["2"]}},
+            {"a": "1", "b": "1"},
+            True,
+        ),
+        (
+            {"status": "likely", "kind": "any", "bad_values": {"a": ["1"], "b": ["2"]}},
+            {"a": "3", "b": "1"},
+            False,
+        ),
+        ({"status": "likely", "kind": "always"}, {"a": "1"}, True),
+        ({"status": "likely", "kind": "never"}, {"a": "1"}, False),
+        ({"status": "likely", "kind": "all", "bad_values": {}}, {"a": "1"}, None),
+        ({}, {"a": "1"}, None),
+    ],
+)
+def test_what_a_verdict_says_of_a_combination(
+    document: dict[str, Any], cell: dict[str, str], expected: bool | None
+) -> None:
+    assert is_called_bad(document, cell) is expected
+
+
+def test_frequent_other_failures_and_spoilt_trials_are_warned_about(store: Store) -> None:
+    study = StudyBuilder(store, [axis("a", "1", "2", "3")])
+    study.passes({"a": "1"}, 10)
+    study.trials({"a": "1"}, Outcome.EXIT_FAIL, 5, Evidence.OTHER)
+    study.trials({"a": "1"}, Outcome.IMPORT_ERROR, 1, Evidence.OTHER)
+    study.passes({"a": "2"}, 50)
+    study.trials({"a": "2"}, Outcome.EXIT_FAIL, 3, Evidence.OTHER)
+    study.trials({"a": "3"}, Outcome.HOST_OOM, 9, Evidence.VOID)
+    report = load_report(store, study.study.id)
+    assert report.warnings == (
+        (
+            "a=1: 6 of 16 trials failed in another way (exit-fail 5, import-error 1); "
+            "they are not counted, and can hide the answer"
+        ),
+        "9 of 78 trials were spoilt by infrastructure (host-oom 9); they say nothing about the script",
+    )
+    assert f"warning: {report.warnings[0]}" in report_text(report)
+
+
+def test_bad_failures_come_before_more_frequent_other_ones(store: Store) -> None:
+    study = StudyBuilder(store, [axis("a", "1", "2")])
+    for kind in range(6):
+        study.trials({"a": "1"}, Outcome.EXIT_FAIL, 4, Evidence.OTHER, signature=f"other {kind}")
+    study.crashes({"a": "2"}, 2)
+    report = load_report(store, study.study.id)
+    assert [failure.evidence for failure in report.failures] == ["bad"] + ["other"] * 4
+
+
+def test_a_failure_without_a_stack_shows_the_end_of_its_output(store: Store) -> None:
+    study = StudyBuilder(store, [axis("a", "1", "2")])
+    lines = "\n".join(f"line {i}" for i in range(100))
+    study.trials({"a": "2"}, Outcome.EXIT_FAIL, 1, Evidence.BAD, stderr=lines, stack="", signature="")
+    (failure,) = load_report(store, study.study.id).failures
+    assert failure.stack.splitlines() == [f"line {i}" for i in range(85, 100)]
+
+
+# -- the text ----------------------------------------------------------------------------------------------
+
+
+def test_the_text_of_a_confirmed_study(report: Report) -> None:
+    short = report.study.id[:8]
+    trial = next(f.trial for f in report.failures)[:8]
+    assert (
+        report_text(report)
+        == f"""\
+orjson 3.9.11 is the first bad version (last good 3.9.10): crashed in 3 of 18 trials (17 %, 95 % interval \
+3.6–41 %) against 0 of 12 (0–26 %); probability 97 % after 42 trials
+
+orjson_crash (study {short}, ended): 42 trials (4 bad, 38 good; not counted: 1 void), 4 environments
+  first bad   python=3.11 orjson=3.9.11
+  last good   python=3.11 orjson=3.9.10
+
+orjson  bad  trials  rate (95 % interval)
+3.9.7     0       4  0 % (0–60 %)          good
+3.9.8     0       0                        good (not tried)
+3.9.9     0       0                        good (not tried)
+3.9.10    0      12  0 % (0–26 %)          good, ← last good
+3.9.11    3      18  17 % (3.6–41 %)       bad, ← first bad
+3.9.12    0       0                        bad (not tried)
+3.9.13                                     env-unsolvable
+3.9.14    1       8  12 % (0.3–53 %)       bad
+
+env-unsolvable: python=3.11 orjson=3.9.13: × No solution found: ╰─▶ orjson 3.9.13 has no wheel
+
+Most frequent failure (4 of 4 bad trials): crash:SIGSEGV in body, at orjson/__init__.py:dumps
+  SIGSEGV
+  example: python=3.11 orjson=3.9.11 (trial {trial})
+    Fatal Python error: Segmentation fault
+      File "script.py", line 3 in main
+
+Everything as data: bisect-env report {short} --format json
+"""
+    )
+
+
+def test_a_study_without_a_verdict_says_what_is_known(store: Store) -> None:
+    study = orjson_study(store)
+    report = load_report(store, study.study.id)
+    assert not report.has_verdict
+    text = report_text(report)
+    assert text.startswith("No verdict after 42 trials: the study has not come to a verdict yet\n")
+    assert "(study " in text
+    assert "not ended" in text
+    assert "3.9.11    3      18  17 % (3.6–41 %)" in text
+    assert "first bad" not in text
+
+
+def test_other_answers_are_named_while_none_is_confirmed(store: Store) -> None:
+    study = orjson_study(store)
+    candidates = [
+        {"kind": "all", "first_bad": {"orjson": f"3.9.{n}"}, "culprit_axes": ["orjson"], "probability": p}
+        for n, p in ((11, 0.8), (12, 0.15), (14, 0.005))
+    ]
+    study.finished(orjson_verdict(status="likely", probability=0.8, candidates=candidates))
+    text = report_text(load_report(store, study.study.id))
+    assert "  or (15 %)   first bad orjson=3.9.12 (culprit orjson)\n" in text
+    assert "3.9.14 (culprit" not in text
+
+
+def test_what_did_not_matter_is_said(store: Store) -> None:
+    axes = [axis("a", "1", "2"), axis("b", "1", "2"), axis("c", "1")]
+    study = StudyBuilder(store, axes)
+    bad, good = {"a": "2", "b": "1", "c": "1"}, {"a": "1", "b": "1", "c": "1"}
+    study.finished(verdict(axes, bad, good))
+    text = report_text(load_report(store, study.study.id))
+    assert "  does not matter   b\n" in text
+    assert "a  b  bad  trials" in text
+
+
+def test_untrusted_text_reaches_no_terminal(store: Store) -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07[bold red]boo[/bold red] [link=x]y[/link] \u202egnp.exe\r\x9b31m:smile:"
+    axes = [axis("a\x1b[1m[red]", "1", f"2{evil}")]
+    study = StudyBuilder(store, axes, name=f"name{evil}")
+    bad, good = {axes[0]["name"]: axes[0]["values"][1]}, {axes[0]["name"]: "1"}
+    study.fill(lambda cell: ("unsolvable", evil) if cell == good else ("solvable", ""))
+    study.crashes(bad, 3, stack=f"{evil}\n{evil}", detail=evil, signature=json.dumps([1, evil, evil, evil]))
+    study.trials(bad, Outcome.EXIT_FAIL, 3, Evidence.OTHER, detail=evil)
+    study.finished(verdict(axes, bad, good, reason=evil, status="likely"))
+    report = load_report(store, study.study.id)
+    plain = report_text(report)
+    assert not [c for c in plain if ord(c) < 32 and c != "\n"]
+    assert not set(plain) & set("\x7f\x9b\u202e")
+    assert "owned" not in plain
+    # Markup and emoji codes are text like any other.
+    assert "[bold red]boo[/bold red] [link=x]y[/link]" in plain
+    assert ":smile:" in plain
+    # On a terminal the only escapes are ours: colours, never moves or titles.
+    coloured = report_text(report, terminal=True, width=100)
+    assert set(re.findall(r"\x1b[^m]{0,12}m?", coloured)) <= set(re.findall(r"\x1b\[[0-9;]+m", coloured))
+    assert "\x1b]" not in coloured
+    assert "[red]" in coloured
+
+
+def test_a_terminal_gets_colours_and_its_width(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured = report_text(report, terminal=True, width=60)
+    assert "\x1b[1m" in coloured
+    visible = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert max(len(line) for line in visible.splitlines()) <= 60
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in report_text(report, terminal=True, width=60)
+
+
+def test_a_stream_that_cannot_encode_gets_question_marks(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    with path.open("w", encoding="ascii") as stream:
+        print_report(report.document(), stream)
+    assert "3.6?41 %" in path.read_text("ascii")
+
+
+def test_long_stacks_are_shortened_in_the_middle() -> None:
+    lines = stack_lines("\n".join(f"  frame {i}" for i in range(100)))
+    assert len(lines) == STACK_LINES + 1
+    assert lines[0] == "  frame 0"
+    assert lines[-1] == "  frame 99"
+    assert f"… {100 - STACK_LINES} lines …" in lines
+    assert stack_lines("a\n\n\x1b[1Ab\n") == ["a", "b"]
+    assert len(stack_lines("x" * 10_000)[0]) == 160
+
+
+# -- the table ---------------------------------------------------------------------------------------------
+
+
+def long_axis(direction: str = "regression") -> list[dict[str, Any]]:
+    return [axis("lib", *[f"1.{i}" for i in range(300)], direction=direction)]
+
+
+def test_long_runs_do_not_flood_the_terminal(store: Store) -> None:
+    study = StudyBuilder(store, long_axis())
+    for i in (0, 75, 112, 130, 140):
+        study.passes({"lib": f"1.{i}"}, 5)
+    for i in (150, 155, 200):
+        study.crashes({"lib": f"1.{i}"}, 2)
+    study.passes({"lib": "1.149"}, 9)
+    document = verdict(study.axes, {"lib": "1.150"}, {"lib": "1.149"})
+    study.finished(document)
+    report = load_report(store, study.study.id)
+    found = rows(report)
+    assert found.hidden == 0
+    assert sum(len(one.members) for one in found.shown) == 300
+    assert len(found.shown) <= 20
+    alone = [one.values["lib"] for one in found.shown if len(one.members) == 1]
+    assert {"1.149", "1.150", "1.155", "1.200"} <= set(alone)
+    text = report_text(report)
+    assert "1.201 … 1.299" in text
+    assert "bad (not tried), 99 combinations" in text
+    assert len(text.splitlines()) < 50
+
+
+def test_a_noisy_table_keeps_both_sides_of_the_boundary(store: Store) -> None:
+    study = StudyBuilder(store, long_axis())
+    for i in range(0, 300, 2):
+        (study.crashes if i >= 150 else study.passes)({"lib": f"1.{i}"}, 1)
+    study.crashes({"lib": "1.60"}, 1)
+    study.finished(verdict(study.axes, {"lib": "1.150"}, {"lib": "1.149"}))
+    found = rows(load_report(store, study.study.id)).shown
+    assert [(one.values["lib"], one.bad, one.counted) for one in found] == [
+        ("1.0 … 1.148", 1, 76),
+        ("1.149", 0, 0),
+        ("1.150", 1, 1),
+        ("1.151 … 1.299", 74, 74),
+    ]
+    assert found[0].interval == clopper_pearson(1, 76)
+
+
+def test_rows_beyond_the_limit_are_counted(store: Store) -> None:
+    axes = [axis("a", *map(str, range(60))), axis("b", "1", "2")]
+    study = StudyBuilder(store, axes)
+    bad, good = {"a": "7", "b": "2"}, {"a": "7", "b": "1"}
+    study.crashes({"a": "50", "b": "2"}, 5)
+    study.finished(verdict(axes, bad, good))
+    report = load_report(store, study.study.id)
+    found = rows(report)
+    assert len(found.shown) == ROWS
+    assert sum(len(one.members) for one in found.shown) + found.hidden == 120
+    shown = [dict(one.values) for one in found.shown]
+    assert bad in shown
+    assert good in shown
+    assert {"a": "50", "b": "2"} in shown
+    assert f"… and {found.hidden} more combinations" in report_text(report)
+
+
+def test_without_a_verdict_passing_and_failing_stay_apart(store: Store) -> None:
+    study = StudyBuilder(store, long_axis())
+    for i in range(0, 300, 2):
+        (study.crashes if i >= 150 else study.passes)({"lib": f"1.{i}"}, 1)
+    found = rows(load_report(store, study.study.id))
+    for one in found.shown:
+        assert len({(m.bad > 0, m.counted > 0) for m in one.members}) == 1
+
+
+def test_trials_of_equal_environments_count_once_in_a_row(store: Store) -> None:
+    study = StudyBuilder(store, [axis("day", *map(str, range(1, 8)), kind="date")])
+    study.fill(lock_of=lambda cell: "same")
+    study.trials({"day": "1"}, Outcome.PASS, 6, Evidence.GOOD, "same")
+    (only,) = rows(load_report(store, study.study.id)).shown
+    assert (only.values["day"], only.counted, len(only.members)) == ("1 … 7", 6, 7)
+
+
+def test_reasons_are_grouped(store: Store) -> None:
+    study = StudyBuilder(store, [axis("a", *map(str, range(20)))])
+    study.fill(lambda cell: ("unsolvable", f"no wheel of kind {int(cell['a']) % 5}"))
+    text = report_text(load_report(store, study.study.id))
+    assert text.count("env-unsolvable: a=") == 3
+    assert "env-unsolvable: a=0 and 3 more: no wheel of kind 0\n" in text
+    assert "env-unsolvable: 2 more reasons" in text
+
+
+def test_the_report_of_a_study_that_goes_on_is_one_state(store: Store, tmp_path: Path) -> None:
+    study = orjson_study(store)
+    with Store.open(str(tmp_path / "results.sqlite"), read_only=True) as reader, reader.snapshot():
+        before = report_document(reader, study.study.id)
+        study.passes({"python": "3.11", "orjson": "3.9.7"}, 5)
+        assert report_document(reader, study.study.id) == before
+    assert report_document(store, study.study.id)["trials"] == before["trials"] + 5
+
+
+def test_a_report_needs_no_rate_that_was_not_measured(store: Store) -> None:
+    study = StudyBuilder(store, [])
+    study.finished({"status": "none", "reason": "nothing to try"})
+    text = report_text(load_report(store, study.study.id))
+    assert text.startswith("No verdict: nothing to try\n")
+    assert rate(0, 0)["high"] == 1.0

@@ -1,0 +1,186 @@
+"""The verdict in one sentence, for every shape that a verdict can have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bisect_env.report.sentence import do_not_matter, sentence
+from tests.report.samples import Axis, axis, orjson_verdict, rate, verdict
+
+RATES = (
+    "crashed in 23 of 140 trials (16 %, 95 % interval 11–24 %) against 0 of 122 (0–3 %); "
+    "probability 97 % after 262 trials"
+)
+
+
+def one(
+    bad: str, good: str, direction: str = "regression", kind: str = "package", **changes: Any
+) -> tuple[dict[str, Any], list[Axis]]:
+    axes = [axis("lib", "1.0", "1.1", "1.2", "2.0", "2.1", direction=direction, kind=kind)]
+    return verdict(axes, {"lib": bad}, {"lib": good}, **changes), axes
+
+
+def test_a_regression() -> None:
+    document, axes = one("1.2", "1.1")
+    assert sentence(document, axes, "crash") == f"lib 1.2 is the first bad version (last good 1.1): {RATES}"
+
+
+def test_without_axes_and_outcome() -> None:
+    document, _ = one("1.2", "1.1")
+    expected = f"lib 1.2 is the first bad version (last good 1.1): {RATES}".replace("crashed", "failed")
+    assert sentence(document) == expected
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verb"),
+    [("hang", "hung in"), ("import-error", "failed to import in"), ("cuda-fault", "hit a CUDA fault in")],
+)
+def test_what_the_failure_is_called(outcome: str, verb: str) -> None:
+    document, axes = one("1.2", "1.1")
+    assert f": {verb} 23 of 140 trials" in sentence(document, axes, outcome)
+
+
+@pytest.mark.parametrize(("kind", "noun"), [("value", "value"), ("date", "day"), ("package", "version")])
+def test_what_the_values_are_called(kind: str, noun: str) -> None:
+    document, axes = one("1.2", "1.1", kind=kind)
+    assert sentence(document, axes).startswith(f"lib 1.2 is the first bad {noun} (last good 1.1): ")
+
+
+def test_a_fix() -> None:
+    document, axes = one("1.2", "2.0", "fixed")
+    assert sentence(document, axes).startswith("lib is fixed in 2.0 (last broken 1.2): failed in 23 of 140")
+
+
+@pytest.mark.parametrize(
+    ("bad", "good", "span", "expected"),
+    [
+        ("1.1", "1.0", ["1.1", "1.2"], "lib is broken from 1.1 to 1.2 (last good 1.0, fixed in 2.0): "),
+        ("1.1", "1.0", ["1.1"], "lib is broken in 1.1 (last good 1.0, fixed in 1.2): "),
+        ("1.1", "1.0", ["1.1", "1.2", "2.0", "2.1"], "lib is broken from 1.1 on (last good 1.0): "),
+        ("1.1", "1.2", ["1.0", "1.1"], "lib is broken up to 1.1 (fixed in 1.2): "),
+        ("1.2", "2.0", ["1.1", "1.2"], "lib is broken from 1.1 to 1.2 (fixed in 2.0): "),
+    ],
+)
+def test_a_window(bad: str, good: str, span: list[str], expected: str) -> None:
+    document, axes = one(bad, good, "either", bad_values={"lib": span})
+    assert sentence(document, axes).startswith(expected)
+
+
+def test_a_window_whose_end_is_not_known() -> None:
+    document, _ = one("1.1", "1.0", "either", bad_values={"lib": ["1.1", "1.2"]})
+    assert sentence(document).startswith("lib is broken from 1.1 to 1.2 (last good 1.0): ")
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [
+        (["1.2"], "lib = 1.2 is broken (1.1 is not): "),
+        (["1.0", "1.2", "2.0", "2.1"], "lib other than 1.1 is broken (1.1 is not): "),
+    ],
+)
+def test_values_without_order(span: list[str], expected: str) -> None:
+    document, axes = one("1.2", "1.1", "unordered", bad_values={"lib": span})
+    assert sentence(document, axes).startswith(expected)
+
+
+KOMBU = [
+    axis("python", "3.7", "3.8", direction="fixed"),
+    axis("kombu", "5.0", "5.1", "5.2", direction="either"),
+    axis("importlib-metadata", "4.0", "4.1", "5.0", "5.1"),
+    axis("platform", "linux", direction="unordered"),
+]
+CORNER = {"python": "3.7", "kombu": "5.0", "importlib-metadata": "5.0", "platform": "linux"}
+
+
+def corner(**changes: Any) -> dict[str, Any]:
+    boundaries = [
+        {"axis": "python", "bad": CORNER, "good": {**CORNER, "python": "3.8"}, "between": []},
+        {
+            "axis": "importlib-metadata",
+            "bad": CORNER,
+            "good": {**CORNER, "importlib-metadata": "4.1"},
+            "between": [],
+        },
+    ]
+    plain = {
+        "culprit_axes": ["importlib-metadata", "python"],
+        "bad_values": {"python": ["3.7"], "importlib-metadata": ["5.0", "5.1"]},
+        "boundaries": boundaries,
+    }
+    return verdict(KOMBU, CORNER, {**CORNER, "importlib-metadata": "4.1"}, **{**plain, **changes})
+
+
+def test_several_culprits() -> None:
+    said = sentence(corner(), KOMBU, "crash")
+    beginning, _, rest = said.partition(": ")
+    assert beginning == "importlib-metadata ≥ 5.0 with python < 3.8 is broken"
+    assert "; kombu does not matter; probability 97 %" in rest
+    assert do_not_matter(corner(), KOMBU) == ["kombu"]
+    # Without the axes' values the first good one is known from the boundary alone.
+    assert sentence(corner()).startswith("importlib-metadata ≥ 5.0 with python < 3.8 is broken: ")
+
+
+def test_a_bound_that_is_not_known_is_not_invented() -> None:
+    hidden = corner()
+    hidden["boundaries"][0]["between"] = [
+        {"combination": {**CORNER, "python": "3.7.9"}, "status": "env-unsolvable", "reason": "no"}
+    ]
+    assert sentence(hidden).startswith("importlib-metadata ≥ 5.0 with python ≤ 3.7 is broken: ")
+
+
+def test_any_of_several() -> None:
+    said = sentence(corner(kind="any"), KOMBU)
+    assert said.startswith("importlib-metadata ≥ 5.0 or python < 3.8 is broken: ")
+
+
+def test_what_could_not_be_tried_in_between() -> None:
+    document, axes = one("2.0", "1.0")
+    document["boundaries"][0]["between"] = [
+        {"combination": {"lib": "1.1"}, "status": "env-unbuildable", "reason": "gcc"},
+        {"combination": {"lib": "1.2"}, "status": "env-unbuildable", "reason": "gcc"},
+    ]
+    assert "; lib 1.1 and 1.2 in between could not be tried (env-unbuildable); " in sentence(document, axes)
+
+
+def test_a_likely_answer_says_why_it_is_not_confirmed() -> None:
+    document, axes = one("1.2", "1.1", status="likely", reason="below the stated 0.95", probability=0.8567)
+    said = sentence(document, axes)
+    assert said.startswith("lib 1.2 is probably the first bad version (last good 1.1): ")
+    assert said.endswith("; probability 85 % after 262 trials (not confirmed: below the stated 0.95)")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("never", "never bad: no combination shows the failure"),
+        ("always", "always bad: every combination shows the failure"),
+    ],
+)
+def test_never_and_always(kind: str, reason: str) -> None:
+    document = verdict([], None, None, status="none", kind=kind, reason=reason, probability=0.962, trials=80)
+    assert sentence(document) == f"No verdict after 80 trials: {reason} (probability 96 %)"
+
+
+def test_no_verdict_yet() -> None:
+    document, axes = one("1.2", "1.1", status="none", reason="the best answer holds 0.41", probability=0.415)
+    assert sentence(document, axes) == (
+        "No verdict after 262 trials: the best answer holds 0.41; the best guess so far (41 %): "
+        "lib 1.2 is the first bad version (last good 1.1)"
+    )
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"status": "none"}, {"status": "none", "reason": None, "trials": 0}]
+)
+def test_nothing_known(document: dict[str, Any]) -> None:
+    assert sentence(document) == "No verdict: not decided yet"
+
+
+def test_sides_without_trials_claim_no_rates() -> None:
+    document = orjson_verdict(bad_rate=rate(0, 0), good_rate=rate(0, 0))
+    assert sentence(document).startswith(
+        "orjson 3.9.11 is the first bad version (last good 3.9.10); probability"
+    )
+    assert " against " not in sentence(orjson_verdict(good_rate=None))
