@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -19,7 +18,17 @@ def run(
         typer.Option(envvar="BISECT_ENV_DB", help="Results database: a file or a URL."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes; default: one for each core.")
+        int | None,
+        typer.Option(min=1, help="Worker processes; default: one for each core, or for each trial's GPUs."),
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="GPUs to use, such as 0,2 (or UUIDs); default: all that are visible.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Run trials on this Dask cluster, such as tcp://host:8786.")
+    ] = None,
+    scheduler_file: Annotated[
+        Path | None, typer.Option(help="The same, by the file that `dask scheduler` writes.")
     ] = None,
     json_output: Annotated[
         bool, typer.Option("--json", help="Events as JSON lines on stdout; the last one is the verdict.")
@@ -40,9 +49,9 @@ def run(
     """
     # Imported here, so that `bisect-env --help` need not wait for Dask and numpy.
     from bisect_env.cli import views
-    from bisect_env.cluster.local import LocalExecutor, default_workers
+    from bisect_env.cluster.choose import executor_maker
+    from bisect_env.cluster.local import default_workers
     from bisect_env.engine.study import run_study
-    from bisect_env.environments.prefix import ensure_prefix
     from bisect_env.environments.provider import Environments
     from bisect_env.environments.settings import default_cache_dir
     from bisect_env.matrix.load import load_matrix
@@ -51,7 +60,14 @@ def run(
 
     loaded = load_matrix(matrix)
     cache_dir = (cache or default_cache_dir()).absolute()
-    count = workers or default_workers()
+    start = executor_maker(
+        gpus_per_trial=loaded.file.trial.gpus,
+        workers=workers,
+        gpus=gpus,
+        scheduler=scheduler,
+        scheduler_file=scheduler_file,
+        cache=cache,
+    )
     stopped = _stop_on_signals()
     view = views.choose(as_json=json_output, quiet=quiet)
     with Store.open(db) as store, view:
@@ -59,11 +75,11 @@ def run(
             loaded,
             store=store,
             provider=Environments(cache_dir, index=loaded.file.index),
-            make_executor=lambda: LocalExecutor(partial(ensure_prefix, cache_dir=cache_dir), count),
+            make_executor=start,
             lockfiles=lockfiles,
             notify=view,
             stopped=stopped.is_set,
-            workers=count,
+            workers=default_workers(),
         )
     if not json_output:
         print_report(conclusion.report)

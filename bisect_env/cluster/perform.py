@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import socket
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from bisect_env.cluster.protocol import BuildFailed, Completion, TrialCompleted, TrialLost, TrialRequest
@@ -10,6 +11,7 @@ from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
+from bisect_env.trials.records import TrialRecord, TrialSpec
 from bisect_env.trials.run import TrialCancelledError, harness_error_record, run_trial
 
 CANCELLED = "the trial was cancelled"
@@ -31,6 +33,22 @@ class PrefixBuilder(Protocol):
         ...
 
 
+class GpuUnavailableError(Exception):
+    """A GPU cannot be used; the trial did not run, or what it did says nothing."""
+
+
+class GpuLender(Protocol):
+    """Lends this host's GPUs to trials and watches over their health."""
+
+    def run(self, spec: TrialSpec, trial: Callable[[Sequence[str]], TrialRecord]) -> TrialRecord:
+        """Call `trial` with the UUIDs of as many GPUs as the spec asks for.
+
+        Raises:
+            GpuUnavailableError: There are not as many that work.
+        """
+        ...
+
+
 def perform(
     request: TrialRequest,
     *,
@@ -38,6 +56,7 @@ def perform(
     cancelled: Callable[[], bool],
     worker: str,
     cpus: Collection[int] = (),
+    gpus: GpuLender | None = None,
 ) -> Completion:
     """Answer one request; never raises, whatever goes wrong.
 
@@ -48,6 +67,7 @@ def perform(
             finished: others may be waiting for it.
         worker: Name of the worker, for the record.
         cpus: CPUs that the trial may use; empty means those of this process.
+        gpus: Lends GPUs, for trials that ask for some.
     """
     spec = request.spec
     if cancelled():
@@ -63,12 +83,24 @@ def perform(
     except Exception as error:  # noqa: BLE001 - a worker's outermost frame: raised further, a defect in
         # building would look like a lost worker and be tried for ever instead of being shown.
         return TrialCompleted(harness_error_record(spec, error))
-    try:
-        record = run_trial(
-            spec, prefix.path, python=prefix.python, cpus=cpus, cancelled=cancelled, worker=worker
+
+    def trial(uuids: Sequence[str] = ()) -> TrialRecord:
+        return run_trial(
+            spec,
+            prefix.path,
+            python=prefix.python,
+            gpus=uuids,
+            cpus=cpus,
+            cancelled=cancelled,
+            worker=worker,
         )
+
+    try:
+        record = trial() if gpus is None else gpus.run(spec, trial)
     except TrialCancelledError:
         return TrialLost(spec.trial_id, CANCELLED)
+    except GpuUnavailableError as error:
+        return TrialLost(spec.trial_id, str(error), socket.gethostname())
     return TrialCompleted(record, prefix.build_seconds)
 
 

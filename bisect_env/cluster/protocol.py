@@ -69,10 +69,12 @@ class TrialLost:
     Attributes:
         trial_id: Of the request.
         reason: What is known about the loss.
+        host: Where it ran, "" when it is not known to have begun.
     """
 
     trial_id: str
     reason: str
+    host: str = ""
 
 
 Completion = TrialCompleted | BuildFailed | TrialLost

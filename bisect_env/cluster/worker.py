@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from distributed import get_worker
+from distributed import Reschedule, get_worker
 
+from bisect_env.cluster.gpu_trials import HostGpus
+from bisect_env.cluster.nvml import visible_to_this_worker
 from bisect_env.cluster.perform import PrefixBuilder, perform
 from bisect_env.cluster.protocol import Completion, TrialLost, TrialRequest
+from bisect_env.cluster.resources import GPU
+from bisect_env.errors import InfrastructureError
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -20,19 +26,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a worker on this host needs besides the request.
+    """What a worker needs besides the request.
 
     Attributes:
         build: Makes prefixes.
-        cancel_file: The trials are cancelled once it exists.
-        started_dir: Where a worker leaves a mark for each attempt that it began.
-        cpus: CPUs that trials may use.
+        topic: Where the executor listens.
+        epoch: Which `cancel` ends the trial.
+        cpus: CPUs that trials may use; empty means those of the worker.
+        version: Of the command's bisect-env.
     """
 
     build: PrefixBuilder
-    cancel_file: Path
-    started_dir: Path
+    topic: str
+    epoch: int
     cpus: tuple[int, ...]
+    version: str
 
 
 def dask_setup(_worker: Worker) -> None:
@@ -47,21 +55,74 @@ def dask_setup(_worker: Worker) -> None:
     sys.setswitchinterval(0.0005)
 
 
-def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSettings) -> Completion:
-    """Answer a request, unless this attempt at it was begun before.
+_cancelled_up_to: dict[str, int] = {}
+"""For each executor, by its topic, the last epoch that was cancelled."""
+_gpus: HostGpus | None = None
+"""The GPUs that this worker process hands out, once a trial has asked for one."""
 
-    When a worker is lost after a trial ended and before its answer was fetched, Dask runs the task again to
-    get the answer back, and nothing in its settings prevents that. A second trial nobody asked for would be
-    told as the first, so it is refused: the trial is lost.
+
+def cancel_up_to(topic: str, epoch: int) -> None:
+    """Broadcast by an executor: its trials up to this epoch are to end."""
+    _cancelled_up_to[topic] = max(epoch, _cancelled_up_to.get(topic, -1))
+
+
+def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSettings) -> Completion:
+    """Answer a request.
+
+    Raises:
+        Reschedule: This worker's GPUs were put aside after the trial had been sent here.
     """
+    worker = get_worker()
+    trial_id, host = request.spec.trial_id, socket.gethostname()
+    if settings.version != (ours := version("bisect-env")):
+        # Checked at connect, but workers may join later.
+        reason = f"the worker {worker.address} has bisect-env {ours}, the command has {settings.version}"
+        return TrialLost(trial_id, reason, host)
     try:
-        os.close(os.open(settings.started_dir / attempt, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        return TrialLost(request.spec.trial_id, "the worker was lost before its answer was fetched")
+        gpus = _host_gpus(worker, settings.topic) if request.spec.gpus else None
+    except InfrastructureError as error:
+        return TrialLost(trial_id, f"the worker {worker.address}: {error.what}", host)
+    if gpus is not None and not gpus.enough(request.spec.gpus):
+        raise Reschedule
+    worker.log_event(settings.topic, {"begun": attempt, "worker": str(worker.name), "host": host})
     return perform(
         request,
         build=settings.build,
-        cancelled=settings.cancel_file.exists,
-        worker=str(get_worker().name),
+        cancelled=_cancel_flag(worker, ("trial", attempt), settings),
+        worker=str(worker.name),
         cpus=settings.cpus,
+        gpus=gpus,
     )
+
+
+def _cancel_flag(worker: Any, key: tuple[str, str], settings: WorkerSettings) -> Callable[[], bool]:
+    def cancelled() -> bool:
+        if settings.epoch <= _cancelled_up_to.get(settings.topic, -1):
+            return True
+        # Dask has let go of the task: its client died, or the scheduler has given it to somebody else.
+        # Nobody will hear the answer, and the next command is waiting for this CPU.
+        task = worker.state.tasks.get(key)
+        return task is None or task.state not in ("executing", "long-running")
+
+    return cancelled
+
+
+def _host_gpus(worker: Any, topic: str) -> HostGpus:
+    global _gpus
+    if _gpus is None:
+        count = int(worker.state.total_resources.get(GPU, 0))
+        _gpus = HostGpus(visible_to_this_worker(os.environ, count))
+
+    def aside(uuid: str, why: str, left: int) -> None:
+        host = socket.gethostname()
+        worker.log_event(topic, {"aside": uuid, "why": why, "host": host})
+        # The scheduler alone: the worker's own count stays, so that what was sent here already begins, finds
+        # no GPU, and is rescheduled, instead of waiting here for ever.
+        worker.loop.add_callback(
+            worker.scheduler.set_resources,
+            resources={**worker.state.total_resources, GPU: left},
+            worker=worker.contact_address,
+        )
+
+    _gpus.on_aside = aside
+    return _gpus

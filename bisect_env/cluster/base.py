@@ -1,0 +1,302 @@
+"""What all executors on Dask share: each submitted trial is answered exactly once, and cancelling ends it.
+
+Dask promises neither. It runs a task again when its worker dies or when a result is lost with its worker,
+without a word to the caller, and `Future.cancel` leaves what runs running. So each attempt at a trial is
+announced by the worker that begins it, on a topic of ours, through the same ordered streams that later bring
+the answer: an attempt announced twice was run again behind our back, and its answer is not believed.
+Cancelling is a broadcast of a number: attempts made before it end, and answer when their processes are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import distributed
+
+from bisect_env.cluster.inline import take
+from bisect_env.cluster.perform import PrefixBuilder
+from bisect_env.cluster.protocol import Completion, TrialLost, TrialRequest
+from bisect_env.cluster.resources import GPU, WorkerOffer, slots, why_never
+from bisect_env.cluster.worker import WorkerSettings, cancel_up_to, perform_on_worker
+from bisect_env.errors import InfrastructureError
+
+NO_WORKERS_GRACE = 60.0
+"""Seconds without any worker after which the cluster counts as lost; a killed worker is back in about two."""
+LOOK = 1.0
+"""Seconds between two looks at the cluster's health while waiting."""
+OFFERS_AGE = 0.5
+"""Seconds for which what the workers offer is believed."""
+CLOSE_GRACE = 10.0
+"""Seconds that cancelled trials get to end before their workers are closed."""
+RECONNECT_GRACE = 40.0
+"""Seconds that a lost connection to the scheduler may take to come back; Dask itself tries for thirty."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One submission of a trial.
+
+    Attributes:
+        trial_id: Of the request.
+        epoch: Which `cancel` ends it.
+        future: Dask's.
+        begun: Worker and host of every begin that was announced; one, unless Dask ran it again.
+    """
+
+    trial_id: str
+    epoch: int
+    future: Any = None
+    begun: list[tuple[str, str]] = field(default_factory=list)
+
+
+class DaskExecutor:
+    """An `Executor` on a Dask cluster, whoever started it.
+
+    Subclasses start or find the cluster, call `_connect` with a client, and give back in `_give_back` what
+    they started.
+
+    Args:
+        build: Makes prefixes; has to survive a pickle.
+        cpus: CPUs that trials may use; empty means those of each worker.
+        gpus_per_trial: GPUs that the trials to come will ask for; `slots` counts accordingly.
+    """
+
+    def __init__(self, build: PrefixBuilder, *, cpus: tuple[int, ...] = (), gpus_per_trial: int = 0) -> None:
+        self._build = build
+        self._cpus = cpus
+        self._gpus_per_trial = gpus_per_trial
+        self._topic = f"bisect-env-{uuid.uuid4().hex}"
+        self._version = version("bisect-env")
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._attempts: dict[str, _Attempt] = {}
+        self._count = 0
+        self._epoch = 0
+        self._aside: dict[str, str] = {}
+        self._broadcasting: threading.Thread | None = None
+        self._closed = False
+        self._workerless_since: float | None = None
+        self._offers: list[WorkerOffer] = []
+        self._offers_at = float("-inf")
+        # `Any`: distributed marks itself as typed, and is so in parts only.
+        self._client: Any = None
+        self._subscribed_on: Any = None
+
+    def _connect(self, client: Any) -> None:
+        self._client = client
+        self._subscribe()
+
+    def _give_back(self) -> None:
+        """End what this executor started; the client is closed by then."""
+
+    # -- what the cluster offers ---------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> int:
+        """How many trials can run at the same time, now.
+
+        Never less than one: a trial submitted to a cluster that has no workers for a moment waits for them,
+        and `wait` raises when none comes.
+        """
+        return max(1, slots(self._look(), self._gpus_per_trial))
+
+    @property
+    def gpus_aside(self) -> Mapping[str, str]:
+        """GPUs that get no more trials, as `host/UUID`, and why."""
+        return dict(self._aside)
+
+    def _look(self, max_age: float = OFFERS_AGE) -> list[WorkerOffer]:
+        now = time.monotonic()
+        if now > self._offers_at + max_age and self._client.status == "running":
+            with _despite_lost_connection():
+                info = self._client.scheduler_info(n_workers=-1)
+                self._offers = [WorkerOffer.of(address, one) for address, one in info["workers"].items()]
+                self._offers_at = now
+        return self._offers
+
+    # -- trials --------------------------------------------------------------------------------------------
+
+    def submit(self, request: TrialRequest) -> None:
+        """Accept a trial; see `Executor.submit`."""
+        if self._closed:
+            raise InfrastructureError("the cluster is closed")
+        self._check_client()
+        gpus = request.spec.gpus
+        if why_never(self._look(), gpus):
+            self._refuse_missing_gpus(gpus)
+        self._subscribe()
+        self._count += 1
+        attempt = f"{request.spec.trial_id}-{self._count}"
+        settings = WorkerSettings(self._build, self._topic, self._epoch, self._cpus, self._version)
+        known = self._attempts[attempt] = _Attempt(request.spec.trial_id, self._epoch)
+        # The key is unique and the function declared impure, or equal submits would be run once. The common
+        # first part makes the trials one group, to which alone the worker saturation applies.
+        known.future = self._client.submit(
+            perform_on_worker,
+            request,
+            attempt,
+            settings,
+            key=("trial", attempt),
+            pure=False,
+            retries=0,
+            resources={GPU: gpus} if gpus else None,
+        )
+        known.future.add_done_callback(lambda _future: self._answers.put(attempt))
+
+    def _subscribe(self) -> None:
+        # A client that lost its scheduler and found it again has lost its subscriptions.
+        comm = self._client.scheduler_comm
+        if comm is not self._subscribed_on:
+            self._client.subscribe_topic(self._topic, self._hear)
+            self._subscribed_on = comm
+
+    def _hear(self, event: tuple[float, Mapping[str, str]]) -> None:
+        """An event of a worker; runs in the client's event loop, before the answer that follows it."""
+        _, said = event
+        if "begun" in said:
+            attempt = self._attempts.get(said["begun"])
+            if attempt is not None:
+                attempt.begun.append((said["worker"], said["host"]))
+                if len(attempt.begun) == 2:
+                    # A worker that runs a cancelled key sees it and ends the trial. From another thread: in
+                    # this one, which carries the messages, cancelling would wait for itself.
+                    threading.Thread(target=attempt.future.cancel, daemon=True).start()
+        elif "aside" in said:
+            self._aside[f"{said['host']}/{said['aside']}"] = said["why"]
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        """Answers since the last call; see `Executor.wait`. Empty at once when none is due."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._attempts:
+            left = LOOK if deadline is None else min(LOOK, deadline - time.monotonic())
+            done = take(self._answers, max(0.0, left))
+            if done:
+                return [self._answer(attempt) for attempt in done]
+            self._check_health()
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        return []
+
+    def _answer(self, name: str) -> Completion:
+        attempt = self._attempts[name]
+        host = attempt.begun[-1][1] if attempt.begun else ""
+        try:
+            completion: Completion = attempt.future.result()
+        except distributed.scheduler.KilledWorker:
+            completion = TrialLost(attempt.trial_id, "the worker died while the trial ran", host)
+        except Exception as error:  # noqa: BLE001 - `perform` raises nothing, so this is Dask's: a task that
+            # was cancelled, a message that could not be read. Whatever it is, it says nothing of the script.
+            completion = TrialLost(attempt.trial_id, f"{type(error).__name__}: {error}", host)
+        finally:
+            attempt.future.release()
+            # Not before: while the result was fetched, a lost worker may have made a second run of it.
+            del self._attempts[name]
+        if len(attempt.begun) > 1:
+            worker, host = attempt.begun[0]
+            reason = f"the worker {worker} was lost before its answer was fetched"
+            return TrialLost(attempt.trial_id, reason, host)
+        return completion
+
+    def _refuse_missing_gpus(self, gpus: int) -> None:
+        if (why := why_never(self._look(0.0), gpus)) is not None:
+            raise self._no_gpus(why)
+
+    # -- health --------------------------------------------------------------------------------------------
+
+    def _check_client(self) -> None:
+        patience = time.monotonic() + RECONNECT_GRACE
+        while self._client.status == "connecting" and time.monotonic() < patience:
+            time.sleep(0.1)
+        if self._client.status != "running":
+            raise InfrastructureError(
+                f"the Dask cluster is lost (its client is {self._client.status})",
+                remedy="start the same command again; it goes on where it stopped",
+            )
+
+    def _check_health(self) -> None:
+        self._check_client()
+        if any(attempt.epoch < self._epoch for attempt in self._attempts.values()):
+            self._broadcast_cancel()
+        offers = self._look()
+        if offers:
+            self._workerless_since = None
+            if self._aside and why_never(offers, self._gpus_per_trial):
+                self._refuse_missing_gpus(self._gpus_per_trial)
+            return
+        now = time.monotonic()
+        self._workerless_since = self._workerless_since or now
+        if now > self._workerless_since + NO_WORKERS_GRACE:
+            raise InfrastructureError(
+                f"every worker is gone, and none came back in {NO_WORKERS_GRACE:.0f} s",
+                remedy="see whether this host is out of memory, then start the same command again",
+            )
+
+    def _no_gpus(self, why: str) -> InfrastructureError:
+        aside = "; ".join(f"{gpu}: {reason}" for gpu, reason in sorted(self._aside.items()))
+        return InfrastructureError(
+            why,
+            tried=f"GPUs put aside: {aside}" if aside else None,
+            remedy="see `nvidia-smi` on those hosts, then start the same command again"
+            if aside
+            else "lower `trial.gpus` in the matrix, or start workers with `--resources GPU=N`",
+        )
+
+    # -- ending --------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End what runs and what waits; trials submitted later are not touched."""
+        self._epoch += 1
+        self._broadcast_cancel()
+
+    def _broadcast_cancel(self) -> None:
+        """Tell every worker, without waiting for those that do not answer.
+
+        Said again every second while cancelled attempts are unanswered: a worker may have joined since, or
+        got a waiting trial after it was told.
+        """
+        if self._broadcasting is not None and self._broadcasting.is_alive():
+            return
+        self._broadcasting = threading.Thread(
+            target=self._tell_workers, args=(self._epoch - 1,), name="cancel", daemon=True
+        )
+        self._broadcasting.start()
+
+    def _tell_workers(self, epoch: int) -> None:
+        with _despite_lost_connection():
+            self._client.run(cancel_up_to, self._topic, epoch, on_error="ignore")
+
+    def close(self) -> None:
+        """Cancel, wait a little for trials to end, and end the workers with whatever they still run."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + CLOSE_GRACE
+        with _despite_lost_connection():
+            if self._attempts:
+                self.cancel()
+            while self._attempts and time.monotonic() < deadline:
+                self.wait(deadline - time.monotonic())
+        self._attempts.clear()
+        with _despite_lost_connection():
+            self._client.close()
+        self._give_back()
+
+
+@contextlib.contextmanager
+def _despite_lost_connection() -> Iterator[None]:
+    """For each step of what must go on when the cluster, or its scheduler alone, is gone."""
+    try:
+        yield
+    except (InfrastructureError, OSError, TimeoutError, RuntimeError) as error:
+        # RuntimeError: the client's event loop ended between our look at its status and the call.
+        _log.debug("the cluster does not answer: %s", error)

@@ -1,0 +1,130 @@
+"""The GPUs of one worker process: lent to one trial each, looked at before, during and after it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Protocol
+
+from bisect_env.cluster.gpu_health import (
+    Finding,
+    Reading,
+    Suspicions,
+    after_trial,
+    before_trial,
+    shared_with,
+)
+from bisect_env.cluster.perform import GpuUnavailableError
+from bisect_env.trials.records import Outcome, TrialRecord, TrialSpec
+
+
+class Xids(Protocol):
+    """Xid events heard during a trial."""
+
+    def xids(self, uuid: str) -> list[int]:
+        """Of one GPU, in order."""
+        ...
+
+
+class Monitor(Protocol):
+    """Reads GPUs; `nvml.Nvml` is one."""
+
+    def read(self, uuid: str) -> Reading:
+        """How a GPU is now."""
+        ...
+
+    def watch(self, uuids: Sequence[str]) -> AbstractContextManager[Xids]:
+        """Hear the Xid events of some GPUs."""
+        ...
+
+
+class HostGpus:
+    """Lends GPUs to trials; safe from several threads at once.
+
+    Dask's resource `GPU` sees to it that no more are asked for than there are; which ones is decided here.
+
+    Args:
+        gpus: UUIDs to lend, and what reads them; without it their health is not watched.
+
+    Attributes:
+        on_aside: Called with a GPU, why it is put aside, and how many are left.
+    """
+
+    def __init__(self, gpus: tuple[Sequence[str], Monitor | None]) -> None:
+        uuids, self._monitor = gpus
+        self._free = list(uuids)
+        self._healthy = set(uuids)
+        self._suspicions = Suspicions()
+        self._lock = threading.Lock()
+        self.on_aside: Callable[[str, str, int], None] = lambda _uuid, _why, _left: None
+
+    def enough(self, count: int) -> bool:
+        """Whether as many GPUs as that still work."""
+        return len(self._healthy) >= count
+
+    def run(self, spec: TrialSpec, trial: Callable[[Sequence[str]], TrialRecord]) -> TrialRecord:
+        """Lend GPUs to a trial; see `GpuLender.run`."""
+        uuids = self._take(spec.gpus)
+        try:
+            return self._watched(spec, uuids, trial)
+        finally:
+            with self._lock:
+                self._free += [uuid for uuid in uuids if uuid in self._healthy]
+
+    def _take(self, count: int) -> list[str]:
+        with self._lock:
+            if len(self._free) < count:
+                raise GpuUnavailableError(f"{count} GPUs are asked for, and {len(self._free)} are free")
+            taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
+    def _watched(
+        self, spec: TrialSpec, uuids: list[str], trial: Callable[[Sequence[str]], TrialRecord]
+    ) -> TrialRecord:
+        if self._monitor is None:
+            return self._heard(spec, uuids, trial(uuids))
+        before = {uuid: self._monitor.read(uuid) for uuid in uuids}
+        if bad := [one for reading in before.values() if (one := before_trial(reading))]:
+            self._put_aside(bad)
+            raise GpuUnavailableError(_say(bad))
+        with self._monitor.watch(uuids) as heard:
+            record = trial(uuids)
+        after = {uuid: self._monitor.read(uuid) for uuid in uuids}
+        found = [one for uuid in uuids if (one := after_trial(before[uuid], after[uuid], heard.xids(uuid)))]
+        if found:
+            self._put_aside(found)
+            detail = f"{_say(found)} (the script: {record.detail})"
+            return replace(record, outcome=Outcome.GPU_LOST, detail=detail)
+        others = set().union(*(shared_with(before[uuid], after[uuid]) for uuid in uuids))
+        if record.outcome is Outcome.CUDA_OOM and others:
+            pids = ", ".join(map(str, sorted(others)))
+            raise GpuUnavailableError(f"out of GPU memory beside other processes ({pids}): {record.detail}")
+        if xids := [xid for uuid in uuids for xid in heard.xids(uuid)]:
+            record = replace(record, detail=f"{record.detail}; Xid {', '.join(map(str, xids))}")
+        return self._heard(spec, uuids, record)
+
+    def _heard(self, spec: TrialSpec, uuids: list[str], record: TrialRecord) -> TrialRecord:
+        """Weigh what the trial itself says of its GPUs."""
+        with self._lock:
+            if record.outcome is not Outcome.GPU_LOST:
+                self._suspicions.used(uuids)
+                return record
+            claims = self._suspicions.lost(uuids, spec.lock_hash)
+        self._put_aside(claims)
+        return record
+
+    def _put_aside(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            with self._lock:
+                new = finding.aside and finding.uuid in self._healthy
+                if new:
+                    self._healthy.remove(finding.uuid)
+                left = len(self._healthy)
+            if new:
+                self.on_aside(finding.uuid, finding.reason, left)
+
+
+def _say(findings: Sequence[Finding]) -> str:
+    return "; ".join(f"{one.uuid}: {one.reason}" for one in findings)

@@ -1,0 +1,116 @@
+"""Trials on a Dask cluster that somebody else started, on whatever hosts it has.
+
+Nothing is shared with its workers but the messages: each host builds its prefixes from the lock that comes
+with a trial, in its own cache, once however many workers it has (the builders of one host exclude each other
+by a file lock). Workers may join and leave at any time. The cluster is left as it was found.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import distributed
+
+from bisect_env.cluster.base import DaskExecutor
+from bisect_env.cluster.perform import PrefixBuilder
+from bisect_env.cluster.versions import OURS, version_problems
+from bisect_env.errors import InfrastructureError, UsageError
+
+CONNECT_TIMEOUT = 30.0
+"""Seconds to reach the scheduler."""
+WORKERS_TIMEOUT = 60.0
+"""Seconds for the first worker to be there."""
+
+_client: Any = distributed.Client
+
+
+class RemoteExecutor(DaskExecutor):
+    """An `Executor` on an existing Dask cluster.
+
+    TLS and everything else about connections is Dask's own configuration (`distributed.comm.tls`).
+
+    Args:
+        build: Makes prefixes, on the workers' hosts; has to survive a pickle.
+        scheduler: Address, such as `tcp://host:8786`.
+        scheduler_file: File that `dask scheduler --scheduler-file` wrote, instead of an address.
+        gpus_per_trial: See `DaskExecutor`.
+        connect_timeout: Seconds.
+        workers_timeout: Seconds.
+
+    Raises:
+        UsageError: The address or the file is none.
+        InfrastructureError: It cannot be reached, has no workers, other versions, or too few GPUs.
+    """
+
+    def __init__(
+        self,
+        build: PrefixBuilder,
+        *,
+        scheduler: str | None = None,
+        scheduler_file: Path | None = None,
+        gpus_per_trial: int = 0,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        workers_timeout: float = WORKERS_TIMEOUT,
+    ) -> None:
+        super().__init__(build, gpus_per_trial=gpus_per_trial)
+        # Their news about lost connections would come between our own lines, and they say it again in ours.
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        client = _open(scheduler, scheduler_file, connect_timeout)
+        try:
+            self._connect(client)
+            self._await_workers(workers_timeout)
+            _refuse_other_versions(client)
+            self._refuse_missing_gpus(gpus_per_trial)
+        except BaseException:
+            client.close()
+            raise
+
+    def _await_workers(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not self._look(0.0):
+            if time.monotonic() > deadline:
+                raise InfrastructureError(
+                    f"the scheduler {self._client.scheduler.address} has no workers",
+                    tried=f"waited {timeout:.0f} s for one",
+                    remedy="start some (`dask worker ADDRESS`), or let it keep one (`adapt(minimum=1)`)",
+                )
+            time.sleep(0.2)
+
+
+def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) -> Any:
+    where = str(scheduler_file or scheduler)
+    if scheduler_file is not None and not scheduler_file.is_file():
+        raise UsageError(
+            f"--scheduler-file: {where} is no file",
+            remedy="name the file that `dask scheduler --scheduler-file` writes, where this host sees it",
+        )
+    target = {"address": scheduler} if scheduler_file is None else {"scheduler_file": where}
+    try:
+        with warnings.catch_warnings():
+            # We compare versions ourselves, and refuse where Dask warns.
+            warnings.simplefilter("ignore", distributed.versions.VersionMismatchWarning)
+            return _client(**target, set_as_default=False, timeout=timeout)
+    except (ValueError, KeyError) as error:
+        raise UsageError(
+            f"{where} is no scheduler's address: {error}", remedy="write it as `tcp://HOST:8786`"
+        ) from error
+    except (OSError, TimeoutError) as error:
+        raise InfrastructureError(
+            f"the scheduler at {where} cannot be reached: {error}",
+            tried=f"connecting for {timeout:.0f} s",
+            remedy="see that it runs and that this host may connect to it (for tls://, that the "
+            "certificates of `distributed.comm.tls` in Dask's configuration fit)",
+        ) from error
+
+
+def _refuse_other_versions(client: Any) -> None:
+    problems = version_problems(client.get_versions(packages=[OURS]))
+    if problems:
+        raise InfrastructureError(
+            "this command and the Dask cluster cannot work together:\n    " + "\n    ".join(problems),
+            remedy="install the same versions here, for the scheduler and for its workers",
+        )
