@@ -10,6 +10,7 @@ import bisect_env
 ROOT = Path(bisect_env.__file__).parent
 
 MAY_IMPORT = {
+    "__main__": {"cli"},
     "errors": set(),
     "matrix": {"errors"},
     "search": {"matrix"},

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bisect_env.storage.store import Store
-
 from bisect_env.cluster.inline import InlineExecutor
 from bisect_env.engine import events
 from bisect_env.engine.study import Conclusion, run_study
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.matrix.load import load_matrix
+from bisect_env.storage.store import Store
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -80,4 +79,3 @@ class Studies:
                 notify=self.events.append,
                 stopped=stopped,
             )
-

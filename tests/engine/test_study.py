@@ -1,10 +1,10 @@
 import json
 
 import pytest
-from bisect_env.storage.store import Store
 
 from bisect_env.engine import events
 from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedError, UsageError
+from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 from tests.engine.studies import Studies
 
