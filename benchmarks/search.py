@@ -1,8 +1,10 @@
-"""What the search costs and how often it is wrong, on planted truths. Everything counts: controls and certificate too.
+"""What the search costs and how often it is wrong, on planted truths; controls and certificate count.
 
 `python -m benchmarks.search [--scale S] [--seed N] [--processes P] [ROW ...]` prints one line a row, each
-figure with its standard error; rows without name = all. `--list` names them.
+figure with its standard error; without names all rows. `--list` names them.
 """
+
+# ruff: noqa: E402
 
 from __future__ import annotations
 
@@ -48,6 +50,7 @@ class Row:
 
     @property
     def name(self) -> str:
+        """Shape, rates, and what else is special: `32:0,0.1:K8`."""
         rates = f"{self.p0:g},{self.p1:g}" if self.p1 is not None else f"{self.p0:g},differing"
         extra = (f":K{self.workers}" if self.workers > 1 else "") + (
             f":B{self.build_cost:g}" if self.build_cost else ""
@@ -115,11 +118,13 @@ def study(work: tuple[Row, int, float]) -> tuple[float, ...]:
 
 
 def line(row: Row, results: NDArray[np.float64]) -> str:
+    """The results of one row, each with its standard error."""
     count = len(results)
     mean, error = results.mean(axis=0), results.std(axis=0) / np.sqrt(count)
     total = results[:, 0] + row.build_cost * results[:, 1]
     return (
-        f"{row.name:26} trials {mean[0]:6.1f} ± {error[0]:4.1f}  environments {mean[1]:5.1f} ± {error[1]:3.1f}"
+        f"{row.name:26} trials {mean[0]:6.1f} ± {error[0]:4.1f}"
+        f"  environments {mean[1]:5.1f} ± {error[1]:3.1f}"
         f"  rounds {mean[2]:5.0f}  total {total.mean():6.0f} ± {total.std() / np.sqrt(count):3.0f}"
         f"  wrong {100 * mean[3]:4.1f} ± {100 * error[3]:3.1f} %  not confirmed {100 * mean[4]:4.1f} %"
         f"  n {count}  {1e3 * results[:, 5].sum() / results[:, 0].sum():.1f} ms a trial"
@@ -127,6 +132,7 @@ def line(row: Row, results: NDArray[np.float64]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the rows that the command line names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

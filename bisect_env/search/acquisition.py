@@ -1,12 +1,15 @@
-"""What to try next: the trial that tells most about culprit and rates together, for its cost.
+"""What to try next: the trial that tells most about culprit and rates, for its cost.
 
-For a cell `x` and a block of `k` trials the observation is "any target outcome in k trials". Its information
-about (hypothesis, rates) is
+For a cell `x` and a block of `k` trials the observation O is "any target outcome in k trials". With Z whether
+`x` is bad, and the state S the grid of hypothesis × (m, σ) × p0, the chain rule splits what O tells:
 
-    I_k(x) = H(P(hit)) − Σ_states P(state)·H(P(hit | state))
+    I(S; O) = I(Z; O) + I(S; O | Z)
+    I(Z; O) = H(O) − Σ_z P(z)·H(O | z)        I(S; O) = H(O) − Σ_s P(s)·H(O | s)
 
-with H the binary entropy in bits and the states the grid of hypothesis × (m, σ) × p0. The sums need only the
-cell's posterior weight of being bad at each (m, σ), and of being good at each p0.
+(H: binary entropy in bits.) The first term serves the answer, the second, how often bad and good combinations
+fail, only serves it later on: it counts with the weight `RATES_WEIGHT`. At 1 many trials refine rates that
+are known well enough; at 0 the background is never learnt, and answers are wrong too often. The sums need
+only the cell's posterior weight of being bad at each (m, σ), and of being good at each p0.
 
 Score: `max_k I_k(x) / (k + B_x)`, where B_x is the price, in trials, of an environment that is not built yet.
 Single-trial information per cost would keep buying nearly worthless trials in environments that are built.
@@ -21,6 +24,7 @@ from bisect_env.search.families import FloatArray
 from bisect_env.search.posterior import Belief, Counts
 from bisect_env.search.space import HypothesisSpace
 
+RATES_WEIGHT = 0.5
 BLOCKS = np.array([1.0, 4.0, 10.0, 25.0, 50.0])
 
 
@@ -36,7 +40,7 @@ def any_hit(rates: FloatArray) -> FloatArray:
 
 
 def information(space: HypothesisSpace, counts: Counts, belief: Belief) -> FloatArray:
-    """Bits that each block of trials of each cell tells about culprit and rates, shape (*lattice, blocks)."""
+    """Bits that each block of trials of each cell tells, rates at their weight, shape (*lattice, blocks)."""
     grid = counts.grid
     bad = space.bad_mass(belief.with_bad_rate)
     good = belief.with_background.sum(axis=0) - space.bad_mass(belief.with_background)
@@ -50,9 +54,17 @@ def information(space: HypothesisSpace, counts: Counts, belief: Belief) -> Float
         hit[index] = bad[index] @ own
         known[index] = bad[index] @ binary_entropy(own)
     if_good = any_hit(grid.p0)
-    hit = hit + good @ if_good
+    hit_good = good @ if_good
     known = known + good @ binary_entropy(if_good)
-    return np.asarray(np.maximum(binary_entropy(hit) - known, 0.0), dtype=np.float64)
+    known_side = _entropy_given_side(hit, bad) + _entropy_given_side(hit_good, good)
+    unknown = RATES_WEIGHT * known + (1 - RATES_WEIGHT) * known_side
+    return np.asarray(np.maximum(binary_entropy(hit + hit_good) - unknown, 0.0), dtype=np.float64)
+
+
+def _entropy_given_side(hit: FloatArray, weights: FloatArray) -> FloatArray:
+    """P(z)·H(O | z) for one side, from P(z, O) of shape (*lattice, blocks) and P(z, rates)."""
+    chance = np.maximum(weights.sum(axis=-1), 1e-300)[..., None]
+    return np.asarray(chance * binary_entropy(hit / chance), dtype=np.float64)
 
 
 def scores(info: FloatArray, build_cost: FloatArray) -> FloatArray:

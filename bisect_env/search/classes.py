@@ -9,8 +9,6 @@ of them a chance collision has probability below hypotheses² / 2^65.
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -89,12 +87,15 @@ def boundary_pairs(
     Returns:
         Pairs with nothing but infeasible cells in between, in row-major order of the line they lie on.
     """
+    values, can_run = np.moveaxis(bad, axis, -1), np.moveaxis(feasible, axis, -1)
+    reached = np.maximum.accumulate(np.where(can_run, np.arange(can_run.shape[-1]), -1), axis=-1)
+    # Where each cell's nearest feasible neighbour below lies; -1 if there is none.
+    below = np.concatenate([np.full_like(reached[..., :1], -1), reached[..., :-1]], axis=-1)
+    differs = values != np.take_along_axis(values, np.maximum(below, 0), axis=-1)
     pairs: list[tuple[Index, Index]] = []
-    lines = np.moveaxis(feasible, axis, -1)
-    for rest in np.ndindex(lines.shape[:-1]):
-        positions = np.flatnonzero(lines[rest])
-        for low, high in itertools.pairwise(positions):
-            here, there = ((*rest[:axis], int(position), *rest[axis:]) for position in (low, high))
-            if bad[here] != bad[there]:
-                pairs.append((there, here) if bad[there] else (here, there))
+    for place in np.argwhere(can_run & (below >= 0) & differs):
+        *rest, high = (int(i) for i in place)
+        low = int(below[tuple(place)])
+        here, there = ((*rest[:axis], position, *rest[axis:]) for position in (low, high))
+        pairs.append((there, here) if bad[there] else (here, there))
     return pairs

@@ -23,9 +23,9 @@ from bisect_env.search.families import FloatArray
 IMPOSSIBLE = -1e5
 
 _P0 = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5)
-_NO_BACKGROUND = 0.2
-_DETERMINISTIC = 0.2
-_SPREADS = {0.0: 0.5, 0.35: 0.25, 0.7: 0.25}
+_NO_BACKGROUND = 0.3
+_DETERMINISTIC = 0.5
+_SPREADS = {0.0: 0.7, 0.35: 0.2, 0.7: 0.1}
 _POINTS = 14
 
 
@@ -59,14 +59,15 @@ class RateGrid:
         points = np.geomspace(min_rate, 1.0, _POINTS)
         # A single cell may lie below the smallest typical rate by a factor of two.
         rates = np.unique(np.concatenate([points, np.geomspace(min_rate / 2, 1.0, 2 * _POINTS)]))
-        columns = [(m, s, w) for s, w in _SPREADS.items() for m in points]
-        m = np.array([c[0] for c in columns])
-        spread = np.array([c[1] for c in columns])
-        weight = np.array([c[2] for c in columns])
-        share = np.full(len(m), (1 - _DETERMINISTIC) / _POINTS) + np.where(m == 1.0, _DETERMINISTIC, 0.0)
+        # A spread around 1 is no belief of its own: rates end there.
+        columns = [
+            (m, s, w / (_POINTS - (s > 0))) for s, w in _SPREADS.items() for m in points if s == 0 or m < 1
+        ]
+        m, spread, weight = (np.array(column) for column in zip(*columns, strict=True))
+        weight = (1 - _DETERMINISTIC) * weight / weight.sum() + _DETERMINISTIC * ((m == 1) & (spread == 0))
         p0 = np.array(_P0)
         p0_prior = np.array([_NO_BACKGROUND, *[(1 - _NO_BACKGROUND) / (len(p0) - 1)] * (len(p0) - 1)])
-        joint = np.where(m[:, None] >= 2 * p0, (weight * share)[:, None] * p0_prior, 0.0)
+        joint = np.where(m[:, None] >= 2 * p0, weight[:, None] * p0_prior, 0.0)
         return cls(m, spread, rates, _kernel(m, spread, rates), p0, joint / joint.sum())
 
     @cached_property

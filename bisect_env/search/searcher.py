@@ -29,6 +29,13 @@ _END_CERTAINTY = 0.9
 _STATED_END_DOUBT = 0.1
 # How likely a bad cell may still have shown nothing at a last-good neighbour of a confirmed verdict.
 _MISS = 0.05
+# Quantile of the bad rate at which that is reckoned.
+_CAUTION = 0.1
+# The posterior averages over rates. Where background and bad rate lie close together, the truth is on the
+# unlucky side of that average more often than the stated error: the error allowed shrinks with their ratio,
+# to a fifth (0.99 for a stated 0.95) at a ratio of one third.
+_NOISE_SLOPE = 2.4
+_LEAST_ERROR_SHARE = 0.2
 _MOST_CANDIDATES = 10
 
 
@@ -93,7 +100,14 @@ class Search:
             self._forget()
 
     def _forget(self, *, classes: bool = True) -> None:
-        for name in ("_belief", "_sure", "verdict", *(("_classes", "_visible", "_ends") if classes else ())):
+        for name in (
+            "_belief",
+            "_sure",
+            "_required",
+            "_cautious_rate",
+            "verdict",
+            *(("_classes", "_visible", "_ends") if classes else ()),
+        ):
             self.__dict__.pop(name, None)
 
     def _standing_for(self, index: Index) -> Index:
@@ -205,14 +219,15 @@ class Search:
         if not self._sure:
             return None
         verdict = self.verdict
-        for cell, wanted in self._wanted(verdict.best, verdict.bad_rate):
+        for cell, wanted in self._wanted(verdict.best):
             if ahead.trials[cell] < wanted:
                 return cell
         return None
 
-    def _wanted(self, best: Answer, bad_rate: float) -> list[tuple[Index, float]]:
+    def _wanted(self, best: Answer) -> list[tuple[Index, float]]:
         """Trials that each side of every boundary must have before the answer is confirmed."""
-        clean = math.ceil(math.log(_MISS) / math.log1p(-min(bad_rate, 0.95)))
+        # At a rate of 1 - _MISS one clean trial is exactly enough, whatever rounding makes of the quotient.
+        clean = math.ceil(math.log(_MISS) / math.log1p(-min(self._cautious_rate, 1 - _MISS)) - 1e-9)
         wanted: list[tuple[Index, float]] = []
         pairs = [(b.bad, b.good) for b in best.boundaries]
         if not pairs and best.first_bad is not None and best.last_good is not None:
@@ -224,8 +239,19 @@ class Search:
             wanted.append((good, clean))
         return wanted
 
-    def _lacking(self, best: Answer, bad_rate: float) -> list[Index]:
-        return [cell for cell, wanted in self._wanted(best, bad_rate) if self._counts.trials[cell] < wanted]
+    @cached_property
+    def _cautious_rate(self) -> float:
+        """A low quantile of a bad cell's rate.
+
+        The mean would let a failure that was seen in three trials of three count as certain, and one pass
+        at the last good cell as proof.
+        """
+        chance = self._belief.with_bad_rate.sum(axis=0) @ self._rates.kernel
+        low = int(np.searchsorted(np.cumsum(chance), _CAUTION))
+        return float(self._rates.rates[min(low, len(chance) - 1)])
+
+    def _lacking(self, best: Answer) -> list[Index]:
+        return [cell for cell, wanted in self._wanted(best) if self._counts.trials[cell] < wanted]
 
     def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
         score = scores(information(self._space, ahead, belief), cost)
@@ -247,12 +273,28 @@ class Search:
         verdict = self.verdict
         if verdict.status is Status.CONFIRMED or verdict.best.hypothesis.kind in ("never", "always"):
             return True
-        return not verdict.best.boundaries and not self._lacking(verdict.best, verdict.bad_rate)
+        return not verdict.best.boundaries and not self._lacking(verdict.best)
 
     @cached_property
     def _sure(self) -> bool:
         """Whether some answer holds the stated confidence; much cheaper than the whole verdict."""
-        return bool(self._classes.masses(self._belief.hypotheses).max() >= self.settings.confidence)
+        return bool(self._classes.masses(self._belief.hypotheses).max() >= self._required)
+
+    @cached_property
+    def _required(self) -> float:
+        """Posterior at which an answer counts as sure: the stated confidence, or more where noise is high."""
+        bad_rate, _ = self._typical_rates()
+        # The median: before many good trials the mean is made of backgrounds that nothing speaks for.
+        chances = np.cumsum(self._belief.with_background.sum(axis=0))
+        background = float(self._rates.p0[int(np.searchsorted(chances, 0.5 * chances[-1]))])
+        share = max(_LEAST_ERROR_SHARE, 1.0 - _NOISE_SLOPE * background / bad_rate)
+        return 1.0 - (1.0 - self.settings.confidence) * share
+
+    def _typical_rates(self) -> tuple[float, float]:
+        """Posterior means of the target rate of bad combinations and of good ones."""
+        belief = self._belief
+        bad_rate = float(belief.with_bad_rate.sum(axis=0) @ (self._rates.kernel @ self._rates.rates))
+        return bad_rate, float(belief.with_background.sum(axis=0) @ self._rates.p0)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -264,15 +306,17 @@ class Search:
         shown = order[: min(cut, _MOST_CANDIDATES)]
         candidates = tuple(self._answer(int(c), float(masses[c])) for c in shown)
         best = candidates[0]
+        # Posterior of each rate model, and of the best answer under it.
         sub = {}
         for sharing in (True, False):
-            under = self._classes.masses(
-                update(self._space, self._counts, self._rates.assuming(sharing=sharing)).hypotheses
-            )
-            sub[sharing] = (float(under[shown[0]]), int(under.argmax()) == int(shown[0]))
-        bad_rate = float(belief.with_bad_rate.sum(axis=0) @ (self._rates.kernel @ self._rates.rates))
-        background = float(belief.with_background.sum(axis=0) @ self._rates.p0)
-        status, reason = self._judge(best, agreed=all(agrees for _, agrees in sub.values()), rate=bad_rate)
+            columns = (self._rates.spread == 0.0) == sharing
+            joint = self._classes.masses(belief.with_bad_rate[:, columns].sum(axis=1))
+            weight = float(joint.sum())
+            under = joint / weight if weight > 0 else joint
+            agrees = int(under.argmax()) == int(shown[0]) or weight < 1 - self.settings.confidence
+            sub[sharing] = (float(under[shown[0]]), agrees)
+        bad_rate, background = self._typical_rates()
+        status, reason = self._judge(best, agreed=all(agrees for _, agrees in sub.values()))
         left = entropy_bits(masses) / max(capacity(background, bad_rate), 1e-6)
         return Verdict(
             status=status,
@@ -299,9 +343,8 @@ class Search:
             self._counts.trials.ravel()[flat],
         )
 
-    def _judge(self, best: Answer, *, agreed: bool, rate: float) -> tuple[Status, str]:
-        confidence = self.settings.confidence
-        sure = best.probability >= confidence
+    def _judge(self, best: Answer, *, agreed: bool) -> tuple[Status, str]:
+        sure = best.probability >= self._required
         if best.hypothesis.kind == "never":
             return Status.NONE, (
                 "never bad: no combination shows the failure" if sure else "no failure was seen often enough"
@@ -318,13 +361,16 @@ class Search:
             return Status.LIKELY, (
                 "of combinations that can be run, no two that differ on one axis alone lie on both sides"
             )
-        untried = self._lacking(best, rate)
+        untried = self._lacking(best)
         if sure and agreed and not untried:
             return Status.CONFIRMED, (
                 f"probability {best.probability:.3f}, and both sides of the boundary were tried"
             )
         if not sure:
-            return Status.LIKELY, f"probability {best.probability:.3f}, below the stated {confidence:g}"
+            return (
+                Status.LIKELY,
+                f"probability {best.probability:.3f}, below the {self._required:.3g} asked for",
+            )
         if untried:
             return Status.LIKELY, "both sides of the boundary need more trials"
         return Status.LIKELY, "the answer depends on whether bad combinations share one crash rate"

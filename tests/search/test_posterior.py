@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 
 from bisect_env.matrix.grid import Direction
-from bisect_env.search.acquisition import BLOCKS, binary_entropy, information, scores
+from bisect_env.search.acquisition import BLOCKS, RATES_WEIGHT, binary_entropy, information, scores
 from bisect_env.search.posterior import Belief, Counts, update
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import HypothesisSpace
@@ -179,7 +179,11 @@ def test_rate_grid_is_a_prior(min_rate: float) -> None:
 
 
 def information_by_loops(space: HypothesisSpace, counts: Counts) -> np.ndarray:
-    """Mutual information of "any hit in a block" with (hypothesis, m and spread, p0)."""
+    """What "any hit in a block" tells about good or bad, and at its weight about hypothesis and rates."""
+
+    def entropy(p: float) -> float:
+        return float(binary_entropy(np.array(p)))
+
     grid = counts.grid
     info = np.zeros((*space.shape, len(BLOCKS)))
     states = []
@@ -202,13 +206,18 @@ def information_by_loops(space: HypothesisSpace, counts: Counts) -> np.ndarray:
     total = sum(s[0] for s in states)
     for cell in np.ndindex(*space.shape):
         for b, block in enumerate(BLOCKS):
-            hit = known = 0.0
+            known = 0.0
+            chance_of, hit_of = {False: 0.0, True: 0.0}, {False: 0.0, True: 0.0}
             for weight, bad, p0, own in states:
                 at = grid.rates if bad[cell] else np.array([p0])
-                chance = own[cell] @ (1 - (1 - at) ** block)
-                hit += weight / total * float(chance)
-                known += weight / total * float(binary_entropy(chance))
-            info[(*cell, b)] = float(binary_entropy(np.array(hit))) - known
+                chance = float(own[cell] @ (1 - (1 - at) ** block))
+                chance_of[bool(bad[cell])] += weight / total
+                hit_of[bool(bad[cell])] += weight / total * chance
+                known += weight / total * entropy(chance)
+            by_side = sum(chance_of[z] * entropy(hit_of[z] / chance_of[z]) for z in chance_of if chance_of[z])
+            hit = entropy(hit_of[False] + hit_of[True])
+            about_side, about_state = hit - by_side, hit - known
+            info[(*cell, b)] = about_side + RATES_WEIGHT * (about_state - about_side)
     return info
 
 
