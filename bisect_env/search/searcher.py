@@ -30,7 +30,7 @@ _STATED_END_DOUBT = 0.1
 # How likely a bad cell may still have shown nothing at a last-good neighbour of a confirmed verdict.
 _MISS = 0.05
 # Quantile of the bad rate at which that is reckoned.
-_CAUTION = 0.1
+_CAUTION = 0.05
 # The posterior averages over rates. Where background and bad rate lie close together, the truth is on the
 # unlucky side of that average more often than the stated error: the error allowed shrinks with their ratio,
 # to a fifth (0.99 for a stated 0.95) at a ratio of one third.
