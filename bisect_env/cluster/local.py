@@ -31,6 +31,8 @@ _CONFIG: dict[str, Any] = {
     "distributed.scheduler.worker-saturation": 1.1,
     # Dask's own profiler wakes a hundred times a second; trials deserve that CPU.
     "distributed.worker.profile.enabled": False,
+    # Dask would ask NVML twice a second in every worker; a lost GPU is for us to notice, not to stumble over.
+    "distributed.diagnostics.nvml": False,
     # A worker that the host starves of CPU is slow, not dead.
     "distributed.scheduler.worker-ttl": "15 minutes",
 }

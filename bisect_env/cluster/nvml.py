@@ -13,7 +13,7 @@ from bisect_env.cluster.gpu_health import OK, Reading
 from bisect_env.errors import InfrastructureError
 
 INSTALL = "install the extra that fits the driver: `pip install 'bisect-env[gpu-cu13]'` (or `gpu-cu12`)"
-EVENT_WAIT_MS = 100
+EVENT_WAIT_MS = 20
 """Milliseconds of one wait for events; also how long the watcher takes to end."""
 
 
