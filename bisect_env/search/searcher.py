@@ -21,21 +21,13 @@ from bisect_env.search.families import FloatArray
 from bisect_env.search.posterior import Belief, Counts, update
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import HypothesisSpace
+from bisect_env.search.stopping import CAUTION, clean_trials, judge, quantile, required_confidence
 from bisect_env.search.verdict import Answer, Status, Verdict, answer, capacity, entropy_bits
 
 # How sure the prior must be of an end before trials go there first.
 _END_CERTAINTY = 0.9
 # Odds that a stated end is not as stated: people state what they saw, on another machine perhaps.
 _STATED_END_DOUBT = 0.1
-# How likely a bad cell may still have shown nothing at a last-good neighbour of a confirmed verdict.
-_MISS = 0.05
-# Quantile of the bad rate at which that is reckoned.
-_CAUTION = 0.05
-# The posterior averages over rates. Where background and bad rate lie close together, the truth is on the
-# unlucky side of that average more often than the stated error: the error allowed shrinks with their ratio,
-# to a fifth (0.99 for a stated 0.95) at a ratio of one third.
-_NOISE_SLOPE = 2.4
-_LEAST_ERROR_SHARE = 0.2
 _MOST_CANDIDATES = 10
 
 
@@ -104,7 +96,7 @@ class Search:
             "_belief",
             "_sure",
             "_required",
-            "_cautious_rate",
+            "_clean",
             "verdict",
             *(("_classes", "_visible", "_ends") if classes else ()),
         ):
@@ -226,8 +218,6 @@ class Search:
 
     def _wanted(self, best: Answer) -> list[tuple[Index, float]]:
         """Trials that each side of every boundary must have before the answer is confirmed."""
-        # At a rate of 1 - _MISS one clean trial is exactly enough, whatever rounding makes of the quotient.
-        clean = math.ceil(math.log(_MISS) / math.log1p(-min(self._cautious_rate, 1 - _MISS)) - 1e-9)
         wanted: list[tuple[Index, float]] = []
         pairs = [(b.bad, b.good) for b in best.boundaries]
         if not pairs and best.first_bad is not None and best.last_good is not None:
@@ -236,19 +226,14 @@ class Search:
             bad, good = (self._standing_for(cell) for cell in pair)
             if not self._counts.hits[bad]:
                 wanted.append((bad, math.inf))
-            wanted.append((good, clean))
+            wanted.append((good, self._clean))
         return wanted
 
     @cached_property
-    def _cautious_rate(self) -> float:
-        """A low quantile of a bad cell's rate.
-
-        The mean would let a failure that was seen in three trials of three count as certain, and one pass
-        at the last good cell as proof.
-        """
-        chance = self._belief.with_bad_rate.sum(axis=0) @ self._rates.kernel
-        low = int(np.searchsorted(np.cumsum(chance), _CAUTION))
-        return float(self._rates.rates[min(low, len(chance) - 1)])
+    def _clean(self) -> int:
+        """Passes that show a combination to be good, at a cautious estimate of the bad rate."""
+        chances = self._belief.with_bad_rate.sum(axis=0) @ self._rates.kernel
+        return clean_trials(quantile(self._rates.rates, chances, CAUTION))
 
     def _lacking(self, best: Answer) -> list[Index]:
         return [cell for cell, wanted in self._wanted(best) if self._counts.trials[cell] < wanted]
@@ -282,13 +267,11 @@ class Search:
 
     @cached_property
     def _required(self) -> float:
-        """Posterior at which an answer counts as sure: the stated confidence, or more where noise is high."""
+        """Posterior at which an answer counts as sure."""
         bad_rate, _ = self._typical_rates()
         # The median: before many good trials the mean is made of backgrounds that nothing speaks for.
-        chances = np.cumsum(self._belief.with_background.sum(axis=0))
-        background = float(self._rates.p0[int(np.searchsorted(chances, 0.5 * chances[-1]))])
-        share = max(_LEAST_ERROR_SHARE, 1.0 - _NOISE_SLOPE * background / bad_rate)
-        return 1.0 - (1.0 - self.settings.confidence) * share
+        chances = self._belief.with_background.sum(axis=0)
+        return required_confidence(self.settings.confidence, bad_rate, quantile(self._rates.p0, chances, 0.5))
 
     def _typical_rates(self) -> tuple[float, float]:
         """Posterior means of the target rate of bad combinations and of good ones."""
@@ -316,7 +299,12 @@ class Search:
             agrees = int(under.argmax()) == int(shown[0]) or weight < 1 - self.settings.confidence
             sub[sharing] = (float(under[shown[0]]), agrees)
         bad_rate, background = self._typical_rates()
-        status, reason = self._judge(best, agreed=all(agrees for _, agrees in sub.values()))
+        status, reason = judge(
+            best,
+            required=self._required,
+            agreed=all(agrees for _, agrees in sub.values()),
+            lacking=bool(self._lacking(best)),
+        )
         left = entropy_bits(masses) / max(capacity(background, bad_rate), 1e-6)
         return Verdict(
             status=status,
@@ -342,38 +330,6 @@ class Search:
             self._counts.hits.ravel()[flat],
             self._counts.trials.ravel()[flat],
         )
-
-    def _judge(self, best: Answer, *, agreed: bool) -> tuple[Status, str]:
-        sure = best.probability >= self._required
-        if best.hypothesis.kind == "never":
-            return Status.NONE, (
-                "never bad: no combination shows the failure" if sure else "no failure was seen often enough"
-            )
-        if best.hypothesis.kind == "always":
-            return Status.NONE, (
-                "always bad: every combination shows the failure"
-                if sure
-                else "no combination was seen to pass"
-            )
-        if best.probability <= 0.5:
-            return Status.NONE, f"the best answer holds {best.probability:.2f} of the probability"
-        if not best.boundaries:
-            return Status.LIKELY, (
-                "of combinations that can be run, no two that differ on one axis alone lie on both sides"
-            )
-        untried = self._lacking(best)
-        if sure and agreed and not untried:
-            return Status.CONFIRMED, (
-                f"probability {best.probability:.3f}, and both sides of the boundary were tried"
-            )
-        if not sure:
-            return (
-                Status.LIKELY,
-                f"probability {best.probability:.3f}, below the {self._required:.3g} asked for",
-            )
-        if untried:
-            return Status.LIKELY, "both sides of the boundary need more trials"
-        return Status.LIKELY, "the answer depends on whether bad combinations share one crash rate"
 
     def _ends_wrong(self) -> tuple[str, ...]:
         wrong = []

@@ -1,0 +1,83 @@
+"""When an answer is sure, when it is confirmed, and what is said of it until then. Pure functions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from bisect_env.search.families import FloatArray
+from bisect_env.search.verdict import Answer, Status
+
+# How likely a bad combination may still have shown nothing where a confirmed verdict says last good.
+_MISS = 0.05
+CAUTION = 0.05
+"""Quantile of the bad rate at which that is reckoned. The mean would let a failure that was seen in three
+trials of three count as certain, and one pass at the last good combination as proof."""
+
+# The posterior averages over rates. Where background and bad rate lie close together, the truth is on the
+# unlucky side of that average more often than the stated error: the error allowed shrinks with their ratio,
+# to a fifth (0.99 for a stated 0.95) at a ratio of one third.
+_NOISE_SLOPE = 2.4
+_LEAST_ERROR_SHARE = 0.2
+
+
+def quantile(values: FloatArray, chances: FloatArray, share: float) -> float:
+    """The smallest of ascending values at which the cumulative chance reaches a share of the whole."""
+    cumulative = np.cumsum(chances)
+    place = int(np.searchsorted(cumulative, share * cumulative[-1]))
+    return float(values[min(place, len(values) - 1)])
+
+
+def required_confidence(stated: float, bad_rate: float, background: float) -> float:
+    """Posterior that an answer must hold: the stated confidence, or more where noise is high.
+
+    Args:
+        stated: Confidence that the user asked for.
+        bad_rate: Typical target rate of bad combinations, above 0.
+        background: Target rate of good ones.
+    """
+    share = max(_LEAST_ERROR_SHARE, 1.0 - _NOISE_SLOPE * background / bad_rate)
+    return 1.0 - (1.0 - stated) * share
+
+
+def clean_trials(rate: float) -> int:
+    """Passes in a row after which a combination of this rate would have failed with probability 1 - `_MISS`.
+
+    `(1 − rate)^n ≤ miss`, at least one; rates above `1 − miss` ask for no more than that.
+    """
+    # One trial is exactly enough at the highest rate, whatever rounding makes of the quotient.
+    return math.ceil(math.log(_MISS) / math.log1p(-min(rate, 1.0 - _MISS)) - 1e-9)
+
+
+def judge(best: Answer, *, required: float, agreed: bool, lacking: bool) -> tuple[Status, str]:
+    """The status of an answer and the reason for it.
+
+    Args:
+        best: The most probable answer.
+        required: Posterior at which it is sure.
+        agreed: Whether it is the best one under every model of the rates that is still believed.
+        lacking: Whether a side of its boundary was tried too little.
+    """
+    sure = best.probability >= required
+    if best.hypothesis.kind == "never":
+        return Status.NONE, (
+            "never bad: no combination shows the failure" if sure else "no failure was seen often enough"
+        )
+    if best.hypothesis.kind == "always":
+        return Status.NONE, (
+            "always bad: every combination shows the failure" if sure else "no combination was seen to pass"
+        )
+    if best.probability <= 0.5:
+        return Status.NONE, f"the best answer holds {best.probability:.2f} of the probability"
+    if not best.boundaries:
+        return Status.LIKELY, (
+            "of combinations that can be run, no two that differ on one axis alone lie on both sides"
+        )
+    if not sure:
+        return Status.LIKELY, f"probability {best.probability:.3f}, below the {required:.3g} asked for"
+    if lacking:
+        return Status.LIKELY, "both sides of the boundary need more trials"
+    if not agreed:
+        return Status.LIKELY, "the answer depends on whether bad combinations share one crash rate"
+    return Status.CONFIRMED, f"probability {best.probability:.3f}, and both sides of the boundary were tried"

@@ -1,0 +1,75 @@
+"""When an answer counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bisect_env.search.space import HypothesisSpace
+from bisect_env.search.stopping import clean_trials, judge, quantile, required_confidence
+from bisect_env.search.verdict import Answer, Boundary, Status, capacity, entropy_bits
+from tests.search.worlds import REGRESSION
+
+
+@pytest.mark.parametrize(
+    ("rate", "passes"), [(1.0, 1), (0.95, 1), (0.9, 2), (0.5, 5), (0.1, 29), (0.02, 149)]
+)
+def test_clean_trials_leave_a_miss_less_likely_than_one_in_twenty(rate: float, passes: int) -> None:
+    assert clean_trials(rate) == passes
+    assert (1 - min(rate, 0.95)) ** passes <= 0.05 + 1e-9
+    assert passes == 1 or (1 - rate) ** (passes - 1) > 0.05
+
+
+def test_noise_asks_for_more_certainty_than_is_stated() -> None:
+    assert required_confidence(0.95, 0.1, 0.0) == pytest.approx(0.95)
+    assert required_confidence(0.95, 0.15, 0.05) == pytest.approx(0.99)
+    assert required_confidence(0.95, 0.1, 0.5) == pytest.approx(0.99)
+    asked = [required_confidence(0.9, 0.3, p0) for p0 in (0.0, 0.01, 0.05, 0.1)]
+    assert asked == sorted(asked)
+
+
+def test_quantile_of_a_distribution_on_a_grid() -> None:
+    values, chances = np.array([0.1, 0.2, 0.5]), np.array([0.04, 0.5, 0.46])
+    assert quantile(values, chances, 0.03) == 0.1
+    assert quantile(values, chances, 0.05) == 0.2
+    assert quantile(values, chances, 1.0) == 0.5
+
+
+def answer_with(probability: float, *, number: int = 2, boundary: bool = True) -> Answer:
+    hypothesis = HypothesisSpace((4,), [REGRESSION]).hypothesis(number)
+    boundaries = (Boundary(0, (2,), (1,)),) if boundary else ()
+    return Answer(hypothesis, boundaries, (2,), (1,), probability)
+
+
+@pytest.mark.parametrize(
+    ("answer", "agreed", "lacking", "status"),
+    [
+        (answer_with(0.97), True, False, Status.CONFIRMED),
+        (answer_with(0.97), True, True, Status.LIKELY),
+        (answer_with(0.97), False, False, Status.LIKELY),
+        (answer_with(0.94), True, False, Status.LIKELY),
+        (answer_with(0.97, boundary=False), True, False, Status.LIKELY),
+        (answer_with(0.50), True, False, Status.NONE),
+        (answer_with(0.99, number=0), True, False, Status.NONE),
+        (answer_with(0.99, number=4), True, False, Status.NONE),
+    ],
+)
+def test_only_what_meets_every_condition_is_confirmed(
+    answer: Answer, agreed: bool, lacking: bool, status: Status
+) -> None:
+    found, reason = judge(answer, required=0.95, agreed=agreed, lacking=lacking)
+    assert found is status
+    assert reason
+
+
+def test_capacity_of_a_trial() -> None:
+    """A perfect test tells one bit, equal rates nothing, and a rare failure about 0.531 of its rate."""
+    assert capacity(0.0, 1.0) == pytest.approx(1.0)
+    assert capacity(0.3, 0.3) == 0.0
+    assert capacity(0.0, 0.01) == pytest.approx(0.00531, rel=0.02)
+    assert np.log2(32) / capacity(0.02, 0.3) == pytest.approx(39.8, abs=0.1)
+
+
+def test_entropy_in_bits() -> None:
+    assert entropy_bits([0.25] * 4) == pytest.approx(2.0)
+    assert entropy_bits([1.0, 0.0]) == 0.0
