@@ -75,8 +75,10 @@ class HostExecutor(DaskExecutor):
         self._cluster: Any = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._remove_scratch)
+            # As long as the cluster lives: a worker that is started again reads the settings of that moment.
+            undo.enter_context(dask.config.set(_CONFIG))
             self._start(workers)
-            undo.pop_all()
+            self._undo = undo.pop_all()
 
     def _make_cluster(self, workers: int, options: dict[str, Any]) -> Any:
         """The cluster with its workers, given the options that every cluster on a host takes."""
@@ -94,8 +96,7 @@ class HostExecutor(DaskExecutor):
             "scheduler_kwargs": _SCHEDULER,
         }
         try:
-            with dask.config.set(_CONFIG):
-                self._cluster = self._make_cluster(workers, options)
+            self._cluster = self._make_cluster(workers, options)
         except (OSError, RuntimeError, TimeoutError) as error:
             raise _start_error(workers, error) from error
         try:
@@ -111,7 +112,7 @@ class HostExecutor(DaskExecutor):
     def _give_back(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             self._cluster.close()
-        self._remove_scratch()
+        self._undo.close()
 
     def _remove_scratch(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)

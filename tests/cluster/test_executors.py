@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask.config
 import psutil
 import pytest
 
@@ -78,6 +79,9 @@ class TestLocalExecutor(ExecutorContract):
         assert executor.wait(1.0) == []
         assert not processes_of(one.spec.trial_id)
         wait_until(lambda: executor.slots == 2)
+        # The worker that came back has the settings of the one that was there.
+        settings = executor._client.run(lambda: dask.config.get("distributed.worker.profile.enabled"))
+        assert list(settings.values()) == [False, False]
         executor.submit(request())
         assert isinstance(collect(executor, 1)[0], TrialCompleted)
 
