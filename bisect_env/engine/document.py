@@ -83,7 +83,7 @@ def _named(grid: Grid, index: Index | None) -> dict[str, str] | None:
 
 
 def _culprits(grid: Grid, answer: Answer) -> list[str]:
-    return [grid.axes[i].name for i in answer.hypothesis.culprits]
+    return [grid.axes[i].name for i in answer.culprits]
 
 
 def _rate(search: Search, index: Index | None) -> dict[str, float] | None:

@@ -168,9 +168,8 @@ def answer(
     boundaries.sort(key=lambda b: b.axis)
 
     def headline_rank(b: Boundary) -> tuple[bool, int, int]:
-        # Of several sufficient causes, the one that the longest axis tells most exactly.
-        length = len(hypothesis.sets[b.axis]) if hypothesis.kind == "any" else 0
-        return (pivot not in (b.bad, b.good), -length, b.axis)
+        # Of several causes, the one that the longest axis tells most exactly.
+        return (pivot not in (b.bad, b.good), -len(hypothesis.sets[b.axis]), b.axis)
 
     first = min(boundaries, key=headline_rank)
     return Answer(hypothesis, tuple(boundaries), first.bad, first.good, probability)
