@@ -80,8 +80,8 @@ class TestLocalExecutor(ExecutorContract):
         assert not processes_of(one.spec.trial_id)
         wait_until(lambda: executor.slots == 2)
         # The worker that came back has the settings of the one that was there.
-        settings = executor._client.run(lambda: dask.config.get("distributed.worker.profile.enabled"))
-        assert list(settings.values()) == [False, False]
+        wait_until(lambda: len(settings_of(executor)) == 2)
+        assert settings_of(executor) == [False, False]
         executor.submit(request())
         assert isinstance(collect(executor, 1)[0], TrialCompleted)
 
@@ -115,6 +115,10 @@ class TestLocalExecutor(ExecutorContract):
         assert isinstance(answer, TrialCompleted)
         assert answer.record.outcome is Outcome.PASS
         assert worker.is_running()
+
+
+def settings_of(executor: LocalExecutor) -> list[bool]:
+    return list(executor._client.run(dask.config.get, "distributed.worker.profile.enabled").values())
 
 
 def worker_of(trial_id: str) -> psutil.Process:
