@@ -124,8 +124,8 @@ def answer(
 
     One cell is the pivot, the same for all culprit axes if possible: for *all of* the first bad cell, whose
     good neighbours show that every culprit axis is needed; for *any of* the last good cell, whose bad
-    neighbours show that each alone suffices. Pairs that were tried come before pairs that were not, then
-    the one nearest to the low end of every axis.
+    neighbours show that each alone suffices. A window's beginning comes before its end, pairs that were tried
+    before pairs that were not, then the one nearest to the low end of every axis.
     """
     if not hypothesis.culprits:
         return Answer(hypothesis, (), None, None, probability)
@@ -155,7 +155,7 @@ def answer(
         boundaries = chosen(pivot)
         tried = sum(hits[b.bad] > 0 and trials[b.good] > 0 for b in boundaries)
         upward = sum(b.good > b.bad for b in boundaries)
-        return (-len(boundaries), -tried, upward, -float(trials[pivot] > 0), sum(pivot), *pivot)
+        return (-len(boundaries), upward, -tried, -float(trials[pivot] > 0), sum(pivot), *pivot)
 
     pivot = min(by_pivot, key=pivot_rank)
     boundaries = chosen(pivot)
