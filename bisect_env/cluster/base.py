@@ -37,7 +37,7 @@ OFFERS_AGE = 0.5
 """Seconds for which what the workers offer is believed."""
 CLOSE_GRACE = 10.0
 """Seconds that cancelled trials get to end before their workers are closed."""
-RECONNECT_GRACE = 40.0
+RECONNECT_GRACE = 35.0
 """Seconds that a lost connection to the scheduler may take to come back; Dask itself tries for thirty."""
 
 _log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class DaskExecutor:
 
     def __init__(self, build: PrefixBuilder, *, cpus: tuple[int, ...] = (), gpus_per_trial: int = 0) -> None:
         self._build = build
+        self._reconnect_grace = RECONNECT_GRACE
         self._cpus = cpus
         self._gpus_per_trial = gpus_per_trial
         self._topic = f"bisect-env-{uuid.uuid4().hex}"
@@ -214,7 +215,7 @@ class DaskExecutor:
     # -- health --------------------------------------------------------------------------------------------
 
     def _check_client(self) -> None:
-        patience = time.monotonic() + RECONNECT_GRACE
+        patience = time.monotonic() + self._reconnect_grace
         while self._client.status == "connecting" and time.monotonic() < patience:
             time.sleep(0.1)
         if self._client.status != "running":

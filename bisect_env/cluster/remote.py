@@ -57,6 +57,7 @@ class RemoteExecutor(DaskExecutor):
         workers_timeout: float = WORKERS_TIMEOUT,
     ) -> None:
         super().__init__(build, gpus_per_trial=gpus_per_trial)
+        self._reconnect_grace = connect_timeout + 5.0
         # Their news about lost connections would come between our own lines, and they say it again in ours.
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
         client = _open(scheduler, scheduler_file, connect_timeout)

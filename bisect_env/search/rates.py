@@ -25,8 +25,8 @@ IMPOSSIBLE = -1e5
 _P0 = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5)
 # Prior weights. More on "certain" and on "shared" saves trials where they hold, and is paid for in wrong
 # answers where they do not: at a rate of one half, and where the rates of bad combinations differ. These are
-# about the most that kept both below the stated error (`benchmarks/search.py`). Real failures differ more than
-# planted ones do (a load axis trebles the rate of one and the same bug), hence the weight on wide spreads.
+# about the most that kept both below the stated error (`benchmarks/search.py`). Real failures differ more
+# than planted ones (a load axis trebles the rate of one and the same bug), hence the weight on wide spreads.
 _NO_BACKGROUND = 0.3
 _DETERMINISTIC = 0.35
 _SPREADS = {0.0: 0.4, 0.35: 0.3, 0.7: 0.3}
