@@ -58,8 +58,10 @@ class RemoteExecutor(DaskExecutor):
     ) -> None:
         super().__init__(build, gpus_per_trial=gpus_per_trial)
         self._reconnect_grace = connect_timeout + 5.0
-        # Their news about lost connections would come between our own lines, and they say it again in ours.
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        # News about lost connections would come between our own lines; ours say the same. Dask gives each of
+        # its loggers a level, so that the common parent's says nothing.
+        for name in ("distributed", "distributed.client", "distributed.core"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         client = _open(scheduler, scheduler_file, connect_timeout)
         try:
             self._connect(client)

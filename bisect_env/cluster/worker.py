@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from distributed import Reschedule, get_worker
+from distributed import Reschedule, Status, get_worker
 
 from bisect_env.cluster.gpu_trials import HostGpus
 from bisect_env.cluster.nvml import visible_to_this_worker
@@ -98,6 +98,9 @@ def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSetti
 def _cancel_flag(worker: Any, key: tuple[str, str], settings: WorkerSettings) -> Callable[[], bool]:
     def cancelled() -> bool:
         if settings.epoch <= _cancelled_up_to.get(settings.topic, -1):
+            return True
+        if worker.status in (Status.closing, Status.closed, Status.failed):
+            # It has lost its scheduler, and would wait half a minute for the trial before it ends it.
             return True
         # Dask has let go of the task: its client died, or the scheduler has given it to somebody else.
         # Nobody will hear the answer, and the next command is waiting for this CPU.

@@ -1,0 +1,280 @@
+"""An existing cluster: scheduler and workers are processes that the executor did not start."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost
+from bisect_env.cluster.remote import RemoteExecutor
+from bisect_env.errors import ExitCode, InfrastructureError, UsageError
+from bisect_env.trials.records import Outcome
+from tests.cluster.dask_processes import ROOT, DaskProcesses, end_tree
+from tests.cluster.executor_contract import (
+    ExecutorContract,
+    build,
+    collect,
+    processes_of,
+    request,
+    wait_until,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+SLEEP = "import time; time.sleep(600)"
+GPUS = [f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "ab"]
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteExecutor]:
+    with DaskProcesses(tmp_path_factory.mktemp("dask")) as dask:
+        dask.scheduler()
+        dask.worker("--nworkers", "2")
+        executor = RemoteExecutor(build, scheduler_file=dask.file)
+        wait_until(lambda: executor.slots == 2)
+        yield executor
+        executor.close()
+        executor.close()
+        with pytest.raises(InfrastructureError, match="closed"):
+            executor.submit(request())
+        # The cluster is not ours: it stays.
+        assert all(process.poll() is None for process in dask.processes)
+
+
+class TestRemoteExecutor(ExecutorContract):
+    @pytest.fixture
+    def executor(self, shared_cluster: RemoteExecutor) -> RemoteExecutor:
+        return shared_cluster
+
+    def test_trials_end_when_the_command_that_asked_for_them_dies(
+        self, executor: RemoteExecutor, tmp_path: Path
+    ) -> None:
+        one = request(SLEEP)
+        script = tmp_path / "command.py"
+        script.write_text(
+            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+            "from bisect_env.cluster.remote import RemoteExecutor\n"
+            "from tests.cluster.executor_contract import build, request\n"
+            f"executor = RemoteExecutor(build, scheduler={executor._client.scheduler.address!r})\n"
+            f"executor.submit(request({SLEEP!r}, trial_id={one.spec.trial_id!r}))\n"
+            "executor.wait()\n"
+        )
+        with subprocess.Popen([sys.executable, script]) as command:
+            wait_until(lambda: processes_of(one.spec.trial_id))
+            command.kill()
+        wait_until(lambda: not processes_of(one.spec.trial_id))
+        # Its place is free for others.
+        for _ in range(2):
+            executor.submit(request())
+        assert all(isinstance(answer, TrialCompleted) for answer in collect(executor, 2))
+
+
+def test_workers_join_and_leave_while_trials_run(tmp_path: Path) -> None:
+    with DaskProcesses(tmp_path) as dask:
+        dask.scheduler()
+        first = dask.worker()
+        executor = RemoteExecutor(build, scheduler=dask.address)
+        assert executor.slots == 1
+        long = request(SLEEP)
+        executor.submit(long)
+        wait_until(lambda: processes_of(long.spec.trial_id))
+        second = dask.worker()
+        wait_until(lambda: executor.slots == 2)
+        executor.submit(request())
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialCompleted)
+        # The host of the long trial goes away. This scheduler has Dask's default: it runs the task again, on
+        # the other worker, and would do so three times. That run is not the trial's, and not waited for.
+        end_tree(first.pid)
+        (lost,) = collect(executor, 1)
+        assert isinstance(lost, TrialLost)
+        assert lost.trial_id == long.spec.trial_id
+        assert lost.host == socket.gethostname()
+        wait_until(lambda: not processes_of(long.spec.trial_id))
+        executor.submit(request())
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialCompleted)
+        assert second.poll() is None
+        executor.close()
+
+
+def test_a_lost_scheduler_is_an_error_that_says_what_to_do_and_leaves_no_trial_running(
+    tmp_path: Path,
+) -> None:
+    with DaskProcesses(tmp_path) as dask:
+        scheduler = dask.scheduler()
+        dask.worker()
+        executor = RemoteExecutor(build, scheduler=dask.address, connect_timeout=3.0)
+        one = request(SLEEP)
+        executor.submit(one)
+        wait_until(lambda: processes_of(one.spec.trial_id))
+        scheduler.kill()
+        answers: list[Completion] = []
+        with pytest.raises(InfrastructureError, match="lost") as error:  # noqa: PT012
+            while True:
+                answers += executor.wait(1.0)
+                if answers:
+                    executor.submit(request())
+        assert "start the same command again" in str(error.value)
+        assert [type(answer) for answer in answers] == [TrialLost]
+        wait_until(lambda: not processes_of(one.spec.trial_id))
+        executor.close()
+
+
+def test_gpus_are_counted_and_lent_by_workers_that_promise_them(tmp_path: Path) -> None:
+    if importlib.util.find_spec("pynvml") is not None:
+        pytest.skip("with NVML, GPUs that are not there are refused")
+    show = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(1)"
+    with DaskProcesses(tmp_path) as dask:
+        dask.scheduler()
+        dask.worker("--nthreads", "3", "--resources", "GPU=2", env={"CUDA_VISIBLE_DEVICES": ",".join(GPUS)})
+        executor = RemoteExecutor(build, scheduler=dask.address, gpus_per_trial=1)
+        assert executor.slots == 2
+        for _ in range(2):
+            executor.submit(request(show, gpus=1))
+        answers = collect(executor, 2)
+        assert sorted(said(answer) for answer in answers) == GPUS
+        assert sorted(a.record.gpu for a in answers if isinstance(a, TrialCompleted)) == GPUS
+        executor.submit(request(show, gpus=2))
+        assert sorted(said(collect(executor, 1)[0]).split(",")) == GPUS
+        executor.submit(request(show))
+        assert said(collect(executor, 1)[0]) == ""
+        with pytest.raises(InfrastructureError, match="asks for 3 GPUs"):
+            executor.submit(request(show, gpus=3))
+        executor.close()
+        with pytest.raises(InfrastructureError, match="asks for 3 GPUs") as error:
+            RemoteExecutor(build, scheduler=dask.address, gpus_per_trial=3)
+        assert "--resources GPU=N" in str(error.value)
+
+
+def said(answer: Completion) -> str:
+    assert isinstance(answer, TrialCompleted), answer
+    assert answer.record.outcome is Outcome.PASS, answer.record
+    return answer.record.stdout.strip()
+
+
+def test_a_cluster_with_other_versions_or_without_workers_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other" / "bisect_env-9.9.0.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: bisect-env\nVersion: 9.9.0\n")
+    with DaskProcesses(tmp_path) as dask:
+        dask.scheduler()
+        with pytest.raises(InfrastructureError, match="has no workers") as error:
+            RemoteExecutor(build, scheduler=dask.address, workers_timeout=0.5)
+        assert "dask worker" in str(error.value)
+        dask.worker(env={"PYTHONPATH": os.pathsep.join([str(other.parent), str(ROOT)])})
+        with pytest.raises(InfrastructureError, match="cannot work together") as error:
+            RemoteExecutor(build, scheduler=dask.address)
+        assert "bisect-env: this command has" in str(error.value)
+        assert "has 9.9.0" in str(error.value)
+
+
+def test_a_worker_with_another_version_that_joins_later_runs_nothing(tmp_path: Path) -> None:
+    other = tmp_path / "other" / "bisect_env-9.9.0.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: bisect-env\nVersion: 9.9.0\n")
+    with DaskProcesses(tmp_path) as dask:
+        dask.scheduler()
+        first = dask.worker()
+        executor = RemoteExecutor(build, scheduler=dask.address)
+        dask.worker(env={"PYTHONPATH": os.pathsep.join([str(other.parent), str(ROOT)])})
+        wait_until(lambda: executor.slots == 2)
+        end_tree(first.pid)
+        wait_until(lambda: executor.slots == 1)
+        executor.submit(request())
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialLost)
+        assert "has bisect-env 9.9.0" in answer.reason
+        executor.close()
+
+
+def test_a_scheduler_that_is_not_there(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(InfrastructureError, match="cannot be reached") as error:
+        RemoteExecutor(build, scheduler=f"tcp://127.0.0.1:{port}", connect_timeout=1.0)
+    assert error.value.exit_code is ExitCode.INFRASTRUCTURE
+    with pytest.raises(UsageError, match="is no file"):
+        RemoteExecutor(build, scheduler_file=tmp_path / "none.json")
+    with pytest.raises(UsageError, match="no scheduler's address"):
+        RemoteExecutor(build, scheduler="nonsense://x", connect_timeout=1.0)
+
+
+# -- a host of its own ---------------------------------------------------------------------------------------
+
+
+class Namespace:
+    """A network namespace, joined to this host by a link that can be cut."""
+
+    def __init__(self) -> None:
+        number = os.getpid() % 250 + 1
+        self.name, self.link, self.peer = f"bx{os.getpid()}", f"bxa{os.getpid()}", f"bxb{os.getpid()}"
+        self.here, self.there = f"10.213.{number}.1", f"10.213.{number}.2"
+
+    def ip(self, *words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+
+    def __enter__(self) -> Namespace:
+        if os.geteuid() != 0 or shutil.which("ip") is None:
+            pytest.skip("needs root and iproute2")
+        try:
+            self.ip("netns", "add", self.name)
+            self.ip("link", "add", self.link, "type", "veth", "peer", "name", self.peer, "netns", self.name)
+        except subprocess.CalledProcessError as error:
+            self.__exit__()
+            pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
+        self.ip("addr", "add", f"{self.here}/30", "dev", self.link)
+        self.ip("link", "set", self.link, "up")
+        self.ip("-n", self.name, "addr", "add", f"{self.there}/30", "dev", self.peer)
+        self.ip("-n", self.name, "link", "set", self.peer, "up")
+        self.ip("-n", self.name, "link", "set", "lo", "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for words in (["link", "del", self.link], ["netns", "del", self.name]):
+            subprocess.run(["ip", *words], check=False, capture_output=True, timeout=20)
+
+    @property
+    def inside(self) -> list[str]:
+        return ["ip", "netns", "exec", self.name]
+
+
+def test_a_host_that_vanishes_loses_its_trial_and_may_come_back(tmp_path: Path) -> None:
+    patience = {
+        "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "12s",
+        "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "10s",
+    }
+    with Namespace() as far, DaskProcesses(tmp_path, host=far.here, env=patience) as dask:
+        dask.scheduler()
+        away = dask.worker("--host", far.there, before=far.inside)
+        executor = RemoteExecutor(build, scheduler=dask.address)
+        one = request(SLEEP)
+        executor.submit(one)
+        wait_until(lambda: processes_of(one.spec.trial_id))
+        dask.worker("--host", far.here)
+        wait_until(lambda: executor.slots == 2)
+        far.ip("link", "set", far.link, "down")
+        (lost,) = collect(executor, 1)
+        assert isinstance(lost, TrialLost)
+        executor.submit(request())
+        assert isinstance(collect(executor, 1)[0], TrialCompleted)
+        # The vanished host notices too, and does not go on with what nobody waits for.
+        wait_until(lambda: not processes_of(one.spec.trial_id))
+        far.ip("link", "set", far.link, "up")
+        # Dask ends a worker that lost its scheduler; whoever started it starts another.
+        end_tree(away.pid)
+        dask.worker("--host", far.there, before=far.inside)
+        wait_until(lambda: executor.slots == 2)
+        for _ in range(4):
+            executor.submit(request("import time; time.sleep(0.5)"))
+        answers = collect(executor, 4)
+        assert len({a.record.worker for a in answers if isinstance(a, TrialCompleted)}) == 2
+        executor.close()
