@@ -9,6 +9,7 @@ without waiting while anybody else has the file open, happens before there is an
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import sqlite3
@@ -114,6 +115,7 @@ def create(path: Path, fill: Callable[[Path], None], application_id: int) -> Non
                 return
             with _beside(path) as temporary:
                 fill(temporary)
+                _refuse_unless_whole(temporary, path, application_id)
                 temporary.replace(path)
     except filelock.Timeout as error:
         raise StorageError(
@@ -122,6 +124,17 @@ def create(path: Path, fill: Callable[[Path], None], application_id: int) -> Non
         ) from error
     except OSError as error:
         raise _unreachable(path, error) from error
+
+
+def _refuse_unless_whole(made: Path, path: Path, application_id: int) -> None:
+    """SQLite moves its log into the file when the last connection closes, and does not say if that fails."""
+    log = Path(f"{made}-wal")
+    try:
+        whole = not is_new(made, application_id) and not (log.exists() and log.stat().st_size)
+    except StorageError:
+        whole = False
+    if not whole:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from bisect_env.errors import StorageError, UsageError
-from bisect_env.storage import connect
+from bisect_env.storage import connect, sqlite_file
 from bisect_env.storage.store import Store
+from bisect_env.storage.tables import APPLICATION_ID
 from bisect_env.trials.records import Evidence
 from tests.storage.contract import Reopen, StoreContract
 from tests.storage.samples import combination, definition, opened_study, record
@@ -68,6 +70,20 @@ def test_a_new_database_is_private_whole_and_alone(path: Path) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert sql(path, "PRAGMA journal_mode", "PRAGMA integrity_check") == [("wal",), ("ok",)]
     assert sorted(file.name for file in path.parent.iterdir()) == [f".{path.name}.lock", path.name]
+
+
+def test_a_new_database_that_the_disk_had_no_room_for_does_not_appear(path: Path) -> None:
+    def fill(made: Path) -> None:
+        # What is left when SQLite cannot move the end of its log into the file: it closes in silence.
+        with contextlib.closing(sqlite3.connect(made)) as connection:
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute("CREATE TABLE t (x)")
+            connection.commit()
+        os.truncate(made, made.stat().st_size - 4096)
+
+    with pytest.raises(StorageError, match="No space left"):
+        sqlite_file.create(path, fill, APPLICATION_ID)
+    assert not path.exists()
 
 
 def test_every_connection_is_set_up(reopen: Reopen) -> None:
