@@ -233,11 +233,12 @@ def import_error(record: ExitRecord) -> Classification | None:
         return None
     if match := _LOADER.search(_tail(record.stderr, 3)):
         return Classification(Outcome.IMPORT_ERROR, match[0], Phase.IMPORT)
-    if record.returncode == 1 and (match := _NO_MODULE.search(_tail(record.stderr, 1))):
-        return Classification(Outcome.IMPORT_ERROR, match[0], Phase.IMPORT)
     traceback = final_traceback(record.stderr)
     if record.returncode == 1 and traceback is not None and _is_import_failure(traceback):
         return Classification(Outcome.IMPORT_ERROR, _one_line(traceback), Phase.IMPORT)
+    # `python -m` says it without a traceback.
+    if record.returncode == 1 and (match := _NO_MODULE.search(_tail(record.stderr, 1))):
+        return Classification(Outcome.IMPORT_ERROR, match[1], Phase.IMPORT)
     if match := _COLLECTING.search(record.stdout):
         return Classification(Outcome.IMPORT_ERROR, match[0], Phase.IMPORT)
     return None

@@ -205,7 +205,7 @@ def failed(stderr: str = "", code: int = 1, **changes: object) -> ExitRecord:
         (failed("ggml: CUDA error 46\n", code=-6), Outcome.GPU_LOST, "46"),
         (failed(IMPORT), Outcome.IMPORT_ERROR, "SystemError: Numba needs"),
         (failed(UNDEFINED), Outcome.IMPORT_ERROR, "undefined symbol: gone_in_2_0"),
-        (failed(PROGRESS), Outcome.IMPORT_ERROR, "No module named 'gone'"),
+        (failed(PROGRESS), Outcome.IMPORT_ERROR, "ModuleNotFoundError: No module named 'gone'"),
         (failed(IMPORTED_SYNTAX), Outcome.IMPORT_ERROR, "SyntaxError"),
         (failed("/p/bin/python: No module named tool.sub\n"), Outcome.IMPORT_ERROR, "No module named tool.sub"),
         (failed("python: symbol lookup error: ./x.so: undefined symbol: f\n", 127), Outcome.IMPORT_ERROR, "symbol"),
