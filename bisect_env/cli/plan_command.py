@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from bisect_env.matrix.load import Matrix
 
 _SEED = 20_260_101
+_REASON = 240
+"""Characters of a reason that a line shows; `--json` has all of it."""
 _CELLS_PLAYED = 2_000
 """Studies played for a forecast, times combinations: a plan should take seconds."""
 
@@ -55,7 +58,7 @@ def plan(
     grid = expand(loaded, provider.catalogue, as_of)
     prepared = prepare_study(loaded, grid, as_of, provider, None, lambda _event: None)
     settings = loaded.file.search
-    studies = max(3, min(20, _CELLS_PLAYED // max(1, len(prepared.groups))))
+    studies = max(1, min(20, _CELLS_PLAYED // max(1, len(prepared.groups))))
     forecasts = [
         forecast(
             prepared.grid,
@@ -71,7 +74,7 @@ def plan(
     ]
     document = _document(loaded, prepared, [f for f in forecasts if f is not None])
     if json_output:
-        json.dump(document, sys.stdout, indent=2, ensure_ascii=False)
+        json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
         _print(document, whole=whole)
@@ -115,7 +118,8 @@ def _document(matrix: Matrix, prepared: Prepared, forecasts: list[Forecast]) -> 
                 "studies": f.studies,
                 "trials": f.trials,
                 "trials_90_percent_range": list(f.trials_range),
-                "environments": f.environments,
+                # Combinations that differ in values alone share an environment.
+                "environments": min(f.environments, float(prepared.environments)),
             }
             for f in forecasts
         ],
@@ -124,45 +128,45 @@ def _document(matrix: Matrix, prepared: Prepared, forecasts: list[Forecast]) -> 
 
 def _print(document: dict[str, Any], *, whole: bool) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    from bisect_env.report.untrusted import clean
+    from bisect_env.report.untrusted import clean, shortened
 
+    # One fact a line and no folding: a plan is read with grep as often as by eye.
     console = Console(highlight=False, soft_wrap=True)
+
+    def line(indent: int, text: str, style: str = "") -> None:
+        console.print(Text(" " * indent + clean(text), style=style))
+
     rows = document["combinations"]
-    by_status: dict[str, int] = {}
-    for row in rows:
-        by_status[row["status"]] = by_status.get(row["status"], 0) + 1
-    console.print(Text(document["matrix"], style="bold"))
+    by_status = Counter(row["status"] for row in rows)
+    line(0, document["matrix"], "bold")
     for axis in document["axes"]:
         values = axis["values"]
         shown = ", ".join(values if len(values) <= 8 else [*values[:3], "…", *values[-3:]])
-        console.print(Text(clean(f"  {axis['name']} ({axis['direction']}, {len(values)} values): {shown}")))
+        line(2, f"{axis['name']} ({axis['direction']}, {_counted(len(values), 'value')}): {shown}")
         for value, why in axis["dropped"].items():
-            console.print(Text(clean(f"    left out: {value} ({why})"), style="dim"))
+            line(4, f"left out: {value} ({why})", "dim")
     counts = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
-    console.print(f"{len(rows)} combinations: {counts}; {document['environments']} distinct environments")
-    table = Table(box=None, pad_edge=False)
-    for name in ("combination", "status", "reason"):
-        table.add_column(name)
+    environments = _counted(document["environments"], "distinct environment")
+    line(0, f"{_counted(len(rows), 'combination')}: {counts}; {environments}")
     for row in rows:
         if row["status"] == "solvable" and not whole:
             continue
         named = " ".join(f"{axis}={value}" for axis, value in row["combination"].items())
-        reason = " ".join(row.get("reason", "").split())
-        table.add_row(
-            Text(clean(named)),
-            row["status"],
-            Text(clean(reason if len(reason) <= 160 else reason[:159] + "…")),
-        )
-    if table.row_count:
-        console.print(table)
+        reason = clean(row.get("reason", ""))
+        line(2, f"{named}: {row['status']}" + (f": {shortened(reason, _REASON)}" if reason else ""))
     for cost in document["forecast"]:
         low, high = cost["trials_90_percent_range"]
-        console.print(
+        environments = _counted(round(cost["environments"]), "environment")
+        line(
+            0,
             f"at a crash rate of {cost['crash_rate']:g}: about {cost['trials']:.0f} trials "
-            f"(90 % of studies: {low:.0f} to {high:.0f}) in about {cost['environments']:.0f} environments"
+            f"(90 % of studies: {low:.0f} to {high:.0f}) in about {environments}",
         )
     if not document["forecast"]:
-        console.print("nothing can be told apart: no two combinations that can be run could differ")
+        line(0, "nothing can be told apart: no two combinations that can be run could differ")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
