@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -10,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bisect_env.errors import BisectEnvError, ExitCode
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 
 def main() -> None:
@@ -35,6 +38,16 @@ def _exit_code() -> int:
         # Whoever read our output has seen enough. Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return int(ExitCode.NO_VERDICT)
+    except OSError as error:
+        if error.errno not in _FULL:
+            return _internal(error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        place = f" ({error.filename})" if error.filename else ""
+        _say(
+            f"error: something cannot be written: {os.strerror(error.errno)}{place}\n"
+            "  remedy: make room where output, cache and temporary files go, then give the same command again"
+        )
+        return int(ExitCode.INFRASTRUCTURE)
     except Exception as error:  # noqa: BLE001 - the outermost boundary: a user never sees a traceback
         return _internal(error)
     return 0

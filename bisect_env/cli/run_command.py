@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from bisect_env.cluster.protocol import Executor
+    from bisect_env.engine.study import Conclusion
 
 
 def run(
@@ -49,41 +55,80 @@ def run(
     """
     # Imported here, so that `bisect-env --help` need not wait for Dask and numpy.
     from bisect_env.cli import views
-    from bisect_env.cluster.choose import executor_maker
-    from bisect_env.cluster.local import default_workers
-    from bisect_env.engine.study import run_study
-    from bisect_env.environments.provider import Environments
-    from bisect_env.environments.settings import default_cache_dir
-    from bisect_env.matrix.load import load_matrix
+    from bisect_env.engine import events
+    from bisect_env.errors import BisectEnvError, StudyInterruptedError
     from bisect_env.report.text import print_report
-    from bisect_env.storage.store import Store
 
-    loaded = load_matrix(matrix)
-    cache_dir = (cache or default_cache_dir()).absolute()
-    start = executor_maker(
-        gpus_per_trial=loaded.file.trial.gpus,
-        workers=workers,
-        gpus=gpus,
-        scheduler=scheduler,
-        scheduler_file=scheduler_file,
-        cache=cache,
-    )
     stopped = _stop_on_signals()
     view = views.choose(as_json=json_output, quiet=quiet)
-    with Store.open(db) as store, view:
-        conclusion = run_study(
-            loaded,
-            store=store,
-            provider=Environments(cache_dir, index=loaded.file.index),
-            make_executor=start,
-            lockfiles=lockfiles,
-            notify=view,
-            stopped=stopped.is_set,
-            workers=default_workers(),
+    told = False
+
+    def notify(event: events.Event) -> None:
+        nonlocal told
+        told = told or isinstance(event, events.Failed)
+        view(event)
+
+    def answer() -> Conclusion:
+        from bisect_env.cluster.choose import executor_maker
+        from bisect_env.cluster.local import default_workers
+        from bisect_env.engine.study import run_study
+        from bisect_env.environments.provider import Environments
+        from bisect_env.environments.settings import default_cache_dir
+        from bisect_env.matrix.load import load_matrix
+        from bisect_env.storage.store import Store
+
+        loaded = load_matrix(matrix)
+        cache_dir = (cache or default_cache_dir()).absolute()
+        start = executor_maker(
+            gpus_per_trial=loaded.file.trial.gpus,
+            workers=workers,
+            gpus=gpus,
+            scheduler=scheduler,
+            scheduler_file=scheduler_file,
+            cache=cache,
         )
+        with Store.open(db) as store, view:
+            return run_study(
+                loaded,
+                store=store,
+                provider=Environments(cache_dir, index=loaded.file.index),
+                make_executor=lambda: _deaf_to_ctrl_c(start),
+                lockfiles=lockfiles,
+                notify=notify,
+                stopped=stopped.is_set,
+                workers=default_workers(),
+            )
+
+    try:
+        conclusion = answer()
+    except KeyboardInterrupt:
+        raise StudyInterruptedError(
+            "interrupted; every trial that ended is stored",
+            remedy=f"bisect-env run {matrix}   goes on from here",
+        ) from None
+    except BisectEnvError as error:
+        if not told:  # it failed before there was a study
+            view(events.Failed.of(error))
+        raise
     if not json_output:
         print_report(conclusion.report)
     raise typer.Exit(int(conclusion.exit_code))
+
+
+def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
+    """Start the cluster in such a way that Ctrl-C does not reach its processes.
+
+    A terminal sends it to every process of the foreground group. Workers that are still importing would die
+    of it, with a traceback each, and the command would believe that the cluster cannot start. They inherit
+    the mask; trials get a clean one from their supervisor. Here a Ctrl-C waits until the cluster stands.
+    """
+    # Starting it later would unblock SIGINT in the thread that starts the workers.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _stop_on_signals() -> threading.Event:

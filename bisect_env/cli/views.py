@@ -89,9 +89,9 @@ def describe(event: events.Event) -> str | None:
         case events.Locked():
             without = f", {event.unsolvable} without a solution" if event.unsolvable else ""
             out = f", {event.excluded} excluded" if event.excluded else ""
-            return (
-                f"{event.combinations} combinations{out}{without}: {event.environments} distinct environments"
-            )
+            several = "" if event.combinations == 1 else "s"
+            distinct = "environment" if event.environments == 1 else "distinct environments"
+            return f"{event.combinations} combination{several}{out}{without}: {event.environments} {distinct}"
         case events.SetAside(combinations, status, reason):
             more = f" and {len(combinations) - 1} more" if len(combinations) > 1 else ""
             first = next(iter(reason.splitlines()), "")
@@ -118,7 +118,8 @@ class JsonView(View):
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        print(json.dumps(as_json(event), ensure_ascii=False), file=self._stream, flush=True)
+        # ASCII: stdout's encoding is the locale's, and what a script printed may be no text at all.
+        print(json.dumps(as_json(event)), file=self._stream, flush=True)
 
 
 def as_json(event: events.Event) -> dict[str, Any]:
@@ -178,6 +179,15 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "first_bad": event.document["first_bad"],
                 "expected_left": event.document["expected_left"],
             }
+        case events.Failed():
+            return {
+                "event": "error",
+                "exit_code": event.exit_code,
+                "what": event.what,
+                "tried": event.tried,
+                "remedy": event.remedy,
+                "problems": list(event.problems),
+            }
         case events.Concluded():
             return {"event": "verdict", **event.report}
 
@@ -219,7 +229,7 @@ class LiveView(View):
                 counts[1] += evidence in (Evidence.GOOD, Evidence.BAD)
             case events.Progress():
                 self._progress = event
-            case events.Concluded():
+            case events.Failed() | events.Concluded():
                 return
             case _:
                 pass

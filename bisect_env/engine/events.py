@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bisect_env.errors import BisectEnvError, MatrixError
 from bisect_env.matrix.combination import Combination
 from bisect_env.trials.records import Evidence, TrialRecord
 
@@ -120,6 +121,31 @@ class Concluded:
     report: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The command ends with an error; `Concluded` follows if there is a study.
+
+    Attributes:
+        exit_code: Of the command.
+        what: What happened.
+        tried: What was attempted before giving up, or None.
+        remedy: What to do next, or None.
+        problems: Of a matrix file, a text each.
+    """
+
+    exit_code: int
+    what: str
+    tried: str | None
+    remedy: str | None
+    problems: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, error: BisectEnvError) -> Failed:
+        """What a user is told, as data."""
+        problems = error.problems if isinstance(error, MatrixError) else ()
+        return cls(int(error.exit_code), error.what, error.tried, error.remedy, problems)
+
+
 Event = (
     StudyOpened
     | LockProgress
@@ -129,5 +155,6 @@ Event = (
     | SetAside
     | Warned
     | Progress
+    | Failed
     | Concluded
 )

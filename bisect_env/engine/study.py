@@ -102,10 +102,20 @@ def run_study(
             if study.status is StudyStatus.FINISHED and not loop.search.finished:
                 store.reopen(study.id)
             loop.run()
-    except BisectEnvError:
-        store.finish_study(study.id, StudyStatus.FAILED, None)
+        return conclude(matrix, store, study, loop, notify, interrupted=stopped())
+    except BisectEnvError as error:
+        _end_with(error, store, study.id)
+        notify(events.Failed.of(error))
+        notify(events.Concluded(report_document(store, study.id)))
         raise
-    return conclude(matrix, store, study, loop, notify, interrupted=stopped())
+
+
+def _end_with(error: BisectEnvError, store: Store, study_id: str) -> None:
+    if isinstance(error, StudyInterruptedError | EndsNotAsStatedError):
+        return  # concluded already, with a verdict of their own
+    # An answer that stands is not lost because the command could not look at it again.
+    if store.study(study_id).status is not StudyStatus.FINISHED:
+        store.finish_study(study_id, StudyStatus.FAILED, None)
 
 
 def study_date(matrix: Matrix, store: Store) -> datetime:
@@ -227,14 +237,14 @@ def conclude(
     if verdict.ends_wrong:
         document = {**document, "status": "none", "reason": _ends_reason(verdict.ends_wrong)}
     store.finish_study(study.id, StudyStatus.FINISHED, document)
-    report = report_document(store, study.id)
-    notify(events.Concluded(report))
     if verdict.ends_wrong:
         raise EndsNotAsStatedError(
             f"{matrix.path}: {document['reason']}",
             tried=_end_counts(loop, verdict.ends_wrong),
             remedy="correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
         )
+    report = report_document(store, study.id)
+    notify(events.Concluded(report))
     decided = document["status"] != "none"
     return Conclusion(report, ExitCode.VERDICT if decided else ExitCode.NO_VERDICT)
 

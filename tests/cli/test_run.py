@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Command:
             "BISECT_ENV_LOCKFILES": str(folder / "lockfiles"),
         }
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*COMMAND, "run", str(self.matrix), *arguments],
             env=self.env,
@@ -49,6 +49,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            **options,
         )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -129,6 +130,72 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert command.stored()
     assert command.run("--json", "--workers", "2").returncode == 0
+
+
+def test_ctrl_c_while_the_cluster_starts_is_no_failure_of_the_cluster(tmp_path: Path) -> None:
+    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    # A terminal sends Ctrl-C to the whole foreground group: to workers that are still importing, too.
+    process = command.start("--json", "--workers", "2", start_new_session=True)
+    begun = [next(event for event in lines(process) if event["event"] == "locked")]
+    wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 2)
+    os.killpg(process.pid, signal.SIGINT)
+    begun += list(lines(process))
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 130, err
+    assert "goes on from here" in err
+    assert "Traceback" not in err
+    assert [event["event"] for event in begun[-2:]] == ["error", "verdict"]
+    assert begun[-2]["exit_code"] == 130
+    assert begun[-1]["verdict"]["status"] == "none"
+
+
+def wait_for(condition: Callable[[], bool], timeout: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
+    script = "import time; time.sleep(15)"
+    command = Command(tmp_path, script)
+    process = command.start("--json", "--workers", "2", start_new_session=True)
+    next(event for event in lines(process) if event["event"] == "started")
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGINT)
+    assert "goes on from" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_an_output_that_cannot_be_written_is_no_defect(tmp_path: Path) -> None:
+    command = Command(tmp_path, "pass", rest="search: {max_trials: 1}")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, "run", str(command.matrix), "--json", "--workers", "1"],
+            env=command.env,
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 6, done.stderr
+    assert "cannot be written" in done.stderr
+
+
+def test_a_program_hears_of_every_failure(tmp_path: Path) -> None:
+    command = Command(tmp_path, "pass")
+    command.matrix.write_text(command.matrix.read_text().replace("axes:", "axis:"))
+    done = command.run("--json")
+    assert done.returncode == 2
+    (event,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (event["event"], event["exit_code"]) == ("error", 2)
+    assert any("axis" in problem for problem in event["problems"])
 
 
 def test_a_killed_worker_costs_one_void_trial(tmp_path: Path) -> None:

@@ -3,7 +3,13 @@ import json
 import pytest
 
 from bisect_env.engine import events
-from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedError, UsageError
+from bisect_env.errors import (
+    EndsNotAsStatedError,
+    ExitCode,
+    InfrastructureError,
+    StudyInterruptedError,
+    UsageError,
+)
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 from tests.engine.studies import Studies
@@ -104,6 +110,10 @@ def test_a_command_that_runs_nowhere_stops_the_study(studies: Studies) -> None:
     path.write_text(path.read_text().replace("python script.py", "no-such-program"))
     with pytest.raises(UsageError, match="cannot be run in any"):
         studies.run(path)
+    concluded = studies.events[-1]
+    assert isinstance(concluded, events.Concluded)
+    assert concluded.report["study"]["status"] == "failed"
+    assert concluded.report["verdict"]["status"] == "none"
 
 
 def test_an_interrupted_study_goes_on_where_it_stopped(studies: Studies) -> None:
@@ -131,6 +141,22 @@ def test_a_finished_study_answers_at_once(studies: Studies) -> None:
     again = studies.run(path).report
     assert again["verdict"] == before["verdict"]
     assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
+
+
+def test_an_answer_outlives_a_command_that_could_not_look_at_it_again(studies: Studies) -> None:
+    path = studies.matrix(CRASH_FROM_SIX)
+    before = studies.run(path).report
+    (studies.folder / "cache").rename(studies.folder / "away")
+    (studies.folder / "cache").write_text("not a directory")
+    studies.events.clear()
+    with pytest.raises(InfrastructureError):
+        studies.run(path)
+    failed, concluded = studies.events[-2:]
+    assert isinstance(failed, events.Failed)
+    assert failed.exit_code == ExitCode.INFRASTRUCTURE
+    assert isinstance(concluded, events.Concluded)
+    assert concluded.report["study"]["status"] == "finished"
+    assert concluded.report["verdict"] == before["verdict"]
 
 
 def test_every_trial_is_stored_before_it_is_told(studies: Studies) -> None:
