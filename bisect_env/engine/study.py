@@ -86,8 +86,17 @@ def run_study(
     grid = expand(matrix, provider.catalogue, as_of)
     study = store.open_study(_definition(matrix, grid, as_of))
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
+
+    def watched(event: events.Event) -> None:
+        notify(event)
+        if isinstance(event, events.LockProgress) and stopped():
+            raise StudyInterruptedError(
+                f"stopped while locking environments ({event.done} of {event.total})",
+                remedy=f"bisect-env run {matrix.path}   goes on from here",
+            )
+
     try:
-        prepared = prepare_study(matrix, grid, as_of, provider, lockfiles, notify, workers=workers)
+        prepared = prepare_study(matrix, grid, as_of, provider, lockfiles, watched, workers=workers)
         save_prepared(store, study, prepared)
         if not prepared.locks:
             why = next(iter(prepared.unsolvable.values()), None)
@@ -111,11 +120,10 @@ def run_study(
 
 
 def _end_with(error: BisectEnvError, store: Store, study_id: str) -> None:
-    if isinstance(error, StudyInterruptedError | EndsNotAsStatedError):
-        return  # concluded already, with a verdict of their own
     # An answer that stands is not lost because the command could not look at it again.
     if store.study(study_id).status is not StudyStatus.FINISHED:
-        store.finish_study(study_id, StudyStatus.FAILED, None)
+        interrupted = isinstance(error, StudyInterruptedError)
+        store.finish_study(study_id, StudyStatus.INTERRUPTED if interrupted else StudyStatus.FAILED, None)
 
 
 def study_date(matrix: Matrix, store: Store) -> datetime:

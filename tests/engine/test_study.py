@@ -134,6 +134,16 @@ def test_an_interrupted_study_goes_on_where_it_stopped(studies: Studies) -> None
     assert conclusion.report["verdict"]["first_bad"]["level"] == "6"
 
 
+def test_a_study_can_be_stopped_while_environments_are_locked(studies: Studies) -> None:
+    path = studies.matrix(CRASH_FROM_SIX)
+    with pytest.raises(StudyInterruptedError, match="while locking"):
+        studies.run(path, stopped=lambda: True)
+    concluded = studies.events[-1]
+    assert isinstance(concluded, events.Concluded)
+    assert concluded.report["study"]["status"] == "interrupted"
+    assert studies.run(path).report["verdict"]["first_bad"]["level"] == "6"
+
+
 def test_a_finished_study_answers_at_once(studies: Studies) -> None:
     path = studies.matrix(CRASH_FROM_SIX)
     before = studies.run(path).report
