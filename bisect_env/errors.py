@@ -7,6 +7,8 @@ without a traceback; anything that is not a `BisectEnvError` is a defect of ours
 from collections.abc import Sequence
 from enum import IntEnum
 
+_QUOTED_LINES = 12
+
 
 class ExitCode(IntEnum):
     """The documented exit codes of `bisect-env` (see `docs/reference/exit-codes.md`)."""
@@ -41,10 +43,18 @@ class BisectEnvError(Exception):
     def __str__(self) -> str:
         parts = [self.what]
         if self.tried:
-            parts.append(f"tried: {self.tried}")
+            parts.append(f"tried: {_indented(self.tried)}")
         if self.remedy:
             parts.append(f"remedy: {self.remedy}")
         return "\n  ".join(parts)
+
+
+def _indented(text: str) -> str:
+    """Several lines, such as a compiler's, under the first one; of many the last, which say what failed."""
+    lines = text.splitlines()
+    if len(lines) > _QUOTED_LINES:
+        lines = ["…", *lines[-_QUOTED_LINES:]]
+    return "\n    ".join(lines)
 
 
 class UsageError(BisectEnvError):

@@ -132,7 +132,7 @@ def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
 
 
 def _stop_on_signals() -> threading.Event:
-    """The first Ctrl-C (or SIGTERM) stops in an orderly way; a second Ctrl-C ends at once."""
+    """The first Ctrl-C (or SIGTERM, SIGHUP) stops in an orderly way; a second Ctrl-C ends at once."""
     stop = threading.Event()
 
     def handle(_signum: int, _frame: FrameType | None) -> None:
@@ -141,4 +141,5 @@ def _stop_on_signals() -> threading.Event:
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGHUP, handle)
     return stop

@@ -10,7 +10,7 @@ import secrets
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -38,7 +38,7 @@ from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.searcher import Search, SearchSettings
-from bisect_env.storage.records import CombinationStatus
+from bisect_env.storage.records import CombinationStatus, StoredTrial
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target, judge
 from bisect_env.trials.records import Evidence, Outcome, Phase, TrialFile, TrialRecord, TrialSpec
@@ -75,6 +75,7 @@ class _State:
 
     tallies: defaultdict[Index, Tally] = field(default_factory=lambda: defaultdict(Tally))
     aside: dict[Index, tuple[str, str]] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
     built: set[str] = field(default_factory=set)
     running: dict[str, Index] = field(default_factory=dict)
     build_seconds: _Mean = field(default_factory=_Mean)
@@ -93,7 +94,6 @@ class StudyLoop:
         prepared: Its combinations, locked.
         store: Where everything is written.
         study_id: The open study.
-        executor: Where trials run; the caller closes it.
         notify: Hears of everything that happens.
         clock: Seconds that only grow.
         stopped: Looked at between steps; true ends the study in an orderly way.
@@ -105,7 +105,6 @@ class StudyLoop:
         prepared: Prepared,
         store: Store,
         study_id: str,
-        executor: Executor,
         *,
         notify: Callable[[events.Event], None],
         clock: Callable[[], float] = time.monotonic,
@@ -116,7 +115,7 @@ class StudyLoop:
         self.grid = prepared.grid
         self._store = store
         self._study_id = study_id
-        self._executor = executor
+        self._executor: Executor
         self._notify = notify
         self._clock = clock
         self._stopped = stopped
@@ -158,15 +157,10 @@ class StudyLoop:
             Number of stored trials.
         """
         stored = self._store.trials(self._study_id)
+        self._state.known.update(trial.trial_id for trial in stored)
         # A study that could run its command nowhere was stopped for that; now it may be mended.
-        runnable = [trial for trial in stored if trial.outcome is not Outcome.NOT_RUNNABLE]
-        for trial in stored if runnable else []:
-            index = self._prepared.groups.get(self.grid.index(trial.combination))
-            if index is None:
-                continue
-            self._state.built.add(trial.lock_hash)
-            self._learn(index, trial.outcome, trial.evidence, trial.duration)
-        self._state.voids_in_a_row = 0
+        if any(trial.outcome is not Outcome.NOT_RUNNABLE for trial in stored):
+            self._learn_stored(stored)
         for row in self._store.combinations(self._study_id):
             index = self._prepared.groups.get(self.grid.index(row.combination))
             if (
@@ -177,14 +171,33 @@ class StudyLoop:
                 self._put_aside(index, "env-unbuildable", row.reason)
         return len(stored)
 
-    def run(self) -> None:
+    def _hear_others(self) -> None:
+        """Learn what another command has found out about the same study meanwhile: it is one study."""
+        new = [t for t in self._store.trials(self._study_id) if t.trial_id not in self._state.known]
+        self._state.known.update(trial.trial_id for trial in new)
+        self._learn_stored(new)
+
+    def _learn_stored(self, trials: Sequence[StoredTrial]) -> None:
+        voids = self._state.voids_in_a_row
+        for trial in trials:
+            index = self._prepared.groups.get(self.grid.index(trial.combination))
+            if index is not None:
+                self._state.built.add(trial.lock_hash)
+                self._learn(index, trial.outcome, trial.evidence, trial.duration)
+        self._state.voids_in_a_row = voids
+
+    def run(self, executor: Executor) -> None:
         """Go on until nothing more is to be learnt.
+
+        Args:
+            executor: Where trials run; the caller closes it.
 
         Raises:
             NoEnvironmentError: Nothing can be run.
             InfrastructureError: Too many trials in a row were spoilt, or the cluster is lost.
             UsageError: The command cannot be run in any combination tried.
         """
+        self._executor = executor
         budget = self._matrix.file.search.budget
         deadline = None if budget is None else self._clock() + budget
         while self._wants_more(deadline):
@@ -196,6 +209,7 @@ class StudyLoop:
                 self._report_progress()
             # What still ran may have changed the answer, which then is not the answer yet.
             self._wind_down()
+            self._hear_others()
             if not self._state.running and not self.search.ask(1):
                 break
         self._check_anything_ran()
@@ -306,6 +320,7 @@ class StudyLoop:
         tally = self._state.tallies[index]
         evidence = judge(record, self._target, repeated=tally.void > 0)
         self._store.record_trial(self._study_id, record, evidence)
+        self._state.known.add(record.trial_id)
         if record.outcome is not Outcome.WORKER_LOST:
             self._state.built.add(record.lock_hash)
         if build_seconds:

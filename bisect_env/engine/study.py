@@ -105,12 +105,14 @@ def run_study(
                 tried=why.message if why else None,
                 remedy="`bisect-env plan` lists every combination with its reason",
             )
-        with closing(make_executor()) as executor:
-            loop = StudyLoop(matrix, prepared, store, study.id, executor, notify=notify, stopped=stopped)
-            loop.replay()
-            if study.status is StudyStatus.FINISHED and not loop.search.finished:
+        loop = StudyLoop(matrix, prepared, store, study.id, notify=notify, stopped=stopped)
+        loop.replay()
+        # A study that is answered answers again at once, without starting a cluster.
+        if not loop.search.finished:
+            if study.status is StudyStatus.FINISHED:
                 store.reopen(study.id)
-            loop.run()
+            with closing(make_executor()) as executor:
+                loop.run(executor)
         return conclude(matrix, store, study, loop, notify, interrupted=stopped())
     except BisectEnvError as error:
         _end_with(error, store, study.id)

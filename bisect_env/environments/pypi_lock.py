@@ -257,6 +257,8 @@ class Locker:
                 f"\nThe index {index} gives no upload dates, so that `exclude_newer` and date axes hide "
                 "everything in it."
             )
+        if "--no-build" in words:
+            words += "\nA matrix allows to build from source with `solver: {allow_source: true}`."
         return UnsolvableError(words, building=not no_solution and "Failed to build" in words)
 
 

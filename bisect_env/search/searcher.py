@@ -28,6 +28,8 @@ from bisect_env.search.verdict import Answer, Status, Verdict, answer, capacity,
 _END_CERTAINTY = 0.9
 # Odds that a stated end is not as stated: people state what they saw, on another machine perhaps.
 _STATED_END_DOUBT = 0.1
+# How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly.
+_FAILURES = 2
 _MOST_CANDIDATES = 10
 
 
@@ -224,7 +226,7 @@ class Search:
             pairs = [(best.first_bad, best.last_good)]
         for pair in pairs:
             bad, good = (self._standing_for(cell) for cell in pair)
-            if not self._counts.hits[bad]:
+            if self._counts.hits[bad] < _FAILURES:
                 wanted.append((bad, math.inf))
             wanted.append((good, self._clean))
         return wanted

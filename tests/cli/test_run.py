@@ -267,3 +267,22 @@ def test_a_missing_matrix_is_said_so(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "no-such-file.yaml" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_two_commands_on_one_study_share_their_trials(tmp_path: Path) -> None:
+    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    both = [command.start("--json", "--workers", "1") for _ in range(2)]
+    for process in both:
+        _, err = process.communicate(timeout=150)
+        assert process.returncode == 0, err
+    done = subprocess.run(
+        [*COMMAND, "report", "--format", "json"],
+        env=command.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    report = json.loads(done.stdout)
+    assert report["verdict"]["first_bad"]["level"] == "6"
+    assert report["verdict"]["trials"] == report["trials"] == len(command.stored())
