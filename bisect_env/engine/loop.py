@@ -171,11 +171,16 @@ class StudyLoop:
                 self._put_aside(index, "env-unbuildable", row.reason)
         return len(stored)
 
-    def _hear_others(self) -> None:
-        """Learn what another command has found out about the same study meanwhile: it is one study."""
+    def hear_others(self) -> int:
+        """Learn what another command has found out about the same study meanwhile: it is one study.
+
+        Returns:
+            Number of trials that were news.
+        """
         new = [t for t in self._store.trials(self._study_id) if t.trial_id not in self._state.known]
         self._state.known.update(trial.trial_id for trial in new)
         self._learn_stored(new)
+        return len(new)
 
     def _learn_stored(self, trials: Sequence[StoredTrial]) -> None:
         voids = self._state.voids_in_a_row
@@ -209,7 +214,7 @@ class StudyLoop:
                 self._report_progress()
             # What still ran may have changed the answer, which then is not the answer yet.
             self._wind_down()
-            self._hear_others()
+            self.hear_others()
             if not self._state.running and not self.search.ask(1):
                 break
         self._check_anything_ran()

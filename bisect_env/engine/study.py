@@ -236,17 +236,20 @@ def conclude(
         StudyInterruptedError: The user stopped it.
         EndsNotAsStatedError: A stated end is not as stated.
     """
-    document = loop.document()
-    verdict = loop.search.verdict
     if interrupted and not loop.search.finished:
-        store.finish_study(study.id, StudyStatus.INTERRUPTED, document)
+        store.finish_study(study.id, StudyStatus.INTERRUPTED, loop.document())
         raise StudyInterruptedError(
             f"stopped after {loop.search.trials} trials; every one of them is stored",
             remedy=f"bisect-env run {matrix.path}   goes on from here",
         )
-    if verdict.ends_wrong:
-        document = {**document, "status": "none", "reason": _ends_reason(verdict.ends_wrong)}
-    store.finish_study(study.id, StudyStatus.FINISHED, document)
+    while True:
+        document, verdict = loop.document(), loop.search.verdict
+        if verdict.ends_wrong:
+            document = {**document, "status": "none", "reason": _ends_reason(verdict.ends_wrong)}
+        store.finish_study(study.id, StudyStatus.FINISHED, document)
+        # Looked at after writing: of two commands that end together, the later verdict knows all trials.
+        if not loop.hear_others():
+            break
     if verdict.ends_wrong:
         raise EndsNotAsStatedError(
             f"{matrix.path}: {document['reason']}",
