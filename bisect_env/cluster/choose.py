@@ -12,6 +12,9 @@ from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError, UsageError
 
+WORKERS_PER_CPU = 16
+"""Trials that wait more than they compute may share a CPU; each worker is a Python process to start and feed."""
+
 
 def executor_maker(
     *,
@@ -56,8 +59,14 @@ def executor_maker(
                 "--gpus: the trials of this matrix use no GPU",
                 remedy="set `trial.gpus` in the matrix, or leave --gpus out",
             )
-        from bisect_env.cluster.local import LocalExecutor
+        from bisect_env.cluster.local import LocalExecutor, default_workers
 
+        most = WORKERS_PER_CPU * default_workers()
+        if workers is not None and workers > most:
+            raise UsageError(
+                f"--workers {workers}: this machine would spend its time on starting them",
+                remedy=f"take at most {most} ({WORKERS_PER_CPU} for each CPU), or --scheduler for more machines",
+            )
         return partial(LocalExecutor, build, workers)
     from bisect_env.cluster.gpu import GpuExecutor, refuse_without_dask_cuda
     from bisect_env.cluster.gpu_choice import NO_GPU_REMEDY, choose_gpus, group_gpus
