@@ -13,7 +13,7 @@ from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError, UsageError
 
 WORKERS_PER_CPU = 16
-"""Trials that wait more than they compute may share a CPU; each worker is a Python process to start and feed."""
+"""Trials that mostly wait may share a CPU; each worker is a Python process to start and feed."""
 
 
 def executor_maker(
@@ -65,7 +65,7 @@ def executor_maker(
         if workers is not None and workers > most:
             raise UsageError(
                 f"--workers {workers}: this machine would spend its time on starting them",
-                remedy=f"take at most {most} ({WORKERS_PER_CPU} for each CPU), or --scheduler for more machines",
+                remedy=f"take at most {most} ({WORKERS_PER_CPU} a CPU), or --scheduler for more machines",
             )
         return partial(LocalExecutor, build, workers)
     from bisect_env.cluster.gpu import GpuExecutor, refuse_without_dask_cuda
