@@ -1,22 +1,63 @@
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from bisect_env.cluster.choose import WORKERS_PER_CPU, executor_maker
-from bisect_env.cluster.local import default_workers
-from bisect_env.errors import UsageError
+from bisect_env.cluster.choose import executor_maker
+from bisect_env.cluster.local import LocalExecutor
+from bisect_env.cluster.remote import RemoteExecutor
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.errors import ExitCode, InfrastructureError, UsageError
 
 
-def test_more_workers_than_a_machine_can_feed_are_refused() -> None:
-    most = WORKERS_PER_CPU * default_workers()
-    executor_maker(workers=most)
-    with pytest.raises(UsageError, match=f"--workers {most + 1}"):
-        executor_maker(workers=most + 1)
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"scheduler": "tcp://h:1", "scheduler_file": Path("f")}, "name two clusters"),
+        ({"scheduler": "tcp://h:1", "workers": 2}, "--workers starts workers on this machine"),
+        ({"scheduler_file": Path("f"), "gpus": "0"}, "--gpus starts workers on this machine"),
+        ({"gpus": "0"}, "use no GPU"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem) as error:
+        executor_maker(**options)
+    assert error.value.remedy
 
 
-def test_gpus_for_a_matrix_without_gpus_are_refused() -> None:
-    with pytest.raises(UsageError, match="use no GPU"):
-        executor_maker(gpus="0")
+def test_workers_of_a_cluster_use_their_own_caches_unless_one_is_named(tmp_path: Path) -> None:
+    maker = executor_maker(scheduler="tcp://h:1", gpus_per_trial=2)
+    assert isinstance(maker, partial)
+    assert maker.func is RemoteExecutor
+    assert maker.args == (ensure_prefix,)
+    assert maker.keywords["gpus_per_trial"] == 2
+    named = executor_maker(scheduler="tcp://h:1", cache=tmp_path)
+    assert isinstance(named, partial)
+    assert named.args[0].keywords == {"cache_dir": tmp_path}
 
 
-def test_a_scheduler_brings_its_own_workers() -> None:
-    with pytest.raises(UsageError, match="--workers"):
-        executor_maker(scheduler="tcp://127.0.0.1:1", workers=2)
+def test_cpu_trials_run_on_workers_of_this_host(tmp_path: Path) -> None:
+    maker = executor_maker(workers=3, cache=tmp_path)
+    assert isinstance(maker, partial)
+    assert maker.func is LocalExecutor
+    assert maker.args[1] == 3
+
+
+def test_without_the_extra_the_message_names_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.import_module
+
+    def missing(name: str, package: str | None = None) -> Any:
+        if name == "pynvml":
+            raise ModuleNotFoundError("No module named 'pynvml'")
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(InfrastructureError, match="need GPUs") as error:
+        executor_maker(gpus_per_trial=1)
+    assert error.value.exit_code is ExitCode.INFRASTRUCTURE
+    for word in ("--scheduler", "trial.gpus: 0", "gpu-cu13"):
+        assert word in str(error.value)
