@@ -29,7 +29,7 @@ test: setup     ## run all tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-fast: setup ## run the unit tests alone
-	$(BIN)/python -m pytest -q -m "not integration and not network"
+	$(BIN)/python -m pytest -q -m "not integration and not network and not heavy"
 
 lint: setup     ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -13,6 +14,10 @@ from pathlib import Path
 from bisect_env.errors import BisectEnvError, ExitCode
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+
+# In URLs: `://user:PASSWORD@`, and libpq's `?password=PASSWORD`.
+_USER = re.compile(r"(://[^:/@\s]*:)[^@\n]*@")
+_OPTION = re.compile(r"(password=)[^&\s]*")
 
 
 def main() -> None:
@@ -67,14 +72,20 @@ def _say(text: str) -> None:
     sys.stderr.write(clean_lines(text) + "\n")
 
 
+def without_passwords(text: str) -> str:
+    """The text with `***` for the passwords of the URLs in it; logs are sent to others."""
+    return _OPTION.sub(r"\1***", _USER.sub(r"\1***@", text))
+
+
 def _internal(error: Exception) -> int:
-    name = f"{type(error).__name__}: {error}".partition("\n")[0]
+    name = without_passwords(f"{type(error).__name__}: {error}".partition("\n")[0])
     _say(f"error: bisect-env itself failed ({name}); please report it with {_write_log(error)}")
     return int(ExitCode.INTERNAL)
 
 
 def _write_log(error: Exception) -> str:
-    text = f"bisect-env {' '.join(sys.argv[1:])}\n{''.join(traceback.format_exception(error))}"
+    command = " ".join(without_passwords(argument) for argument in sys.argv[1:])
+    text = f"bisect-env {command}\n{without_passwords(''.join(traceback.format_exception(error)))}"
     for folder in (_log_folder, tempfile.gettempdir):
         try:
             place = Path(folder())

@@ -33,7 +33,8 @@ from sqlmodel import Session, col, select
 from bisect_env.environments.lock import Lock
 from bisect_env.matrix.combination import Combination
 from bisect_env.storage import queries, rows
-from bisect_env.storage.connect import Database, open_database
+from bisect_env.storage.backend import Database
+from bisect_env.storage.connect import open_database
 from bisect_env.storage.failures import speaking
 from bisect_env.storage.records import (
     CombinationState,
@@ -240,8 +241,9 @@ class Store:
             if row is None:
                 return None
             query = select(PackageRow).where(PackageRow.lock_hash == content_hash)
-            packages = session.exec(query.order_by(col(PackageRow.name), col(PackageRow.manager)))
-            return rows.lock_of(row, list(packages))
+            # Sorted here: a server sorts texts as its locale does.
+            packages = sorted(session.exec(query), key=lambda package: (package.name, package.manager))
+            return rows.lock_of(row, packages)
 
     def save_combinations(self, study_id: str, states: Iterable[CombinationState]) -> None:
         """Store what is known about combinations before anything runs.

@@ -88,7 +88,7 @@ def test_into_a_file(db: Path, run: RunCommand, tmp_path: Path, form: str) -> No
         (["report", "orjson_crush"], 2, "did you mean orjson_crash?"),
         (["report", "--db", "/gone/results.sqlite"], 6, "there are no results in /gone/results.sqlite"),
         (["report", "--db", "/"], 6, "is a directory"),
-        (["report", "--db", "postgresql://me:secret@x/y"], 2, "keeps its results in SQLite"),
+        (["report", "--db", "mysql://me:secret@x/y"], 2, "keeps its results in SQLite"),
         (["report", "--output", "/gone/file", "orjson_crash"], 2, "there is no directory /gone"),
         (["report", "--output", "/", "orjson_crash"], 2, "is a directory"),
         (["report", "--output", "/proc/version", "orjson_crash"], 6, "cannot be written"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.errors import StorageError, UsageError
-from bisect_env.storage import connect, sqlite_file
+from bisect_env.storage import backend, sqlite_file
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import APPLICATION_ID
 from bisect_env.trials.records import Evidence
@@ -308,7 +308,7 @@ def test_content_that_somebody_changed(filled: Path, statement: str, match: str)
 
 
 def test_a_writer_who_never_gives_way_is_named(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(backend, "BUSY_SECONDS", 0.1)
     holder = sqlite3.connect(filled, isolation_level=None)
     try:
         with Store.open(str(filled)) as store:
@@ -379,9 +379,7 @@ def test_a_place_where_nothing_can_be_made(public: Path) -> None:
     assert "cannot be reached" in as_nobody("write", public.with_name("new.sqlite"))
 
 
-@pytest.mark.parametrize(
-    "reference", ["sqlite://", "sqlite:///:memory:", "postgresql://me:secret@db/results"]
-)
+@pytest.mark.parametrize("reference", ["sqlite://", "sqlite:///:memory:", "mysql://me:secret@db/results"])
 def test_urls_that_cannot_be_served(reference: str) -> None:
     with pytest.raises(UsageError) as caught:
         Store.open(reference)

@@ -1,0 +1,200 @@
+"""The store on a real PostgreSQL server: the contract, and what is peculiar to servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from sqlalchemy.engine import make_url
+
+from bisect_env.errors import BisectEnvError, StorageError, UsageError
+from bisect_env.storage import backend, postgres_backend
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence
+from tests.storage.contract import Reopen, StoreContract
+from tests.storage.postgres_server import PASSWORD, Server
+from tests.storage.samples import combination, definition, opened_study, record
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def reopen(postgres_url: str) -> Iterator[Reopen]:
+    stores: list[Store] = []
+
+    def open_again() -> Store:
+        stores.append(Store.open(postgres_url))
+        return stores[-1]
+
+    yield open_again
+    for store in stores:
+        store.close()
+
+
+class TestPostgresStore(StoreContract):
+    @pytest.fixture
+    def reopen(self, reopen: Reopen) -> Reopen:
+        return reopen
+
+
+def name_of(url: str) -> str:
+    return str(make_url(url).database)
+
+
+def refused(url: str, match: str, kind: type[BisectEnvError] = StorageError) -> str:
+    with pytest.raises(kind, match=match) as caught:
+        Store.open(url).close()
+    text = f"{caught.value} {caught.value.__cause__} {caught.value!r}"
+    assert PASSWORD not in text
+    assert quote(PASSWORD, safe="") not in text
+    assert "remedy: " in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_password_is_neither_shown_nor_stored(postgres: Server, postgres_url: str) -> None:
+    with Store.open(postgres_url) as store:
+        opened_study(store)
+        assert (
+            store.shown == f"postgresql+psycopg://owner:***@127.0.0.1:{postgres.port}/{name_of(postgres_url)}"
+        )
+        assert PASSWORD not in repr(store._database)
+    for table in ("meta", "studies", "decisions"):
+        rows = postgres.run(f"SELECT t::text FROM {table} t", database=name_of(postgres_url))
+        assert "hunter2" not in str(rows)
+
+
+def test_what_cannot_be_reached_is_told_without_the_password(postgres: Server, postgres_url: str) -> None:
+    name = name_of(postgres_url)
+    assert "~/.pgpass" in refused(
+        postgres.url(name, password=PASSWORD + "x"), r"owner:\*\*\*@.* does not let this user in"
+    )
+    refused(postgres.url("gone"), "/gone does not exist[^$]*createdb")
+    refused(postgres_url.replace(str(postgres.port), "1"), "cannot be reached[^$]*check that the server runs")
+    refused(f"{postgres_url}?sslpassword=hunter2&nonsense=hunter2", "failed")
+
+
+def test_without_the_driver(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_backend.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
+    refused(postgres_url, r"not installed[^$]*bisect-env\[postgres\]", UsageError)
+
+
+def test_reading_makes_nothing(postgres: Server, postgres_url: str) -> None:
+    with pytest.raises(StorageError, match=r"no results in .*[^$]*bisect-env run MATRIX"):
+        Store.open(postgres_url, read_only=True)
+    query = "SELECT count(*) FROM information_schema.tables WHERE table_schema = 'public'"
+    assert postgres.run(query, database=name_of(postgres_url)) == [(0,)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TABLE studies (id text)",
+        "CREATE TABLE meta (id text)",
+        "CREATE TABLE meta (name text, value text)",
+    ],
+)
+def test_tables_of_another_program(postgres: Server, postgres_url: str, statement: str) -> None:
+    postgres.run(statement, database=name_of(postgres_url))
+    refused(postgres_url, "tables of another program")
+    query = "SELECT count(*) FROM information_schema.tables WHERE table_schema = 'public'"
+    assert postgres.run(query, database=name_of(postgres_url)) == [(1,)]
+
+
+@pytest.mark.parametrize(("schema", "match"), [(999, "newer release"), (0, "older release")])
+def test_another_schema(postgres: Server, postgres_url: str, schema: int, match: str) -> None:
+    Store.open(postgres_url).close()
+    postgres.run(f"UPDATE meta SET value = '{schema}' WHERE name = 'schema'", database=name_of(postgres_url))
+    refused(postgres_url, match)
+
+
+def test_a_read_only_store_cannot_write(reopen: Reopen, postgres_url: str) -> None:
+    study = opened_study(reopen())
+    with Store.open(postgres_url, read_only=True) as reader:
+        for write in (
+            lambda: reader.open_study(definition("another")),
+            lambda: reader.record_trial(study.id, record(), Evidence.GOOD),
+            lambda: reader.set_combination(study.id, combination("1.0"), "unbuildable", "no"),
+        ):
+            with pytest.raises(StorageError, match="cannot be written"):
+                write()
+        assert reader.trials(study.id) == []
+
+
+def test_a_user_who_may_only_read(postgres: Server, postgres_url: str, reopen: Reopen) -> None:
+    opened_study(reopen())
+    name = name_of(postgres_url)
+    postgres.run(
+        f"CREATE ROLE r{name} LOGIN PASSWORD 'looker'",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO r{name}",
+        database=name,
+    )
+    try:
+        url = postgres.url(name, user=f"r{name}", password="looker")
+        with Store.open(url, read_only=True) as reader:
+            assert reader.study().name == "orjson"
+        with Store.open(url) as store, pytest.raises(StorageError, match="may not be accessed by this user"):
+            store.open_study(definition("another"))
+    finally:
+        postgres.run(f"DROP OWNED BY r{name}", f"DROP ROLE r{name}", database=name)
+
+
+def test_a_reader_neither_waits_nor_makes_others_wait(reopen: Reopen, postgres_url: str) -> None:
+    store = reopen()
+    study = opened_study(store)
+    with Store.open(postgres_url, read_only=True) as reader, reader.snapshot():
+        assert reader.trials(study.id) == []
+        for _ in range(20):
+            store.record_trial(study.id, record(), Evidence.GOOD)
+        with store._database.engine.begin() as held:
+            held.exec_driver_sql("UPDATE studies SET description = 'half-written'")
+            assert reader.study(study.id).definition == definition()
+        assert reader.trials(study.id) == []
+    assert len(store.trials(study.id)) == 20
+
+
+def test_a_writer_who_never_gives_way_is_named(
+    postgres: Server, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(postgres_url) as holder:
+        monkeypatch.setattr(backend, "BUSY_SECONDS", 0.2)
+        with Store.open(postgres_url) as store:
+            with (
+                holder._database.engine.begin(),
+                pytest.raises(StorageError, match=r"held by another writer[^$]*pg_stat_activity"),
+            ):
+                store.open_study(definition())
+            store.open_study(definition())
+
+
+def test_a_server_that_was_restarted_is_found_again(
+    postgres: Server, postgres_url: str, reopen: Reopen
+) -> None:
+    store = reopen()
+    study = opened_study(store)
+    postgres.run(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bisect-env' "
+        f"AND datname = '{name_of(postgres_url)}'"
+    )
+    assert store.record_trial(study.id, record(), Evidence.GOOD)
+
+
+def test_a_connection_that_breaks_while_writing_leaves_nothing_half_done(
+    postgres: Server, postgres_url: str, reopen: Reopen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = reopen()
+    study = opened_study(store)
+
+    def cut(*_: object) -> None:
+        postgres.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bisect-env' "
+            f"AND datname = '{name_of(postgres_url)}'"
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bisect_env.storage.rows.log_row", cut)
+        with pytest.raises((StorageError, psycopg.Error), match="was shut down"):
+            store.record_trial(study.id, record(), Evidence.GOOD)
+    assert store.trials(study.id) == []
+    assert store.record_trial(study.id, record(), Evidence.GOOD)
