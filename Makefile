@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format cases cases-heavy lock schema clean
+.PHONY: help setup run test test-fast lint format cases cases-heavy bench lock schema clean
 
 help:           ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ cases: setup    ## bisect every real regression in matrices/ and compare with th
 
 cases-heavy: setup ## the same for the cases with wheels of 500 MB and more
 	$(BIN)/python -m tests.cases.run_cases --heavy
+
+bench: setup    ## measure what running trials costs beside the trials
+	$(BIN)/python -m benchmarks.cluster
 
 schema: setup   ## write matrices/schema.json
 	$(BIN)/bisect-env schema --output matrices/schema.json
