@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bisect_env.cli.db_command import db_app
 from bisect_env.cli.plan_command import plan
 from bisect_env.cli.report_command import report
 from bisect_env.cli.run_command import run
@@ -40,3 +41,4 @@ app.command()(run)
 app.command()(plan)
 app.command()(report)
 app.command()(schema)
+app.add_typer(db_app, name="db")

@@ -24,11 +24,7 @@ def open_database(reference: str | None, *, read_only: bool) -> Database:
         UsageError: The reference cannot be understood.
         StorageError: There is no database that this release could use.
     """
-    location = database_location(reference)
-    if isinstance(location, Path):
-        database = open_file(location, read_only=read_only)
-    else:
-        database = open_server(location, read_only=read_only)
+    database = open_any_schema(reference, read_only=read_only)
     try:
         with speaking(database.shown), database.reader.connect() as connection:
             schema.check_version(schema.stored_version(connection, database.shown), database.shown)
@@ -36,3 +32,16 @@ def open_database(reference: str | None, *, read_only: bool) -> Database:
         database.engine.dispose()
         raise
     return database
+
+
+def open_any_schema(reference: str | None, *, read_only: bool = False) -> Database:
+    """The same for a database of whatever schema; only `maintenance` knows what to do with one.
+
+    Raises:
+        UsageError: The reference cannot be understood.
+        StorageError: There is no database of ours.
+    """
+    location = database_location(reference)
+    if isinstance(location, Path):
+        return open_file(location, read_only=read_only)
+    return open_server(location, read_only=read_only)

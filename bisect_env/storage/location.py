@@ -60,6 +60,16 @@ def database_location(reference: str | None, environ: Mapping[str, str] | None =
             )
 
 
+def shown_location(reference: str | None) -> str:
+    """The database that a user means, as messages name it; nothing is opened.
+
+    Raises:
+        UsageError: As for `database_location`.
+    """
+    location = database_location(reference)
+    return str(location) if isinstance(location, Path) else shown_url(location)
+
+
 def shown_url(url: URL) -> str:
     """The URL as messages may quote it: `***` for the password, without options, which may hold another."""
     return url.set(query={}).render_as_string(hide_password=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.metadata import version
 
 from sqlalchemy import Connection, insert, select
@@ -16,8 +17,13 @@ CREATED_BY = "bisect-env"
 
 
 def make(connection: Connection) -> None:
-    """Make every table in an empty database, in the transaction that is given."""
+    """Make every table and view in an empty database, in the transaction that is given."""
+    # Here, because reading and going on need no Alembic.
+    from bisect_env.storage import migrate, views
+
     METADATA.create_all(connection)
+    views.make(connection)
+    migrate.stamp(connection, SCHEMA_VERSION)
     facts = {"schema": str(SCHEMA_VERSION), "created_by": f"{CREATED_BY} {version('bisect-env')}"}
     connection.execute(insert(MetaRow), [{"name": name, "value": value} for name, value in facts.items()])
 
@@ -63,5 +69,20 @@ def check_version(found: int, shown: str) -> None:
         raise StorageError(
             f"the database {shown} was written by an older release (schema {found}; this one needs "
             f"{SCHEMA_VERSION})",
-            remedy="read it with the release that wrote it, or " + ANOTHER,
+            remedy=f"bisect-env db upgrade --db {shlex.quote(shown)}",
+        )
+
+
+def check_upgradable(found: int, shown: str) -> None:
+    """Refuse a schema from which no revision leads here. Pure.
+
+    Raises:
+        StorageError: It is newer than ours, or no release ever had it.
+    """
+    if found > SCHEMA_VERSION:
+        check_version(found, shown)
+    if found < 1:
+        raise StorageError(
+            f"the database {shown} says that it has schema {found}, which no release ever had",
+            remedy="another program changed it: take it from a backup, or " + ANOTHER,
         )

@@ -1,4 +1,4 @@
-"""The tables. Whoever changes one raises `SCHEMA_VERSION` and writes how older databases become newer ones.
+"""The tables. Whoever changes one raises `SCHEMA_VERSION` and writes its revision in `migrations`.
 
 Enumerations are stored as text and checked in code, times are UTC, and a combination is known by its
 canonical key. (No `from __future__ import annotations` here: SQLModel reads the annotations.)
@@ -12,7 +12,7 @@ from sqlmodel import Field, SQLModel
 
 from bisect_env.storage.values import UtcDateTime
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the tables below."""
 
 APPLICATION_ID = 0x62656E76

@@ -270,8 +270,8 @@ def test_damage_that_shows_later_is_told_as_well(filled: Path) -> None:
 @pytest.mark.parametrize(
     ("schema", "match"),
     [
-        (2, "newer release[^$]*remedy: install the newest release"),
-        (0, "older release[^$]*remedy: read it with the release that wrote it"),
+        (3, "newer release[^$]*remedy: install the newest release"),
+        (1, "older release[^$]*remedy: bisect-env db upgrade --db /"),
     ],
 )
 def test_another_schema(filled: Path, schema: int, match: str) -> None:

@@ -1,0 +1,141 @@
+"""Upgrading, checking and measuring a database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, inspect, select, update
+
+from bisect_env.errors import StorageError
+from bisect_env.storage import migrate, schema, views
+from bisect_env.storage.connect import open_any_schema, open_database
+from bisect_env.storage.failures import ANOTHER, speaking
+from bisect_env.storage.tables import METADATA, SCHEMA_VERSION, MetaRow
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """What an upgrade did.
+
+    Attributes:
+        shown: The database, without a password.
+        before: Its schema before.
+        after: Its schema now; the same when there was nothing to do.
+    """
+
+    shown: str
+    before: int
+    after: int
+
+
+def upgrade(reference: str | None) -> Upgrade:
+    """Bring a database to this release's schema, as a whole or not at all.
+
+    Args:
+        reference: As `Store.open` takes it.
+
+    Raises:
+        StorageError: It was written by a newer release, or cannot be upgraded; it is as before.
+    """
+    # Opening for writing would make a database where there is none.
+    open_any_schema(reference, read_only=True).engine.dispose()
+    database = open_any_schema(reference)
+    try:
+        with speaking(database.shown), database.engine.connect() as connection:
+            if connection.dialect.name == "sqlite":
+                # Making a table anew would delete the rows that refer to it; and inside a transaction this
+                # setting is not heeded.
+                driver: Any = connection.connection.driver_connection
+                driver.execute("PRAGMA foreign_keys = OFF")
+            with connection.begin():
+                before = schema.stored_version(connection, database.shown)
+                if before == SCHEMA_VERSION:
+                    return Upgrade(database.shown, before, before)
+                schema.check_upgradable(before, database.shown)
+                views.drop(connection)
+                migrate.to_head(connection, before)
+                views.make(connection)
+                connection.execute(
+                    update(MetaRow)
+                    .where(MetaRow.name == "schema")  # type: ignore[arg-type]
+                    .values(value=str(SCHEMA_VERSION))
+                )
+                _refuse_dangling(connection, database.shown)
+            return Upgrade(database.shown, before, SCHEMA_VERSION)
+    finally:
+        database.engine.dispose()
+
+
+def _refuse_dangling(connection: Connection, shown: str) -> None:
+    if connection.dialect.name == "sqlite" and connection.exec_driver_sql("PRAGMA foreign_key_check").first():
+        raise StorageError(
+            f"the database {shown} holds rows that refer to nothing; it was not upgraded",
+            remedy="another program changed it: take it from a backup, or " + ANOTHER,
+        )
+
+
+def problems(reference: str | None) -> tuple[str, list[str]]:
+    """The database as messages name it, and what is wrong with it, a sentence each.
+
+    Raises:
+        StorageError: It cannot be opened, or has another schema.
+    """
+    database = open_database(reference, read_only=True)
+    try:
+        with speaking(database.shown), database.reader.connect() as connection:
+            return database.shown, _problems(connection)
+    finally:
+        database.engine.dispose()
+
+
+def _problems(connection: Connection) -> list[str]:
+    found: list[str] = []
+    if connection.dialect.name == "sqlite":
+        lines = [str(line) for (line,) in connection.exec_driver_sql("PRAGMA integrity_check(10)")]
+        found += [f"damaged: {line}" for line in lines if line != "ok"]
+        dangling = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(10)
+        found += [
+            f"a row of {table} refers to a row of {parent} that is gone" for table, _, parent, _ in dangling
+        ]
+    here = inspect(connection)
+    missing = sorted(set(METADATA.tables) - set(here.get_table_names()))
+    missing += sorted(set(views.NAMES) - set(here.get_view_names()))
+    found += [f"{name} is missing" for name in missing]
+    revision = migrate.current(connection)
+    if revision != migrate.revision_of(SCHEMA_VERSION):
+        found.append(
+            f"the version table names revision {revision}, not {migrate.revision_of(SCHEMA_VERSION)}"
+        )
+    return found
+
+
+def stats(reference: str | None) -> tuple[str, dict[str, int | str]]:
+    """The database as messages name it, and its measures: schema, rows of each table, size in bytes.
+
+    Raises:
+        StorageError: It cannot be opened, or has another schema.
+    """
+    database = open_database(reference, read_only=True)
+    try:
+        with speaking(database.shown), database.reader.connect() as connection:
+            measured: dict[str, int | str] = {
+                "back end": connection.dialect.name,
+                "schema": schema.stored_version(connection, database.shown),
+                "written by": schema.fact(connection, "created_by") or "",
+            }
+            for name, table in METADATA.tables.items():
+                if name != "meta":
+                    query = select(func.count()).select_from(table)
+                    measured[name] = int(connection.execute(query).scalar_one())
+            measured["bytes"] = _size(connection)
+            return database.shown, measured
+    finally:
+        database.engine.dispose()
+
+
+def _size(connection: Connection) -> int:
+    query = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+    if connection.dialect.name != "sqlite":
+        query = "SELECT pg_database_size(current_database())"
+    return int(connection.exec_driver_sql(query).scalar_one())

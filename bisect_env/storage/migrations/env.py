@@ -1,0 +1,13 @@
+"""Run by Alembic for every command; the connection, and its transaction, are the caller's."""
+
+from alembic import context
+
+from bisect_env.storage.tables import METADATA
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=METADATA,
+    # SQLite cannot alter a table: Alembic makes another and copies.
+    render_as_batch=True,
+)
+context.run_migrations()

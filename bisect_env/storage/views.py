@@ -1,0 +1,71 @@
+"""The views that people and other programs may rely on; `docs/reference/database.md` documents them.
+
+A column may be added; none is renamed, removed or given another meaning while the tables change beneath.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+_COUNTS = ",\n".join(
+    f"  coalesce(sum(CASE WHEN t.evidence = '{evidence}' THEN 1 ELSE 0 END), 0) AS {evidence}"
+    for evidence in ("good", "bad", "other", "void", "skip")
+)
+
+_COMBINATIONS = f"""
+SELECT c.study_id, s.name AS study, c.key AS combination, c.status, c.reason, c.lock_hash,
+{_COUNTS}
+FROM combinations c
+JOIN studies s ON s.id = c.study_id
+LEFT JOIN trials t ON t.combination_id = c.id
+GROUP BY c.id, c.study_id, s.name, c.key, c.status, c.reason, c.lock_hash
+"""
+
+_TRIALS = """
+SELECT t.trial_id, t.study_id, s.name AS study, c.key AS combination, t.lock_hash, l.python, l.platform,
+  t.outcome, t.evidence, t.returncode, t.phase, t.signature, t.detail, t.started_at, t.recorded_at,
+  t.duration, t.host, t.worker, t.gpu, s.username
+FROM trials t
+JOIN studies s ON s.id = t.study_id
+JOIN combinations c ON c.id = t.combination_id
+JOIN locks l ON l.content_hash = t.lock_hash
+"""
+
+_PACKAGES = """
+SELECT p.lock_hash, p.manager, p.name, p.version, p.build, p.url, p.sha256, l.python, l.platform
+FROM packages p
+JOIN locks l ON l.content_hash = p.lock_hash
+"""
+
+_VERDICT_KEYS = ("status", "sentence", "reason", "kind", "first_bad", "last_good", "culprit_axes")
+
+
+def _verdicts(dialect: str) -> str:
+    if dialect == "sqlite":
+        keys = [f"json_extract(s.verdict, '$.{key}') AS {key}" for key in _VERDICT_KEYS]
+        probability = "json_extract(s.verdict, '$.probability')"
+    else:
+        keys = [f"s.verdict ->> '{key}' AS {key}" for key in _VERDICT_KEYS]
+        probability = "CAST(s.verdict ->> 'probability' AS double precision)"
+    return f"""
+SELECT s.id AS study_id, s.name AS study, s.status AS study_status, {", ".join(keys)},
+  {probability} AS probability, s.created_at, s.finished_at, s.host, s.username
+FROM studies s
+WHERE s.verdict IS NOT NULL
+"""
+
+
+NAMES = ("v_combinations", "v_trials", "v_verdicts", "v_packages")
+
+
+def make(connection: Connection) -> None:
+    """Make every view."""
+    bodies = (_COMBINATIONS, _TRIALS, _verdicts(connection.dialect.name), _PACKAGES)
+    for name, body in zip(NAMES, bodies, strict=True):
+        connection.exec_driver_sql(f"CREATE VIEW {name} AS {body}")
+
+
+def drop(connection: Connection) -> None:
+    """Take them away: a table cannot be made anew beneath a view."""
+    for name in NAMES:
+        connection.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")

@@ -1,0 +1,92 @@
+"""`bisect-env db` as people and programs meet it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bisect_env import cli
+from bisect_env.storage.store import Store
+from tests.storage.samples import opened_study
+from tests.storage.test_migrations import FROZEN
+
+RunCommand = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCommand:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bisect-env", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "results.sqlite"
+    monkeypatch.setenv("BISECT_ENV_DB", str(path))
+    with Store.open() as store:
+        opened_study(store)
+    return path
+
+
+def test_path(db: Path, run: RunCommand) -> None:
+    assert run("db", "path") == (0, f"{db}\n", "")
+    url = "postgresql://me:hunter2@db.example/r"
+    assert run("db", "path", "--db", url) == (0, "postgresql+psycopg://me:***@db.example/r\n", "")
+
+
+def test_an_old_database_is_mended_by_the_command_that_its_message_names(
+    tmp_path: Path, run: RunCommand
+) -> None:
+    old = tmp_path / "of last year.sqlite"
+    shutil.copy(FROZEN / "schema-1.sqlite", old)
+    code, out, err = run("report", "--db", str(old))
+    assert (code, out) == (6, "")
+    remedy = err.rpartition("remedy: bisect-env ")[2]
+    assert remedy == f"db upgrade --db '{old}'\n"
+    assert run("db", "upgrade", "--db", str(old)) == (0, "", f"{old}: schema 1 became 2\n")
+    assert run("db", "upgrade", "--db", str(old)) == (0, "", f"{old} has schema 2: nothing to do\n")
+    assert run("db", "check", "--db", str(old))[0] == 0
+    assert run("report", "orjson", "--db", str(old), "--format", "json")[0] == 0
+
+
+def test_check(db: Path, run: RunCommand) -> None:
+    assert run("db", "check") == (0, "", f"{db} is whole\n")
+    connection = sqlite3.connect(db)
+    connection.execute("DELETE FROM locks")
+    connection.commit()
+    connection.close()
+    code, _, err = run("db", "check")
+    assert code == 6
+    assert "is not whole" in err
+    assert "take it from a backup" in err
+
+
+def test_stats(db: Path, run: RunCommand) -> None:
+    code, out, err = run("db", "stats", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["studies"], found["combinations"], found["trials"]) == (1, 3, 0)
+    assert found["bytes"] > 10_000
+    assert "combinations 3\n" in run("db", "stats")[1]
+
+
+@pytest.mark.parametrize("command", ["upgrade", "check", "stats"])
+def test_a_file_that_is_no_database(tmp_path: Path, run: RunCommand, command: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("remember the milk\n")
+    code, _, err = run("db", command, "--db", str(path))
+    assert code == 6
+    assert "is not a SQLite database; it was left as it is" in err
+    assert path.read_text() == "remember the milk\n"
