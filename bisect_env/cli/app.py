@@ -9,6 +9,7 @@ import typer
 
 from bisect_env.cli.db_command import db_app
 from bisect_env.cli.plan_command import plan
+from bisect_env.cli.query_command import query
 from bisect_env.cli.report_command import report
 from bisect_env.cli.run_command import run
 from bisect_env.cli.schema_command import schema
@@ -40,5 +41,6 @@ def root(
 app.command()(run)
 app.command()(plan)
 app.command()(report)
+app.command()(query)
 app.command()(schema)
 app.add_typer(db_app, name="db")

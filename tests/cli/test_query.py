@@ -1,0 +1,127 @@
+"""`bisect-env query` on both back ends: it answers, and cannot change anything."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence, Outcome
+from tests.cli.test_db import RunCommand, run
+from tests.storage.conftest import postgres, postgres_url
+from tests.storage.samples import opened_study, record, whole_record
+
+__all__ = ["postgres", "postgres_url", "run"]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
+def db(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    is_file = request.param == "sqlite"
+    reference = str(tmp_path / "r.sqlite") if is_file else str(request.getfixturevalue("postgres_url"))
+    monkeypatch.setenv("BISECT_ENV_DB", reference)
+    with Store.open(reference) as store:
+        study = opened_study(store)
+        store.record_trial(study.id, whole_record(), Evidence.BAD)
+        store.record_trial(study.id, record("1.0", Outcome.PASS, worker="a,b\x1b[31m"), Evidence.GOOD)
+        store.finish_study(
+            study.id, "finished", {"status": "confirmed", "probability": 0.97, "first_bad": {"orjson": "2.0"}}
+        )
+    return reference
+
+
+def test_every_view_answers(db: str, run: RunCommand) -> None:
+    def asked(question: str) -> list[dict[str, object]]:
+        code, out, err = run("query", question, "--json")
+        assert (code, err) == (0, "")
+        found: list[dict[str, object]] = json.loads(out)
+        return found
+
+    (verdict,) = asked("SELECT study, study_status, status, probability, first_bad FROM v_verdicts")
+    assert json.loads(str(verdict.pop("first_bad"))) == {"orjson": "2.0"}
+    assert verdict == {
+        "study": "orjson",
+        "study_status": "finished",
+        "status": "confirmed",
+        "probability": 0.97,
+    }
+    assert asked("SELECT combination, good, bad, skip FROM v_combinations ORDER BY combination") == [
+        {"combination": '[["orjson","1.0"]]', "good": 1, "bad": 0, "skip": 0},
+        {"combination": '[["orjson","1.1"]]', "good": 0, "bad": 0, "skip": 0},
+        {"combination": '[["orjson","2.0"]]', "good": 0, "bad": 1, "skip": 0},
+    ]
+    crashed = (
+        "SELECT DISTINCT o.version FROM v_trials t JOIN v_packages o ON o.lock_hash = t.lock_hash "
+        "JOIN v_packages z ON z.lock_hash = t.lock_hash WHERE o.name = 'orjson' AND z.name = 'zipp' "
+        "AND z.version LIKE '3.%' AND t.outcome = 'crash' AND t.gpu LIKE '%GPU-1%'"
+    )
+    assert asked(crashed) == [{"version": "2.0"}]
+
+
+def test_a_table_and_csv(db: str, run: RunCommand) -> None:
+    question = "SELECT outcome, worker, returncode FROM v_trials ORDER BY started_at, outcome DESC"
+    code, out, _ = run("query", question)
+    assert code == 0
+    assert out.splitlines()[:3] == [
+        "outcome  worker    returncode",
+        "-------  --------  ----------",
+        out.splitlines()[2],
+    ]
+    assert "\x1b" not in out
+    rows = list(csv.reader(io.StringIO(run("query", question, "--csv")[1])))
+    assert rows[0] == ["outcome", "worker", "returncode"]
+    assert ["pass", "a,b\x1b[31m", "0"] in rows
+    assert run("query", question, "--csv", "--json")[0] == 2
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM logs",
+        "UPDATE studies SET name = 'x' RETURNING id",
+        "CREATE TABLE x (y int)",
+        "DROP VIEW v_trials",
+        "SELECT 1; DELETE FROM logs",
+        "COMMIT; DELETE FROM logs",
+        "PRAGMA query_only = OFF",
+        "PRAGMA journal_mode = DELETE",
+        "ATTACH '{folder}/other.sqlite' AS other",
+        "VACUUM INTO '{folder}/copy.sqlite'",
+        "SET TRANSACTION READ WRITE",
+        "COPY studies TO '{folder}/studies'",
+        "WITH gone AS (DELETE FROM logs RETURNING 1) SELECT * FROM gone",
+        "SELECT nothing FROM nowhere",
+        "SELECT",
+        "",
+    ],
+)
+def test_nothing_can_be_changed(db: str, run: RunCommand, tmp_path: Path, statement: str) -> None:
+    if statement == "SELECT" and db.startswith("postgresql"):
+        pytest.skip("a query without columns is one")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    code, out, err = run("query", statement.format(folder=folder))
+    assert (code, out) == (2, ""), err
+    assert "remedy: ask one SELECT" in err
+    assert list(folder.iterdir()) == []
+    with Store.open(db) as store:
+        (study,) = store.studies()
+        trials = store.trials(study.id)
+        assert (study.name, len(trials)) == ("orjson", 2)
+        assert all(store.trial(trial.trial_id) for trial in trials)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "database.md"
+
+
+def test_the_examples_of_the_documentation_run(db: str, run: RunCommand) -> None:
+    examples = re.findall(r"```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(examples) == 3
+    for example in examples:
+        code, out, err = run("query", example, "--json")
+        assert (code, err) == (0, ""), example
+        assert isinstance(json.loads(out), list)
