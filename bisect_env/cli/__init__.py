@@ -15,9 +15,8 @@ from bisect_env.errors import BisectEnvError, ExitCode
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
-# In URLs: `://user:PASSWORD@`, and libpq's `?password=PASSWORD`.
+# On a command line and in a traceback a password may hold spaces and slashes.
 _USER = re.compile(r"(://[^:/@\s]*:)[^@\n]*@")
-_OPTION = re.compile(r"(password=)[^&\s]*")
 
 
 def main() -> None:
@@ -66,15 +65,18 @@ def _code_of(end: SystemExit) -> int:
 
 
 def _say(text: str) -> None:
+    from bisect_env.matrix.secrets import without_passwords as without
     from bisect_env.report.untrusted import clean_lines
 
     # Messages quote solvers, file names and logs.
-    sys.stderr.write(clean_lines(text) + "\n")
+    sys.stderr.write(clean_lines(without(text)) + "\n")
 
 
 def without_passwords(text: str) -> str:
     """The text with `***` for the passwords of the URLs in it; logs are sent to others."""
-    return _OPTION.sub(r"\1***", _USER.sub(r"\1***@", text))
+    from bisect_env.matrix.secrets import without_passwords as without
+
+    return without(_USER.sub(r"\1***@", without(text)))
 
 
 def _internal(error: Exception) -> int:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from bisect_env.engine import events
 from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.secrets import public_json, without_passwords
 from bisect_env.report.sentence import sentence
 from bisect_env.report.untrusted import clean
 from bisect_env.trials.records import Evidence
@@ -54,7 +55,7 @@ class QuietView(View):
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
         if isinstance(event, events.Warned):
-            print(f"warning: {clean(event.text)}", file=self._stream, flush=True)
+            print(f"warning: {clean(without_passwords(event.text))}", file=self._stream, flush=True)
 
 
 class PlainView(View):
@@ -69,7 +70,7 @@ class PlainView(View):
         """Show one event."""
         text = self._line(event)
         if text is not None:
-            print(clean(text), file=self._stream, flush=True)
+            print(clean(without_passwords(text)), file=self._stream, flush=True)
 
     def _line(self, event: events.Event) -> str | None:
         if isinstance(event, events.Progress):
@@ -119,7 +120,7 @@ class JsonView(View):
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
         # ASCII: stdout's encoding is the locale's, and what a script printed may be no text at all.
-        print(json.dumps(as_json(event)), file=self._stream, flush=True)
+        print(json.dumps(public_json(as_json(event))), file=self._stream, flush=True)
 
 
 def as_json(event: events.Event) -> dict[str, Any]:
@@ -234,7 +235,7 @@ class LiveView(View):
             case _:
                 pass
         if isinstance(event, events.Locked | events.Warned | events.SetAside):
-            self._live.console.print(Text(clean(describe(event) or "")), highlight=False)
+            self._live.console.print(Text(clean(without_passwords(describe(event) or ""))), highlight=False)
             self._note = ""
         self._live.update(self._draw())
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from bisect_env.environments.failures import LockFileError
 from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.settings import without_credentials
 
 _HEADER = "# Made by bisect-env from a matrix. The format is conda-lock's unified one, version 1.\n"
 _PYTHON = "bisect-env.python"
@@ -37,7 +39,9 @@ def make_lock(
         exclude_newer: RFC 3339 date. It matters to a prefix only where something is built (what the build
             requires is resolved then), so that it is dropped where everything is a wheel.
     """
-    ordered = tuple(sorted(packages, key=lambda p: (p.name, p.version, p.url)))
+    # Locks are shared, committed and stored: whoever made the packages, no password gets into one.
+    public = (replace(package, url=without_credentials(package.url)) for package in packages)
+    ordered = tuple(sorted(public, key=lambda p: (p.name, p.version, p.url)))
     if not any(package.is_source for package in ordered):
         exclude_newer = None
     digest = content_hash(python, platform, ordered, exclude_newer)

@@ -14,6 +14,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.environments.lock_text import parse_lock
 from bisect_env.environments.pypi_lock import LockResult
 from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.secrets import without_passwords
 
 SUFFIX = ".conda-lock.yml"
 INDEX = "index.json"
@@ -64,7 +65,7 @@ def index_text(results: Mapping[str, LockResult]) -> str:
         result = results[key]
         entry: dict[str, Any] = {"combination": dict(json.loads(key))}
         if isinstance(result, UnsolvableError):
-            entry["unsolvable"] = result.message
+            entry["unsolvable"] = without_passwords(result.message)
             if result.building:
                 entry["building"] = True
         else:

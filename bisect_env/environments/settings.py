@@ -15,6 +15,7 @@ import platformdirs
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.secrets import is_secret_parameter
 
 
 def default_cache_dir() -> Path:
@@ -63,11 +64,12 @@ def uv_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def without_credentials(url: str) -> str:
-    """The URL without user name and password, fit for messages and lock files."""
+    """The URL without user name, password and parameters named like secrets: for messages and lock files."""
     parts = urlsplit(url)
-    if "@" not in parts.netloc:
+    kept = "&".join(p for p in parts.query.split("&") if not is_secret_parameter(p.partition("=")[0]))
+    if "@" not in parts.netloc and kept == parts.query:
         return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=kept))
 
 
 def _without_name(text: str) -> str:

@@ -6,7 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.settings import without_credentials
 from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.secrets import shared_matrix_text, without_passwords
 from bisect_env.storage.records import (
     CombinationState,
     CombinationStatus,
@@ -17,7 +19,7 @@ from bisect_env.storage.records import (
     WholeTrial,
 )
 from bisect_env.storage.tables import CombinationRow, LockRow, LogRow, PackageRow, StudyRow, TrialRow
-from bisect_env.storage.values import clean, jsonable, member, pack, unpack
+from bisect_env.storage.values import clean, jsonable, member, pack, public, unpack
 from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
 
 
@@ -54,10 +56,10 @@ def definition_values(definition: StudyDefinition) -> dict[str, Any]:
         "host": clean(definition.host),
         "username": clean(definition.user),
         "matrix_path": clean(definition.matrix_path),
-        "description": clean(definition.description),
+        "description": public(definition.description),
         "grid": jsonable(definition.grid),
         "settings": jsonable(definition.settings),
-        "matrix_text": clean(definition.matrix_text),
+        "matrix_text": clean(shared_matrix_text(definition.matrix_text)),
     }
 
 
@@ -81,7 +83,7 @@ def package_rows(lock: Lock) -> list[PackageRow]:
             name=package.name,
             version=package.version,
             build=package.build,
-            url=package.url,
+            url=without_credentials(package.url),
             sha256=package.sha256,
         )
         for package in lock.packages
@@ -129,8 +131,8 @@ def trial_row(
         host=clean(record.host),
         worker=clean(record.worker),
         gpu=clean(record.gpu),
-        signature=clean(record.signature),
-        detail=clean(record.detail),
+        signature=public(record.signature),
+        detail=public(record.detail),
     )
 
 
@@ -138,9 +140,9 @@ def log_row(sequence: int, record: TrialRecord) -> LogRow:
     """What a trial wrote, as a row."""
     return LogRow(
         trial_sequence=sequence,
-        stdout=pack(record.stdout),
-        stderr=pack(record.stderr),
-        stack=pack(record.stack),
+        stdout=pack(without_passwords(record.stdout)),
+        stderr=pack(without_passwords(record.stderr)),
+        stack=pack(without_passwords(record.stack)),
     )
 
 

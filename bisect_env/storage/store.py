@@ -56,7 +56,7 @@ from bisect_env.storage.tables import (
     PackageRow,
     StudyRow,
 )
-from bisect_env.storage.values import clean, jsonable
+from bisect_env.storage.values import clean, jsonable, public
 from bisect_env.trials.records import Evidence, TrialRecord
 
 
@@ -271,7 +271,7 @@ class Store:
                     and row.lock_hash == state.lock_hash
                 ):
                     continue
-                row.status, row.reason, row.lock_hash = status.value, clean(state.reason), state.lock_hash
+                row.status, row.reason, row.lock_hash = status.value, public(state.reason), state.lock_hash
             session.flush()
 
     def set_combination(self, study_id: str, combination: Combination, status: str, reason: str) -> None:
@@ -283,7 +283,7 @@ class Store:
         checked = CombinationStatus(status)
         with self._writing() as session:
             row = _combination(session, study_id, combination)
-            row.status, row.reason = checked.value, clean(reason)
+            row.status, row.reason = checked.value, public(reason)
 
     def combinations(self, study_id: str) -> list[CombinationState]:
         """Every combination of a study, in the order in which they were saved first."""

@@ -14,6 +14,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 from bisect_env.errors import StorageError
+from bisect_env.matrix.secrets import without_passwords
 
 _Member = TypeVar("_Member", bound=StrEnum)
 
@@ -55,6 +56,11 @@ def clean(text: str) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
 
 
+def public(text: str) -> str:
+    """The same for texts of solvers, installers and scripts, which quote addresses: without passwords."""
+    return clean(without_passwords(text))
+
+
 def pack(text: str) -> bytes:
     """Compressed UTF-8; logs repeat themselves."""
     return zlib.compress(text.encode("utf-8", "surrogatepass"), 6)
@@ -84,7 +90,7 @@ def jsonable(value: Any) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
-        return clean(str(value))
+        return public(str(value))
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):

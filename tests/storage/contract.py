@@ -9,9 +9,12 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.lock_text import make_lock
 from bisect_env.errors import UsageError
 from bisect_env.storage.records import CombinationState, Counts, StudyStatus
 from bisect_env.storage.store import Store
+from bisect_env.storage.tables import METADATA
 from bisect_env.trials.records import Evidence, Outcome
 from tests.storage.samples import (
     combination,
@@ -314,3 +317,42 @@ class StoreContract:
             thread.join()
         assert len(ids) == 4
         assert len(set(ids)) == 1
+
+    # -- secrets -------------------------------------------------------------------------------------------
+
+    def test_passwords_come_in_everywhere_and_are_stored_nowhere(self, store: Store) -> None:
+        url = "https://me:hunter2@index.example/simple"
+        study = store.open_study(
+            definition(
+                matrix_text=f"index: {url}\ntrial: {{env: {{MY_TOKEN: hunter2}}}}\n",
+                description=url,
+                settings={"note": url},
+            )
+        )
+        package = LockedPackage("orjson", "2.0", "pip", f"{url}/o.whl?token=hunter2", "a" * 64)
+        made = make_lock("3.11", "linux-64", [package])
+        store.save_locks(study.id, [made])
+        store.save_combinations(
+            study.id,
+            [
+                CombinationState(combination("1.0"), "unsolvable", f"{url} says no"),
+                CombinationState(combination("2.0"), "solvable", "", made.content_hash),
+            ],
+        )
+        store.set_combination(study.id, combination("1.0"), "unbuildable", f"{url} says no")
+        logged = f"fetching {url} with Authorization: Bearer hunter2\n"
+        given = record(
+            lock_hash=made.content_hash, detail=url, signature=url, stdout=logged, stderr=logged, stack=logged
+        )
+        store.record_trial(study.id, given, Evidence.OTHER)
+        store.record_decision(study.id, "ask", {"why": [url]})
+        store.finish_study(study.id, "failed", {"reason": url})
+        found = store.trial(given.trial_id)
+        assert found is not None
+        assert "https://me:***@index.example/simple" in found.record.stdout
+        assert "hunter2" not in repr(found)
+        with store._database.reader.connect() as connection:
+            for table in METADATA.sorted_tables:
+                rows = connection.execute(table.select()).fetchall()
+                assert "hunter2" not in repr(rows), table.name
+        assert "hunter2" not in repr((store.studies(), store.lock(made.content_hash)))

@@ -1,0 +1,124 @@
+"""What is nobody's business, taken out of texts that are stored or shown to others. Pure.
+
+Passwords come in where people do not look for them: in the address of an index that a solver quotes, in the
+traceback of a download, in what a script prints, in `trial.env` of a matrix. They are taken out where texts
+leave the process: into the database, onto stderr, into events for programs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+MASK = "***"
+
+# Lengths are bounded: a log of a megabyte without a space must not take minutes.
+_USER = r"""[^\s/:@"'<>\[\]]{0,256}"""
+_PASSWORDS = (
+    # `://user:password@`. A slash ends the authority; but what is no port before it was meant as a password.
+    (
+        re.compile(
+            rf"""(://{_USER}:)(?!\d{{1,5}}(?:[/\s?#]|$))"""
+            r"""(?:[^\s/"'<>]{0,512}|[^\s"'<>@]{0,512})@"""
+        ),
+        rf"\1{MASK}@",
+    ),
+    # `https://token@`: of a web address a lone user name is one.
+    (re.compile(r"""(https?://)[^\s/:@"'<>\[\]]{1,256}@"""), rf"\1{MASK}@"),
+    # libpq's `password=`, and parameters of web addresses.
+    (re.compile(r"""(password=)[^&\s"'<>]+""", re.IGNORECASE), rf"\1{MASK}"),
+    (re.compile(r"""([?&;]([\w.-]{1,64})=)[^&\s"'<>#]+"""), None),
+    (
+        re.compile(r"""(authorization["']?\s?[:=]\s?["']?(?:basic|bearer|token) )[^\s"']+""", re.I),
+        rf"\1{MASK}",
+    ),
+)
+_HINTS = ("://", "assword=", "ASSWORD=", "uthorization", "UTHORIZATION")
+
+_SECRET_PARAMETER = re.compile(
+    r"passw|token|secret|signature|credential|api[_-]?key|access[_-]?key|^(sig|key|auth|pwd)$", re.IGNORECASE
+)
+_SECRET_VARIABLE = re.compile(r"PASS|TOKEN|SECRET|KEY|CRED|AUTH|COOKIE|SESSION|PRIVATE", re.IGNORECASE)
+# Variables that tune libraries, whose values are wanted when a crash is to be repeated.
+_TUNING = re.compile(
+    r"(PYTHON|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|BLIS_|NUMEXPR_|VECLIB_|NCCL_|UCX_|CUDA_|CUBLAS_|CUDNN_|NVIDIA_"
+    r"|TORCH|PYTORCH_|TF_|XLA_|JAX_|CUML_|CUDF_|RAPIDS_|RMM_|CUPY_|NUMBA_|DASK_|OPENCV_|QT_|SDL_|LD_|MALLOC_"
+    r"|GLIBC_|LC_|ORJSON_)\w*|LANG|LANGUAGE|TZ|DISPLAY|TERM|HOME|PATH|TMPDIR"
+)
+_PLAIN_VALUE = re.compile(r"[+-]?\d{1,9}(\.\d{1,9})?|true|false|yes|no|on|off|none|null|", re.IGNORECASE)
+
+
+def is_secret_parameter(name: str) -> bool:
+    """Whether a parameter of a web address is named as secrets are."""
+    return _SECRET_PARAMETER.search(name) is not None
+
+
+def may_be_stored(variable: str, value: str) -> bool:
+    """Whether an environment variable's value may go where others read it: an allow-list.
+
+    A variable that tunes a library may, and a number or a switch of any other; nothing that is named like a
+    secret.
+    """
+    if _SECRET_VARIABLE.search(variable):
+        return False
+    return bool(_TUNING.fullmatch(variable) or _PLAIN_VALUE.fullmatch(value))
+
+
+def without_passwords(text: str) -> str:
+    """The text with `***` for the passwords and tokens of the addresses in it."""
+    if not any(hint in text for hint in _HINTS):
+        return text
+    for pattern, replacement in _PASSWORDS:
+        text = pattern.sub(_masked_parameter if replacement is None else replacement, text)
+    return text
+
+
+def public_json(value: Any) -> Any:
+    """The same for every text in a JSON value; in the written value, quotes would be cut off."""
+    if isinstance(value, str):
+        return without_passwords(value)
+    if isinstance(value, Mapping):
+        return {key: public_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [public_json(item) for item in value]
+    return value
+
+
+def _masked_parameter(found: re.Match[str]) -> str:
+    return f"{found[1]}{MASK}" if is_secret_parameter(found[2]) else found[0]
+
+
+def shared_matrix_text(text: str) -> str:
+    """A matrix file's text as others may read it.
+
+    Every line stays where it is; passwords of addresses, and values of `trial.env` that are not on the
+    allow-list, become `***`.
+    """
+    for start, end in sorted(_secret_values(text), reverse=True):
+        lines = "\n" * text.count("\n", start, end)
+        text = f'{text[:start]}"{MASK}"{lines}{text[end:]}'
+    return without_passwords(text)
+
+
+def _secret_values(text: str) -> set[tuple[int, int]]:
+    try:
+        # The composer in Python: libyaml counts bytes.
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return set()
+    found = set()
+    for trial in _values(root, "trial"):
+        for env in _values(trial, "env"):
+            for key, value in getattr(env, "value", ()) if isinstance(env, yaml.MappingNode) else ():
+                if isinstance(value, yaml.ScalarNode) and not may_be_stored(str(key.value), value.value):
+                    found.add((value.start_mark.index, value.end_mark.index))
+    return found
+
+
+def _values(node: yaml.Node | None, name: str) -> list[yaml.Node]:
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    return [value for key, value in node.value if isinstance(key, yaml.ScalarNode) and key.value == name]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import yaml
+
+from bisect_env.matrix.secrets import may_be_stored, public_json, shared_matrix_text, without_passwords
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a https://me:hunter2@host/simple b", "a https://me:***@host/simple b"),
+        ("https://me:hunter2@host:8443/x@y", "https://me:***@host:8443/x@y"),
+        ("https://me:p@ss@host/x", "https://me:***@host/x"),
+        ("https://me:pa/ss@host/x", "https://me:***@host/x"),
+        ("https://:hunter2@host/x", "https://:***@host/x"),
+        ("git+https://ghp_abcdef@host/x", "git+https://***@host/x"),
+        ("ssh://git@host/x", "ssh://git@host/x"),
+        ("http://host:8080/a@b", "http://host:8080/a@b"),
+        ("http://[::1]:8080/a@b", "http://[::1]:8080/a@b"),
+        ("see http://host:80 or mail me@example", "see http://host:80 or mail me@example"),
+        ("https://host/f.whl?v=1&token=hunter2#sha256=ab", "https://host/f.whl?v=1&token=***#sha256=ab"),
+        ("https://host/f?X-Amz-Signature=hunter2&x=1", "https://host/f?X-Amz-Signature=***&x=1"),
+        ("host=db sslpassword=hunter2 x=1", "host=db sslpassword=*** x=1"),
+        ("Authorization: Bearer hunter2", "Authorization: Bearer ***"),
+        ("{'Authorization': 'Basic hunter2'}", "{'Authorization': 'Basic ***'}"),
+        ("no address at all: a:b@c", "no address at all: a:b@c"),
+    ],
+)
+def test_texts(text: str, shown: str) -> None:
+    assert without_passwords(text) == shown
+    assert public_json({"a": [text, 1, None]}) == {"a": [shown, 1, None]}
+
+
+@pytest.mark.parametrize("piece", ["://a:", "://a", "https://", "?a=", "password=", "x" * 50 + "://u:p"])
+def test_a_long_line_does_not_take_for_ever(piece: str) -> None:
+    began = time.monotonic()
+    without_passwords("://" + piece * (300_000 // len(piece)))
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "stored"),
+    [
+        ("OMP_NUM_THREADS", "many", True),
+        ("PYTHONFAULTHANDLER", "1", True),
+        ("MY_SWITCH", "on", True),
+        ("MY_SEED", "12", True),
+        ("MY_URL", "hunter2", False),
+        ("DB_PASSWORD", "12", False),
+        ("HF_TOKEN", "x", False),
+        ("CUDA_API_KEY", "x", False),
+    ],
+)
+def test_variables_are_stored_by_allow_list(variable: str, value: str, stored: bool) -> None:
+    assert may_be_stored(variable, value) is stored
+
+
+MATRIX = """\
+version: 1  # index https://me:hunter2@host/simple
+packages: ["foo @ https://me:hunter2@host/foo.whl"]
+trial:
+  command: python x.py --url https://me:hunter2@host
+  env:
+    HF_TOKEN: hunter2
+    OMP_NUM_THREADS: 8
+    QUOTED: "hunter2"
+    FOLDED: >
+      hunter2 and
+      more
+    LAST: hunter2 naïve ☃
+  timeout: 20
+"""
+
+
+def test_a_matrix_that_others_read() -> None:
+    shown = shared_matrix_text(MATRIX)
+    assert "hunter2" not in shown
+    trial = yaml.safe_load(shown)["trial"]
+    assert trial["timeout"] == 20
+    assert trial["env"] == {
+        "HF_TOKEN": "***",
+        "OMP_NUM_THREADS": 8,
+        "QUOTED": "***",
+        "FOLDED": "***",
+        "LAST": "***",
+    }
+    lines = shown.splitlines()
+    assert len(lines) == len(MATRIX.splitlines())
+    assert lines.index("  timeout: 20") == MATRIX.splitlines().index("  timeout: 20")
+
+
+def test_a_matrix_without_secrets_stays_as_it_is() -> None:
+    text = "version: 1\ntrial: {env: {OMP_NUM_THREADS: 8}}\n"
+    assert shared_matrix_text(text) == text
+    assert shared_matrix_text("a: [") == "a: ["
