@@ -36,7 +36,11 @@ def words_after(program: str, line: str) -> list[str] | None:
 def test_commands_in_console_blocks_exist(page: str, line: str) -> None:
     ours = words_after("bisect-env", line)
     if ours:
-        command = typer.main.get_command(app).commands[ours[0]]  # type: ignore[attr-defined]
+        command = typer.main.get_command(app)
+        for word in ours:
+            if not hasattr(command, "commands"):
+                break
+            command = command.commands[word]
         known = {option for parameter in command.params for option in parameter.opts}
         shown = {word.split("=")[0] for word in ours[1:] if word.startswith("-")}
         assert shown <= known | {"--help"}, f"{page} shows unknown options"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bisect_env.cli.db_command import db_app
+from bisect_env.cli.env_command import env_app
 from bisect_env.cli.plan_command import plan
 from bisect_env.cli.query_command import query
 from bisect_env.cli.report_command import report
@@ -44,3 +45,4 @@ app.command()(report)
 app.command()(query)
 app.command()(schema)
 app.add_typer(db_app, name="db")
+app.add_typer(env_app, name="env")

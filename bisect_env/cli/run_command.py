@@ -48,6 +48,14 @@ def run(
     cache: Annotated[
         Path | None, typer.Option(envvar="BISECT_ENV_CACHE", help="Where environments are built.")
     ] = None,
+    cache_size: Annotated[
+        str | None,
+        typer.Option(
+            "--env-cache-size",
+            envvar="BISECT_ENV_CACHE_SIZE",
+            help="Take away what was used least recently when the cache grows above this, such as 50GB.",
+        ),
+    ] = None,
 ) -> None:
     """Find the first bad combination of a matrix.
 
@@ -73,7 +81,7 @@ def run(
         from bisect_env.cluster.local import default_workers
         from bisect_env.engine.study import run_study
         from bisect_env.environments.provider import Environments
-        from bisect_env.environments.settings import default_cache_dir
+        from bisect_env.environments.settings import default_cache_dir, parse_size
         from bisect_env.matrix.load import load_matrix
         from bisect_env.storage.store import Store
 
@@ -86,6 +94,7 @@ def run(
             scheduler=scheduler,
             scheduler_file=scheduler_file,
             cache=cache,
+            cache_limit=None if cache_size is None else parse_size(cache_size, "--env-cache-size"),
         )
         with Store.open(db) as store, view:
             return run_study(

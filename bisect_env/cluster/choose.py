@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bisect_env.cluster.protocol import Executor
 from bisect_env.environments.prefix import ensure_prefix
@@ -24,6 +25,8 @@ def executor_maker(
     scheduler: str | None = None,
     scheduler_file: Path | None = None,
     cache: Path | None = None,
+    cache_limit: int | None = None,
+    offline: Path | None = None,
 ) -> Callable[[], Executor]:
     """What starts, or finds, the place where the trials of a study run.
 
@@ -36,23 +39,27 @@ def executor_maker(
         scheduler: `--scheduler`.
         scheduler_file: `--scheduler-file`.
         cache: `--cache`, None when not given: then every host uses its own default.
+        cache_limit: `--env-cache-size` in bytes, None when not given: likewise.
+        offline: `--offline`, None when not given: likewise.
 
     Raises:
         UsageError: The options contradict each other or the matrix.
         InfrastructureError: What they ask for is not there.
     """
+    said = {"cache_dir": cache and cache.absolute(), "cache_limit": cache_limit, "offline": offline}
+    options: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     if scheduler is not None or scheduler_file is not None:
         _refuse_local_options(scheduler, scheduler_file, workers, gpus)
         from bisect_env.cluster.remote import RemoteExecutor
 
         return partial(
             RemoteExecutor,
-            ensure_prefix if cache is None else partial(ensure_prefix, cache_dir=cache.absolute()),
+            partial(ensure_prefix, **options),
             scheduler=scheduler,
             scheduler_file=scheduler_file,
             gpus_per_trial=gpus_per_trial,
         )
-    build = partial(ensure_prefix, cache_dir=(cache or default_cache_dir()).absolute())
+    build = partial(ensure_prefix, **{"cache_dir": default_cache_dir(), **options})
     if gpus_per_trial == 0:
         if gpus is not None:
             raise UsageError(

@@ -101,7 +101,9 @@ def perform(
         return TrialLost(spec.trial_id, CANCELLED)
     except GpuUnavailableError as error:
         return TrialLost(spec.trial_id, str(error), socket.gethostname())
-    return TrialCompleted(record, prefix.build_seconds)
+    finally:
+        prefix.release()
+    return TrialCompleted(record, prefix.build_seconds, prefix.notes)
 
 
 def _build_failed(request: TrialRequest, message: str, *, transient: bool) -> BuildFailed:

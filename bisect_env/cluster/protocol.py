@@ -39,10 +39,12 @@ class TrialCompleted:
     Attributes:
         record: What it did.
         build_seconds: Time spent on making the prefix; 0 when it existed.
+        notes: What a user should know of how the prefix was made.
     """
 
     record: TrialRecord
     build_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

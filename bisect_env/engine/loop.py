@@ -309,8 +309,10 @@ class StudyLoop:
 
     def _handle(self, completion: Completion) -> None:
         match completion:
-            case TrialCompleted(record, build_seconds):
+            case TrialCompleted(record, build_seconds, notes):
                 index = self._state.running.pop(record.trial_id)
+                for note in notes:
+                    self._notify(events.Warned(note))
                 self._record(index, record, build_seconds)
             case BuildFailed():
                 index = self._state.running.pop(completion.trial_id)

@@ -12,27 +12,29 @@ import contextlib
 import errno
 import json
 import secrets
-import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import filelock
 
-from bisect_env.environments import old_python
+from bisect_env.environments import integrity, old_python
+from bisect_env.environments.cache import MARKER, damage, drop_damaged_archives, evict
 from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
+from bisect_env.environments.lease import Lease, archives, hold
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.lock_text import build_date
 from bisect_env.environments.process import Finished
 from bisect_env.environments.pypi_lock import OLDEST_FOR_UV
-from bisect_env.environments.settings import default_cache_dir, without_credentials
+from bisect_env.environments.settings import default_cache_dir, default_cache_limit, without_credentials
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 
-MARKER = ".bisect-env.json"
-_FORMAT = 1  # raise it when prefixes are made differently: older ones are then built anew
+_unchanged: set[tuple[str, str]] = set()
+"""Prefixes, with their snapshots, that this process has seen to be as they were made."""
+_FORMAT = 2  # raise it when prefixes are made differently: older ones are then built anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,20 @@ class Prefix:
         path: Its directory.
         python: The executable to run; never a shell script.
         build_seconds: What building it took now; 0.0 when it was there.
+        notes: What a user should know of how it was made, such as damage that was found and mended.
+        lease: Keeps it from eviction.
     """
 
     path: Path
     python: Path
     build_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    lease: Lease | None = field(default=None, compare=False, repr=False)
+
+    def release(self) -> None:
+        """Say that the prefix is no longer in use; from then on it may be evicted."""
+        if self.lease is not None:
+            self.lease.release()
 
 
 def ensure_prefix(
@@ -57,8 +68,13 @@ def ensure_prefix(
     allow_source: bool | frozenset[str] = False,
     timeout: float = 1800.0,
     interpreters: Interpreters | None = None,
+    cache_limit: int | None = None,
+    offline: Path | None = None,
 ) -> Prefix:
     """The prefix of a lock, built if need be; safe from any number of processes at once.
+
+    It is leased to the caller, who releases it after use. What it holds is compared with what it held when
+    it was made, once in the life of this process: a prefix that was written to is made anew.
 
     Args:
         lock: Its packages say everything; nothing is solved here.
@@ -66,6 +82,10 @@ def ensure_prefix(
         allow_source: Whether source distributions in the lock may be built.
         timeout: Seconds for one build.
         interpreters: Where Pythons are looked for.
+        cache_limit: Bytes that the cache may take: after a build, what was used least recently and is not
+            in use goes. None is `default_cache_limit()`.
+        offline: What `bisect-env fetch` wrote: archives come from there alone. None is
+            `BISECT_ENV_OFFLINE`, if that is set, and else the places that the lock names.
 
     Raises:
         UnbuildableError: It cannot be built; `transient` tells whether that says anything about it.
@@ -74,9 +94,21 @@ def ensure_prefix(
     """
     cache = (cache_dir or default_cache_dir()).absolute()
     builder = _Builder(lock, cache, allow_source, timeout, interpreters or machine_interpreters())
+    lease: Lease | None = None
     try:
-        return builder.existing() or builder.build()
-    except OSError as error:
+        lease = hold(builder.folder, lock.content_hash)
+        prefix = builder.existing()
+        if prefix is None:
+            prefix = builder.build()
+            limit = default_cache_limit() if cache_limit is None else cache_limit
+            if limit is not None:
+                evict(cache, limit)
+        return replace(prefix, lease=lease)
+    except BaseException as error:
+        if lease is not None:
+            lease.release()
+        if not isinstance(error, OSError):
+            raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise UnbuildableError(f"{cache}: {error.strerror}", transient=True) from error
         raise InfrastructureError(
@@ -101,6 +133,7 @@ class _Builder:
         self.interpreters = interpreters
         self.folder = cache / "prefixes"
         self.final = self.folder / lock.content_hash
+        self.notes: list[str] = []
 
     def existing(self) -> Prefix | None:
         python = self.final / "bin" / "python"
@@ -111,6 +144,11 @@ class _Builder:
         # The link dangles when the interpreter was uninstalled or upgraded since.
         if marker.get("format") != _FORMAT or not python.exists():
             return None
+        made = (str(self.final), str(marker.get("snapshot")))
+        if made not in _unchanged:
+            if integrity.snapshot(self.final, ignore=(MARKER,)) != made[1]:
+                return None
+            _unchanged.add(made)
         return Prefix(self.final, python)
 
     def build(self) -> Prefix:
@@ -123,16 +161,53 @@ class _Builder:
             # Another process may have built it while we waited.
             if (prefix := self.existing()) is not None:
                 return prefix
+            self._mend_archives()
             temporary = self.folder / f".build-{self.lock.content_hash}-{secrets.token_hex(4)}"
             try:
-                self._fill(temporary, interpreter)
+                self._fill_and_check(temporary, interpreter)
                 if self.final.exists():
                     # Unusable, or `existing` had found it. Renamed first, so that it is never half a prefix.
                     self.final.rename(self.folder / f".build-{self.lock.content_hash}-{secrets.token_hex(4)}")
                 temporary.rename(self.final)
             finally:
                 _remove_builds(self.folder, self.lock.content_hash)
-        return Prefix(self.final, self.final / "bin" / "python", time.monotonic() - started)
+        seconds = time.monotonic() - started
+        return Prefix(self.final, self.final / "bin" / "python", seconds, tuple(self.notes))
+
+    def _mend_archives(self) -> None:
+        """Where the prefix that is to be replaced was written to, its archives share the damage."""
+        if not (self.final / MARKER).exists():
+            return
+        damaged = [name for name, files in damage(self.final) if files]
+        if damaged:
+            self.notes.append(
+                f"the environment {self.lock.content_hash[:12]} was changed since it was made "
+                f"({', '.join(damaged)}), and is made anew"
+            )
+            self._drop_archives()
+
+    def _drop_archives(self) -> None:
+        with archives(self.cache, exclusive=True, timeout=2 * self.timeout) as alone:
+            if not alone:
+                raise UnbuildableError("other builds leave no moment to mend the cache", transient=True)
+            drop_damaged_archives(self.cache, self.lock.packages)
+
+    def _fill_and_check(self, place: Path, interpreter: Interpreter) -> None:
+        for attempt in ("from the cache", "from fresh archives"):
+            with archives(self.cache, exclusive=False, timeout=self.timeout) as shared:
+                if not shared:
+                    raise UnbuildableError("the cache is being emptied", transient=True)
+                self._fill(place, interpreter)
+            damaged = [name for name, files in damage(place, memory=self.cache / "verified") if files]
+            if not damaged:
+                _seal(place)
+                return
+            text = f"files of {', '.join(damaged)} are not what the package lists, installed {attempt}"
+            integrity.remove_tree(place)
+            if attempt == "from fresh archives":
+                raise UnbuildableError(text, transient=True)
+            self.notes.append(f"{text}: fetched again")
+            self._drop_archives()
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -234,6 +309,14 @@ def _pylock(packages: tuple[LockedPackage, ...], index: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _seal(place: Path) -> None:
+    """Make a prefix read-only, and note what it holds: whatever is different later was not made by us."""
+    path = place / MARKER
+    marker = json.loads(path.read_text("utf-8"))
+    marker["snapshot"] = integrity.snapshot(place, ignore=(MARKER,), protect=True)
+    path.write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
+
+
 def _lock_path(folder: Path, content_hash: str) -> Path:
     return folder / f".{content_hash}.lock"
 
@@ -251,5 +334,4 @@ def _remove_leftovers(folder: Path) -> None:
 def _remove_builds(folder: Path, content_hash: str) -> None:
     """Remove the unfinished builds of one lock; its file lock is held by the caller."""
     for path in folder.glob(f".build-{content_hash}-*"):
-        # An installer that outlived its killed parent may still write there: what stays goes next time.
-        shutil.rmtree(path, ignore_errors=True)
+        integrity.remove_tree(path)

@@ -12,9 +12,10 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import platformdirs
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
-from bisect_env.errors import InfrastructureError
+from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.secrets import is_secret_parameter
 
 
@@ -24,6 +25,32 @@ def default_cache_dir() -> Path:
     return (
         Path(configured).expanduser().absolute() if configured else platformdirs.user_cache_path("bisect-env")
     )
+
+
+def default_cache_limit() -> int | None:
+    """`BISECT_ENV_CACHE_SIZE` in bytes; None, for no limit, where it is not set.
+
+    Raises:
+        UsageError: It is no size.
+    """
+    configured = os.environ.get("BISECT_ENV_CACHE_SIZE")
+    return parse_size(configured, "BISECT_ENV_CACHE_SIZE") if configured else None
+
+
+def parse_size(text: str, name: str) -> int:
+    """Bytes from a text such as `20GB` or `512MiB`.
+
+    Args:
+        text: What was given.
+        name: Of the option or variable, for the message.
+
+    Raises:
+        UsageError: It is no size.
+    """
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text.strip()))
+    except ValidationError:
+        raise UsageError(f"{name}: {text!r} is not a size", remedy="write it like 20GB or 512MiB") from None
 
 
 def configured_index(environ: Mapping[str, str] | None = None) -> str:

@@ -33,7 +33,8 @@ def test_workers_of_a_cluster_use_their_own_caches_unless_one_is_named(tmp_path:
     maker = executor_maker(scheduler="tcp://h:1", gpus_per_trial=2)
     assert isinstance(maker, partial)
     assert maker.func is RemoteExecutor
-    assert maker.args == (ensure_prefix,)
+    assert maker.args[0].func is ensure_prefix
+    assert maker.args[0].keywords == {}
     assert maker.keywords["gpus_per_trial"] == 2
     named = executor_maker(scheduler="tcp://h:1", cache=tmp_path)
     assert isinstance(named, partial)

@@ -1,0 +1,131 @@
+"""`bisect-env env`: look after the environments that were built on this host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+CacheOption = Annotated[
+    Path | None, typer.Option("--cache", envvar="BISECT_ENV_CACHE", help="Where environments are built.")
+]
+
+env_app = typer.Typer(no_args_is_help=True, help="Look after the environments that were built on this host.")
+
+_SHOWN = 12
+"""Characters of a content hash, as everywhere."""
+
+
+@env_app.command("ls")
+def list_entries(
+    cache: CacheOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As a JSON object.")] = False,
+) -> None:
+    """List environments, the one used longest ago first."""
+    import dataclasses
+    import json
+    from datetime import UTC, datetime
+
+    from bisect_env.cli.output import deliver
+    from bisect_env.environments.cache import entries, usage
+    from bisect_env.environments.settings import default_cache_dir
+
+    place = (cache or default_cache_dir()).absolute()
+    found, total = entries(place), usage(place)
+    if as_json:
+        listed = [{**dataclasses.asdict(entry), "path": str(entry.path)} for entry in found]
+        deliver(json.dumps({"cache": str(place), "bytes": total, "environments": listed}) + "\n", None)
+        return
+    lines = [f"{'environment':<14}{'python':<10}{'packages':>8}{'size':>11}{'own':>11}  last used\n"]
+    for entry in found:
+        when = datetime.fromtimestamp(entry.last_used, UTC).strftime("%Y-%m-%d %H:%M")
+        lines.append(
+            f"{entry.content_hash[:_SHOWN]:<14}{entry.python:<10}{entry.packages:>8}"
+            f"{_size(entry.size):>11}{_size(entry.own):>11}  {when}\n"
+        )
+    lines.append(f"{place} takes {_size(total)}: {len(found)} environments and what they were made from\n")
+    deliver("".join(lines), None)
+
+
+@env_app.command()
+def prune(
+    cache: CacheOption = None,
+    size: Annotated[
+        str | None, typer.Option(help="Come down to this, such as 20GB; least recently used goes first.")
+    ] = None,
+    older_than: Annotated[
+        float | None, typer.Option(min=0, metavar="DAYS", help="Only what was not used for so many days.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Whatever is not in use.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+) -> None:
+    """Take environments and archives away; never what a trial is using."""
+    import time
+
+    from bisect_env.cli.output import deliver
+    from bisect_env.environments.cache import prune as take_away
+    from bisect_env.environments.settings import default_cache_dir, parse_size
+    from bisect_env.errors import UsageError
+
+    if size is None and older_than is None and not everything:
+        raise UsageError("nothing says what may go", remedy="give --size 20GB, --older-than 30 or --all")
+    if everything and (size is not None or older_than is not None):
+        raise UsageError("--all asks for more than the other options", remedy="leave one of them out")
+    done = take_away(
+        (cache or default_cache_dir()).absolute(),
+        limit=None if size is None else parse_size(size, "--size"),
+        unused_since=None if older_than is None else time.time() - older_than * 86400,
+        dry_run=dry_run,
+    )
+    deliver("".join(f"{content_hash}\n" for content_hash in done.prefixes), None)
+    would = "would free" if dry_run else "freed"
+    text = f"{would} {_size(done.freed)}: {len(done.prefixes)} environments, {done.archives} archives"
+    if done.in_use:
+        text += f"; {len(done.in_use)} in use stay"
+    typer.echo(f"{text}; {_size(done.left)} are left", err=True)
+
+
+@env_app.command()
+def verify(
+    environment: Annotated[
+        list[str] | None, typer.Argument(help="Beginnings of content hashes; default: all.")
+    ] = None,
+    cache: CacheOption = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Take damaged ones away; they are made anew when needed.")
+    ] = False,
+) -> None:
+    """Read every file and compare it with what its package lists; ends with 6 if something is damaged."""
+    from bisect_env.cli.output import deliver
+    from bisect_env.environments.cache import verify as compare
+    from bisect_env.environments.settings import default_cache_dir
+    from bisect_env.errors import InfrastructureError, UsageError
+
+    place = (cache or default_cache_dir()).absolute()
+    checked = damaged = left = 0
+    for found in compare(place, tuple(environment or ()), repair=repair):
+        checked += 1
+        if found.damaged:
+            damaged += 1
+            left += not found.removed
+            packages = ", ".join(f"{name} ({count})" for name, count in found.damaged.items())
+            deliver(f"{found.name}: damaged files in {packages}{', removed' * found.removed}\n", None)
+    if environment and not checked:
+        raise UsageError(
+            f"no environment begins with {', '.join(environment)}", remedy="`bisect-env env ls` lists them"
+        )
+    if left:
+        raise InfrastructureError(
+            f"{damaged} of {checked} environments and archives are damaged",
+            remedy="`bisect-env env verify --repair` takes them away, and they are made anew when needed"
+            if not repair
+            else "those that are in use stay: end what uses them, then give the same command again",
+        )
+    typer.echo(f"{checked} environments and archives read, {damaged} damaged", err=True)
+
+
+def _size(count: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(count)

@@ -1,0 +1,345 @@
+"""The cache of this host: prefixes, the archives they were made from, and what may go when room is short."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from bisect_env.environments.integrity import (
+    Installed,
+    damaged_files,
+    damaged_since,
+    packages_in,
+    remove_tree,
+    wheels_in,
+)
+from bisect_env.environments.lease import archives, last_use, taking_away
+from bisect_env.environments.lock import LockedPackage
+
+MARKER = ".bisect-env.json"
+"""Written into a prefix last: without it, it is none."""
+
+_HASH_LENGTH = 64
+_NO_WAIT = 0.0
+
+Inodes = dict[tuple[int, int], int]
+"""(device, inode) to bytes on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A prefix in the cache.
+
+    Attributes:
+        content_hash: Of its lock.
+        path: Its directory.
+        python: Version of its interpreter.
+        packages: How many.
+        size: Bytes on disk, with what it shares.
+        own: Bytes on disk that no other directory of the cache shares: what its removal frees at once.
+        last_used: Unix time.
+    """
+
+    content_hash: str
+    path: Path
+    python: str
+    packages: int
+    size: int
+    own: int
+    last_used: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was taken away.
+
+    Attributes:
+        prefixes: Content hashes.
+        archives: Number of archives.
+        freed: Bytes on disk.
+        left: Bytes on disk that the cache takes now.
+        in_use: Prefixes that would have gone, and are in use.
+    """
+
+    prefixes: tuple[str, ...]
+    archives: int
+    freed: int
+    left: int
+    in_use: tuple[str, ...] = ()
+
+
+def entries(cache: Path) -> list[Entry]:
+    """The prefixes of a cache, used longest ago first."""
+    found = []
+    for path in _prefixes(cache):
+        try:
+            marker = json.loads((path / MARKER).read_text("utf-8"))
+            size, own = _sizes(path)
+        except (OSError, ValueError):
+            continue  # somebody is taking it away
+        found.append(
+            Entry(
+                path.name,
+                path,
+                str(marker.get("python", "")),
+                int(marker.get("packages", 0)),
+                size,
+                own,
+                last_use(path.parent, path.name),
+            )
+        )
+    return sorted(found, key=lambda entry: (entry.last_used, entry.content_hash))
+
+
+def damage(prefix: Path, *, memory: Path | None = None) -> Iterator[tuple[str, list[Path]]]:
+    """For each package of a prefix the files that are not what it lists.
+
+    Args:
+        prefix: Its directory.
+        memory: See `damaged_since`; None reads everything.
+    """
+    for package in packages_in(prefix):
+        if not package.readable:
+            yield package.name, [prefix]
+        else:
+            yield package.name, damaged_files(package) if memory is None else damaged_since(package, memory)
+
+
+def drop_damaged_archives(cache: Path, packages: Iterable[LockedPackage]) -> int:
+    """Remove unpacked archives of these packages whose files are not what they list; returns how many.
+
+    The caller holds `archives` exclusively.
+    """
+    names = {f"{canonicalize_name(p.name)}-{p.version}" for p in packages}
+    dropped = 0
+    for folder in _archive_folders(cache):
+        for package in _unpacked(folder):
+            name, _, version = package.name.partition("-")
+            if f"{canonicalize_name(name)}-{version}" in names and (
+                not package.readable or damaged_files(package)
+            ):
+                _take_away(cache, folder)
+                dropped += 1
+                break
+    return dropped
+
+
+def evict(cache: Path, limit: int) -> Pruned:
+    """Take away what was used least recently until the cache fits; never what is in use.
+
+    First archives that no prefix shares, oldest first, then the prefix used longest ago, and again.
+
+    Args:
+        cache: Our cache directory.
+        limit: Bytes on disk.
+    """
+    return prune(cache, limit=limit)
+
+
+def prune(
+    cache: Path,
+    *,
+    limit: int | None = None,
+    unused_since: float | None = None,
+    dry_run: bool = False,
+    on_removed: Callable[[str], None] = lambda _name: None,
+) -> Pruned:
+    """Take away prefixes and archives that are not in use.
+
+    Args:
+        cache: Our cache directory.
+        limit: Bytes on disk to come down to; None takes all that `unused_since` allows.
+        unused_since: Unix time; prefixes used later stay. None spares none for that reason.
+        dry_run: Say only what would go.
+        on_removed: Hears the content hash of each prefix that goes.
+    """
+    if not cache.is_dir():
+        return Pruned((), 0, 0, 0)
+    remove_tree(cache / "trash")  # what somebody who was killed had begun to take away
+    inodes: Inodes = {}
+    owners: dict[Path, set[tuple[int, int]]] = {}
+    for folder in (*_prefixes(cache), *_archive_folders(cache)):
+        owners[folder] = _inodes(folder, inodes)
+    _inodes(cache, inodes)
+    shares: dict[tuple[int, int], int] = {}
+    for owned in owners.values():
+        for inode in owned:
+            shares[inode] = shares.get(inode, 0) + 1
+    before = left = sum(inodes.values())
+    gone: list[str] = []
+    in_use: list[str] = []
+    dropped = 0
+
+    def forget(folder: Path) -> None:
+        nonlocal left
+        for inode in owners.pop(folder):
+            shares[inode] -= 1
+            if not shares[inode]:
+                left -= inodes[inode]
+
+    def drop_orphans() -> None:
+        nonlocal dropped
+        # Archives that came after we had looked belong to somebody who is about to use them.
+        known = [f for f in _archive_folders(cache) if f in owners]
+        orphans = [f for f in known if all(shares[inode] == 1 for inode in owners[f])]
+        for folder in sorted(orphans, key=_age):
+            if limit is not None and left <= limit:
+                return
+            if unused_since is not None and _age(folder) > unused_since:
+                continue
+            if not dry_run:
+                _take_away(cache, folder)
+            forget(folder)
+            dropped += 1
+
+    with archives(cache, exclusive=True, timeout=_NO_WAIT) as alone:
+        # While others install from the archives, they stay.
+        if alone:
+            drop_orphans()
+        for entry in entries(cache):
+            if limit is not None and left <= limit:
+                break
+            if entry.path not in owners or (unused_since is not None and entry.last_used > unused_since):
+                continue
+            with taking_away(entry.path.parent, entry.content_hash) as free:
+                if not free:
+                    in_use.append(entry.content_hash)
+                    continue
+                if not dry_run:
+                    _take_away(cache, entry.path)
+            forget(entry.path)
+            gone.append(entry.content_hash)
+            on_removed(entry.content_hash)
+            if alone:
+                drop_orphans()
+    return Pruned(tuple(gone), dropped, before - left, left, tuple(in_use))
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What reading a prefix or an archive showed.
+
+    Attributes:
+        name: Beginning of the content hash, or the archive's directory.
+        damaged: Package to number of files that are not what it lists.
+        removed: Whether it was taken away.
+    """
+
+    name: str
+    damaged: dict[str, int]
+    removed: bool = False
+
+
+def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> Iterator[Checked]:
+    """Read all files of prefixes and archives, and compare them with what their packages list.
+
+    Args:
+        cache: Our cache directory.
+        only: Beginnings of content hashes; empty looks at every prefix and every archive.
+        repair: Take damaged ones away, unless they are in use.
+    """
+    for path in _prefixes(cache):
+        if only and not path.name.startswith(tuple(only)):
+            continue
+        damaged = {name: len(files) for name, files in damage(path) if files}
+        removed = False
+        if damaged and repair:
+            with taking_away(path.parent, path.name) as free:
+                if free:
+                    _take_away(cache, path)
+                    removed = True
+        yield Checked(path.name[:12], damaged, removed)
+    for folder in () if only else _archive_folders(cache):
+        damaged = {p.name: len(damaged_files(p)) for p in _unpacked(folder)}
+        damaged = {name: count for name, count in damaged.items() if count}
+        removed = False
+        if damaged and repair:
+            with archives(cache, exclusive=True, timeout=_NO_WAIT) as alone:
+                if alone:
+                    _take_away(cache, folder)
+                    removed = True
+        yield Checked(str(folder.relative_to(cache)), damaged, removed)
+
+
+def usage(cache: Path) -> int:
+    """Bytes on disk of everything in the cache, shared files once."""
+    inodes: Inodes = {}
+    _inodes(cache, inodes)
+    return sum(inodes.values())
+
+
+def _prefixes(cache: Path) -> list[Path]:
+    folder = cache / "prefixes"
+    return [p for p in sorted(folder.glob("*")) if len(p.name) == _HASH_LENGTH and (p / MARKER).exists()]
+
+
+def _archive_folders(cache: Path) -> list[Path]:
+    """Directories that each hold one archive, unpacked or whole."""
+    patterns = ("uv/archive-v*/*", "wheels/*", "conda/pkgs/*")
+    return [p for pattern in patterns for p in sorted(cache.glob(pattern)) if p.is_dir()]
+
+
+def _unpacked(folder: Path) -> Iterator[Installed]:
+    yield from wheels_in(folder)
+
+
+def _take_away(cache: Path, folder: Path) -> None:
+    # Renamed first, so that nobody ever finds half of it.
+    trash = cache / "trash"
+    trash.mkdir(exist_ok=True)
+    aside = trash / f"{folder.name}-{secrets.token_hex(4)}"
+    with contextlib.suppress(OSError):
+        # Without the right to write into it, a directory cannot get another parent.
+        folder.chmod(stat.S_IRWXU)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(aside)
+        remove_tree(aside)
+
+
+def _age(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _sizes(path: Path) -> tuple[int, int]:
+    size = own = 0
+    for entry in _files(path):
+        known = entry.stat(follow_symlinks=False)
+        size += known.st_blocks * 512
+        if known.st_nlink == 1 or entry.is_dir(follow_symlinks=False):
+            own += known.st_blocks * 512
+    return size, own
+
+
+def _inodes(path: Path, into: Inodes) -> set[tuple[int, int]]:
+    found = set()
+    for entry in _files(path):
+        with contextlib.suppress(OSError):
+            known = entry.stat(follow_symlinks=False)
+            inode = (known.st_dev, known.st_ino)
+            into[inode] = known.st_blocks * 512
+            found.add(inode)
+    return found
+
+
+def _files(path: Path) -> Iterator[os.DirEntry[str]]:
+    """Everything below a directory; what vanishes meanwhile is passed over."""
+    try:
+        with os.scandir(path) as listing:
+            found = list(listing)
+    except OSError:
+        return
+    for entry in found:
+        yield entry
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path))

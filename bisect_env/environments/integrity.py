@@ -1,0 +1,222 @@
+"""Whether files are what their packages say: hashes from the packages' own lists, and a snapshot of a prefix.
+
+Files are shared by hardlinks between prefixes and with the cache of archives, so that a script that writes
+into one environment spoils all of them, and the next one that is made from the same archive.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import csv
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BYTECODE = "__pycache__"
+_CHUNK = 1 << 20
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True, slots=True)
+class StatedFile:
+    """A file as its package lists it.
+
+    Attributes:
+        path: Where it is.
+        algorithm: As `hashlib` names it.
+        digest: Of its content.
+    """
+
+    path: Path
+    algorithm: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A package in a prefix, or unpacked in the cache.
+
+    Attributes:
+        name: As its directory or record names it, with the version.
+        files: Those whose content is stated, links apart.
+        readable: Whether its list of files can be read at all.
+    """
+
+    name: str
+    files: tuple[StatedFile, ...]
+    readable: bool = True
+
+    @property
+    def key(self) -> str:
+        """Hex sha256 of what it states: two packages with equal keys have equal files."""
+        digest = hashlib.sha256(self.name.encode())
+        for file in sorted(self.files, key=lambda f: (f.path.name, f.digest)):
+            digest.update(file.path.name.encode("utf-8", "surrogateescape") + b"\0" + file.digest)
+        return digest.hexdigest()
+
+
+def wheels_in(root: Path) -> Iterator[Installed]:
+    """The wheels that lie unpacked in a directory such as `site-packages`."""
+    for record in sorted(root.glob("*.dist-info/RECORD")):
+        name = record.parent.name.removesuffix(".dist-info")
+        try:
+            with record.open(encoding="utf-8", newline="") as stream:
+                files = tuple(_stated_by_record(root, csv.reader(stream)))
+        except (OSError, ValueError, csv.Error, IndexError):
+            yield Installed(name, (), readable=False)
+        else:
+            yield Installed(name, files)
+
+
+def conda_packages_in(prefix: Path) -> Iterator[Installed]:
+    """The conda packages of a prefix, by its `conda-meta`."""
+    for record in sorted((prefix / "conda-meta").glob("*.json")):
+        try:
+            data = json.loads(record.read_text("utf-8"))
+            files = tuple(_stated_by_conda(prefix, data["paths_data"]["paths"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            yield Installed(record.stem, (), readable=False)
+        else:
+            yield Installed(record.stem, files)
+
+
+def packages_in(prefix: Path) -> Iterator[Installed]:
+    """Every package of a prefix that states what its files hold."""
+    yield from conda_packages_in(prefix)
+    for site in sorted(prefix.glob("lib/python*/site-packages")):
+        yield from wheels_in(site)
+
+
+def damaged_files(package: Installed) -> list[Path]:
+    """Files that are missing or hold something else; reads all of them."""
+    return [file.path for file in package.files if not _holds(file)]
+
+
+def damaged_since(package: Installed, memory: Path) -> list[Path]:
+    """Like `damaged_files`, without reading again what has been read before.
+
+    A file that shares its content with other places, and has the size and time that it had when it was
+    read, has not been written to by ordinary means. Files of which there is one copy are always read: they
+    are few and small (commands, notes of the installer), unless the file system has no hardlinks.
+
+    Args:
+        package: Whose files to look at.
+        memory: Directory in which the states of sound packages are remembered.
+    """
+    digest = hashlib.sha256()
+    single: list[StatedFile] = []
+    for file in package.files:
+        try:
+            known = file.path.lstat()
+        except OSError:
+            return damaged_files(package)
+        if known.st_nlink == 1:
+            single.append(file)
+        else:
+            digest.update(f"{known.st_size} {known.st_mtime_ns}\n".encode())
+    state, remembered = digest.hexdigest(), memory / package.key
+    try:
+        is_known = remembered.read_text("ascii") == state
+    except (OSError, ValueError):
+        is_known = False
+    if is_known:
+        return [file.path for file in single if not _holds(file)]
+    damaged = damaged_files(package)
+    if not damaged:
+        memory.mkdir(parents=True, exist_ok=True)
+        temporary = memory / f".{package.key}.{secrets.token_hex(4)}"
+        temporary.write_text(state, "ascii")
+        temporary.replace(remembered)
+    return damaged
+
+
+def snapshot(prefix: Path, *, ignore: Iterable[str] = (), protect: bool = False) -> str:
+    """Hex digest over the names, sizes, times and link targets of everything in a prefix.
+
+    Bytecode is left out: Python writes it by itself, wherever it may.
+
+    Args:
+        prefix: The directory.
+        ignore: Names in its top level that are left out.
+        protect: Take away the permission to write files and directories on the way.
+    """
+    digest = hashlib.sha256()
+    ignored = frozenset(ignore)
+
+    def visit(folder: str, shown: str) -> None:
+        with os.scandir(folder) as entries:
+            ordered = sorted(entries, key=lambda entry: entry.name)
+        for entry in ordered:
+            if entry.name == BYTECODE or (not shown and entry.name in ignored):
+                continue
+            name = f"{shown}/{entry.name}"
+            if entry.is_symlink():
+                fact = f"-> {Path(entry.path).readlink()}"
+            elif entry.is_dir(follow_symlinks=False):
+                visit(entry.path, name)
+                fact = "directory"
+            else:
+                known = entry.stat(follow_symlinks=False)
+                fact = f"{known.st_size} {known.st_mtime_ns}"
+                if protect and known.st_mode & _WRITABLE:
+                    Path(entry.path).chmod(stat.S_IMODE(known.st_mode) & ~_WRITABLE)
+            digest.update(f"{name}\0{fact}\n".encode("utf-8", "surrogateescape"))
+        if protect and shown:
+            place = Path(folder)
+            place.chmod(stat.S_IMODE(place.stat().st_mode) & ~_WRITABLE)
+
+    visit(str(prefix), "")
+    return digest.hexdigest()
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory whose own directories may be read-only, as far as it can be removed.
+
+    An installer that outlived its killed parent may still write there; what stays goes next time.
+    """
+    for folder, _names, _files in os.walk(path):
+        with contextlib.suppress(OSError):
+            Path(folder).chmod(stat.S_IRWXU)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _stated_by_record(root: Path, rows: Iterable[list[str]]) -> Iterator[StatedFile]:
+    for row in rows:
+        if not row or len(row) < 2 or not row[1]:
+            continue  # RECORD cannot state its own hash
+        algorithm, _, digest = row[1].partition("=")
+        if algorithm not in hashlib.algorithms_guaranteed:
+            continue
+        raw = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4))
+        yield StatedFile(root / row[0], algorithm, raw)
+
+
+def _stated_by_conda(prefix: Path, paths: Iterable[dict[str, Any]]) -> Iterator[StatedFile]:
+    for entry in paths:
+        digest = entry.get("sha256_in_prefix") or entry.get("sha256")
+        if digest and entry.get("path_type", "hardlink") == "hardlink":
+            try:
+                raw = binascii.unhexlify(digest)
+            except binascii.Error as error:
+                raise ValueError(str(error)) from error
+            yield StatedFile(prefix / entry["_path"], "sha256", raw)
+
+
+def _holds(file: StatedFile) -> bool:
+    try:
+        with file.path.open("rb") as stream:
+            digest = hashlib.new(file.algorithm)
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+    except OSError:
+        return False
+    return digest.digest() == file.digest

@@ -1,0 +1,79 @@
+"""`bisect-env env` as people and programs meet it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bisect_env.environments.lock_text import make_lock
+from bisect_env.environments.prefix import Prefix, ensure_prefix
+from bisect_env.environments.request import host_platform
+from tests.cli.test_db import RunCommand, run
+
+__all__ = ["run"]
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def prefix(cache: Path) -> Prefix:
+    """An environment of nothing but its Python."""
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return ensure_prefix(make_lock(here, host_platform(), []), cache_dir=cache)
+
+
+def test_an_empty_cache(cache: Path, run: RunCommand) -> None:
+    assert "0 environments" in run("env", "ls")[1]
+    assert run("env", "verify") == (0, "", "0 environments and archives read, 0 damaged\n")
+    assert run("env", "prune", "--all")[0] == 0
+    assert not cache.exists()
+
+
+def test_listing_and_taking_away(prefix: Prefix, cache: Path, run: RunCommand) -> None:
+    code, out, _ = run("env", "ls")
+    assert code == 0
+    assert prefix.path.name[:12] in out
+    (listed,) = json.loads(run("env", "ls", "--json")[1])["environments"]
+    assert listed["content_hash"] == prefix.path.name
+    assert listed["size"] >= listed["own"] > 0
+    code, out, err = run("env", "prune", "--all")
+    assert (code, out) == (0, "")
+    assert "1 in use stay" in err
+    prefix.release()
+    code, out, err = run("env", "prune", "--all", "--dry-run")
+    assert (code, out) == (0, f"{prefix.path.name}\n")
+    assert err.startswith("would free")
+    assert prefix.path.exists()
+    assert run("env", "prune", "--older-than", "1")[1] == ""
+    assert run("env", "prune", "--all")[1] == f"{prefix.path.name}\n"
+    assert not prefix.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["prune"], "nothing says what may go"),
+        (["prune", "--all", "--size", "1GB"], "leave one of them out"),
+        (["prune", "--size", "lots"], "--size: 'lots' is not a size"),
+        (["verify", "zzz"], "no environment begins with zzz"),
+    ],
+)
+def test_what_cannot_be(arguments: list[str], says: str, cache: Path, run: RunCommand) -> None:
+    code, out, err = run("env", *arguments)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "remedy: " in err
+
+
+def test_a_study_refuses_a_limit_that_is_no_size(run: RunCommand) -> None:
+    code, _, err = run("run", "matrices/quickstart.yaml", "--env-cache-size", "much", "--quiet")
+    assert code == 2
+    assert "--env-cache-size: 'much' is not a size" in err

@@ -1,0 +1,299 @@
+"""The cache of a host, with real prefixes: damage is found, what is in use stays, kills do no harm."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bisect_env.environments import prefix as prefix_module
+from bisect_env.environments.cache import entries, prune, usage, verify
+from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.integrity import packages_in, remove_tree
+from bisect_env.environments.lease import archives, hold, taking_away
+from bisect_env.environments.lock_text import make_lock
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.request import host_platform
+from bisect_env.environments.settings import parse_size
+from bisect_env.errors import UsageError
+
+from .test_prefix import cache, leftovers, lock, locked, run
+
+__all__ = ["cache", "lock"]
+pytestmark = pytest.mark.integration
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from bisect_env.environments.lease import hold
+lease = hold(Path(sys.argv[1]), sys.argv[2])
+print("held", flush=True)
+time.sleep(100)
+"""
+# Imports once, then builds in a fork for each line that it reads: kills are to hit builds, not imports.
+BUILDERS = """
+import os, sys
+from pathlib import Path
+from bisect_env.environments.lockfiles import read_lock
+from bisect_env.environments.prefix import ensure_prefix
+lock = read_lock(Path(sys.argv[1]))
+for _ in sys.stdin:
+    child = os.fork()
+    if not child:
+        os.setsid()
+        print(os.getpid(), flush=True)
+        ensure_prefix(lock, cache_dir=Path(sys.argv[2]))
+        os._exit(0)
+    os.waitpid(child, 0)
+    print("ended", flush=True)
+"""
+BULK = "x = '" + "a" * 400_000 + "'\n"
+
+
+@pytest.fixture(autouse=True)
+def _new_process(monkeypatch):
+    """Each test begins as a process does that has looked at no prefix yet."""
+    monkeypatch.setattr(prefix_module, "_unchanged", set())
+
+
+def forget():
+    prefix_module._unchanged.clear()
+
+
+def module_of(prefix, name):
+    (path,) = prefix.path.glob(f"lib/python*/site-packages/{name}.py")
+    return path
+
+
+def spoil(path: Path) -> None:
+    """Write into a file without another inode, as a script does that patches a library it finds."""
+    path.chmod(0o644)
+    with path.open("r+b") as stream:
+        stream.write(b"#spoilt#")
+
+
+def test_files_and_directories_are_read_only(lock, cache):
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    site = module_of(prefix, "demo").parent
+    assert not module_of(prefix, "demo").stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
+    assert not site.stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
+    assert run(prefix, "import demo; print(demo.main.__name__)") == "main"
+
+
+def test_a_prefix_that_was_written_to_is_made_anew_from_a_fresh_archive(lock, cache, index):
+    first = ensure_prefix(lock, cache_dir=cache)
+    spoil(module_of(first, "demo"))
+    fetched = len([path for path in index.requests if "demo" in path])
+    again = ensure_prefix(lock, cache_dir=cache)
+    assert "demo-1.0" in again.notes[0]
+    assert "below" not in again.notes[0]
+    assert module_of(again, "demo").read_text().startswith("import sys")
+    assert len([path for path in index.requests if "demo" in path]) == fetched + 1
+    assert [found.damaged for found in verify(cache)] == [{}] * 3
+    assert leftovers(cache) == []
+
+
+def test_what_was_added_to_a_prefix_is_noticed(lock, cache):
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    site = module_of(prefix, "demo").parent
+    site.chmod(0o755)
+    (site / "sitecustomize.py").write_text("raise SystemExit(3)\n")
+    forget()
+    again = ensure_prefix(lock, cache_dir=cache)
+    assert again.build_seconds > 0
+    assert run(again, "print(1)") == "1"
+
+
+def test_bytecode_is_no_damage(lock, cache):
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    site = module_of(prefix, "demo").parent
+    site.chmod(0o755)
+    subprocess.run([prefix.python, "-c", "import demo"], env={}, check=True)
+    forget()
+    assert ensure_prefix(lock, cache_dir=cache).build_seconds == 0
+
+
+def test_a_damaged_archive_is_found_by_the_next_prefix_that_is_made_from_it(lock, cache, index, python):
+    ensure_prefix(lock, cache_dir=cache)
+    (archive,) = cache.glob("uv/archive-v*/*/demo.py")
+    spoil(archive)
+    prefix = ensure_prefix(locked(index, python, "demo"), cache_dir=cache)
+    assert "demo-1.0" in prefix.notes[0]
+    assert "fetched again" in prefix.notes[0]
+    assert run(prefix, "import demo; print(demo.main.__name__)") == "main"
+
+
+def test_damage_that_comes_back_is_an_error(lock, cache, monkeypatch):
+    monkeypatch.setattr(
+        prefix_module, "damage", lambda place, **_: ((p.name, [place]) for p in packages_in(place))
+    )
+    with pytest.raises(UnbuildableError, match="installed from fresh archives") as raised:
+        ensure_prefix(lock, cache_dir=cache)
+    assert raised.value.transient
+    assert leftovers(cache) == []
+    assert not (cache / "prefixes" / lock.content_hash).exists()
+
+
+def test_verify_reads_everything_and_repairs_what_is_not_in_use(lock, cache):
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    module = module_of(prefix, "demo")
+    before = module.stat()
+    spoil(module)
+    os.utime(module, ns=(before.st_atime_ns, before.st_mtime_ns))  # rot, which leaves the times alone
+    found = {c.name: c.damaged for c in verify(cache) if c.damaged}
+    assert found[lock.content_hash[:12]] == {"demo-1.0": 1}
+    assert len(found) == 2, "the prefix and the archive that it shares the file with"
+    assert [c.removed for c in verify(cache, [lock.content_hash[:6]], repair=True)] == [False], "in use"
+    prefix.release()
+    assert [c.removed for c in verify(cache, [lock.content_hash[:6]], repair=True)] == [True]
+    assert not prefix.path.exists()
+    assert [c.removed for c in verify(cache, repair=True) if c.damaged] == [True]
+    again = ensure_prefix(lock, cache_dir=cache)
+    assert module_of(again, "demo").read_text().startswith("import sys")
+
+
+def test_least_recently_used_goes_first_and_what_is_in_use_stays(index, python, cache):
+    locks = []
+    for name in ("one", "two", "three"):
+        index.add(name, "1.0", modules={f"{name}.py": BULK})
+        locks.append(locked(index, python, name))
+    held = [ensure_prefix(lock, cache_dir=cache) for lock in locks]
+    for number, prefix in enumerate(held):
+        os.utime(cache / "prefixes" / f".{prefix.path.name}.use", (1e9 + number, 1e9 + number))
+    assert [entry.path for entry in entries(cache)] == [prefix.path for prefix in held]
+    held[1].release()
+    held[2].release()
+    full = usage(cache)
+    dry = prune(cache, limit=full - 300_000, dry_run=True)
+    assert usage(cache) == full
+    done = prune(cache, limit=full - 300_000)
+    assert done.prefixes == (locks[1].content_hash,)
+    assert done.in_use == (locks[0].content_hash,)
+    assert (dry.prefixes, dry.freed, dry.archives) == (done.prefixes, done.freed, 1)
+    assert usage(cache) == pytest.approx(done.left, abs=20_000)
+    assert usage(cache) <= full - 300_000
+    assert held[0].path.exists()
+    assert held[2].path.exists()
+    assert run(ensure_prefix(locks[1], cache_dir=cache), "import two; print(len(two.x))") == "400000"
+
+
+def test_a_limit_is_kept_while_environments_are_built(index, python, cache):
+    limit = 2_200_000
+    for number in range(6):
+        index.add(f"big{number}", "1.0", modules={f"big{number}.py": BULK})
+        ensure_prefix(locked(index, python, f"big{number}"), cache_dir=cache, cache_limit=limit).release()
+        assert usage(cache) <= limit
+        assert entries(cache)[-1].path.exists(), "the one that was just asked for is in use"
+    assert len(entries(cache)) < 6
+
+
+def test_everything_goes_when_nothing_is_in_use(lock, cache):
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    assert prune(cache).in_use == (lock.content_hash,)
+    prefix.release()
+    assert prune(cache, unused_since=time.time() - 3600).prefixes == ()
+    done = prune(cache)
+    assert (done.prefixes, done.archives) == ((lock.content_hash,), 2)
+    assert entries(cache) == []
+    assert run(ensure_prefix(lock, cache_dir=cache), "import demo, below; print(1)") == "1"
+
+
+def test_while_somebody_installs_archives_stay(lock, cache):
+    ensure_prefix(lock, cache_dir=cache).release()
+    with archives(cache, exclusive=False, timeout=1):
+        done = prune(cache)
+    assert (len(done.prefixes), done.archives) == (1, 0)
+
+
+def test_a_lease_ends_with_its_process(lock, cache, tmp_path):
+    ensure_prefix(lock, cache_dir=cache).release()
+    folder = cache / "prefixes"
+    holding = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            HOLD,
+            folder,
+            lock.content_hash,
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert holding.stdout is not None
+    holding.stdout.readline()
+    with taking_away(folder, lock.content_hash) as free:
+        assert not free
+    holding.kill()
+    holding.communicate()
+    with taking_away(folder, lock.content_hash) as free:
+        assert free
+
+
+def test_a_lease_is_not_fooled_by_a_file_that_is_taken_away_meanwhile(tmp_path):
+    with taking_away(tmp_path, "a" * 64) as free:
+        assert free
+    lease = hold(tmp_path, "a" * 64)
+    with taking_away(tmp_path, "a" * 64) as free:
+        assert not free
+    lease.release()
+    lease.release()
+
+
+def test_killed_at_random_instants_nothing_half_made_is_ever_used(lock, cache, tmp_path):
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    path = tmp_path / "demo.conda-lock.yml"
+    path.write_text(lock.text)
+    sound = 0
+    final = cache / "prefixes" / lock.content_hash
+    builders = subprocess.Popen(
+        [sys.executable, "-c", BUILDERS, path, cache],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert builders.stdin
+    assert builders.stdout
+    with builders:
+        for _ in range(30):
+            builders.stdin.write("\n")
+            builders.stdin.flush()
+            child = int(builders.stdout.readline())
+            time.sleep(chance.uniform(0, 0.3))
+            os.killpg(child, signal.SIGKILL)
+            assert builders.stdout.readline() == "ended\n"
+            if final.exists():
+                assert [package.name for package in packages_in(final)] == ["below-2.0", "demo-1.0"]
+                assert [c.damaged for c in verify(cache, [lock.content_hash])] == [{}]
+                assert run(ensure_prefix(lock, cache_dir=cache), "import demo, below; print(1)") == "1"
+                sound += 1
+                remove_tree(cache / "prefixes")
+            if chance.random() < 0.3:
+                remove_tree(cache)
+    print("finished before the kill:", sound)
+    assert sound < 30
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    assert run(prefix, "import demo, below; print(below.version)") == "2.0"
+    assert leftovers(cache) == []
+
+
+def test_no_prefix_without_packages_is_damaged(cache, python):
+    ensure_prefix(make_lock(python, host_platform(), []), cache_dir=cache)
+    assert [c.damaged for c in verify(cache)] == [{}]
+
+
+@pytest.mark.parametrize(("text", "size"), [("20GB", 20_000_000_000), ("512 MiB", 512 * 2**20), ("0", 0)])
+def test_sizes(text, size):
+    assert parse_size(text, "--size") == size
+
+
+def test_what_is_no_size():
+    with pytest.raises(UsageError, match="--size: 'lots' is not a size"):
+        parse_size("lots", "--size")
