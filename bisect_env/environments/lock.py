@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,8 @@ class LockedPackage:
         url: Where the archive is; without user name and password.
         sha256: Hex digest of the archive.
         build: conda's build string, "" for wheels.
+        md5: Hex digest that conda-lock's format wants of conda packages, "" for wheels.
+        dependencies: Pairs (name, what is asked of it) of conda packages, as that format has them.
     """
 
     name: str
@@ -24,6 +26,13 @@ class LockedPackage:
     url: str
     sha256: str
     build: str = ""
+    md5: str = ""
+    dependencies: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_conda(self) -> bool:
+        """Whether it comes from a conda channel."""
+        return self.manager == "conda"
 
     @property
     def is_source(self) -> bool:
@@ -38,10 +47,13 @@ class Lock:
     Attributes:
         content_hash: sha256 (hex) over Python version, platform, sorted URLs and hashes: equal locks
             are one environment.
-        python: The interpreter's version as the combination asks for it (`3.11` or `3.11.7`).
+        python: The interpreter's version as the combination asks for it (`3.11` or `3.11.7`); where it is a
+            conda package, that package's version.
         platform: conda's name of the platform (`linux-64`).
         packages: Sorted by name.
         text: The lock in conda-lock's unified format (version 1); all that a worker needs.
+        records: Of each conda package all that its channel says, as JSON, in the order of `packages`. Known
+            where the lock was solved; neither read back from `text` nor sent to workers.
     """
 
     content_hash: str
@@ -49,3 +61,12 @@ class Lock:
     platform: str
     packages: tuple[LockedPackage, ...]
     text: str
+    records: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def is_conda(self) -> bool:
+        """Whether its prefix is a conda environment, which brings its own interpreter."""
+        return any(package.is_conda for package in self.packages)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Lock, (self.content_hash, self.python, self.platform, self.packages, self.text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,12 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def make_lock(
-    python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None = None
+    python: str,
+    platform: str,
+    packages: Iterable[LockedPackage],
+    exclude_newer: str | None = None,
+    *,
+    records: Mapping[str, str] | None = None,
 ) -> Lock:
     """Put packages together into a lock.
 
@@ -38,6 +43,7 @@ def make_lock(
         packages: In any order.
         exclude_newer: RFC 3339 date. It matters to a prefix only where something is built (what the build
             requires is resolved then), so that it is dropped where everything is a wheel.
+        records: URL of a conda package to all that its channel says of it, as JSON.
     """
     # Locks are shared, committed and stored: whoever made the packages, no password gets into one.
     public = (replace(package, url=without_credentials(package.url)) for package in packages)
@@ -45,7 +51,9 @@ def make_lock(
     if not any(package.is_source for package in ordered):
         exclude_newer = None
     digest = content_hash(python, platform, ordered, exclude_newer)
-    return Lock(digest, python, platform, ordered, _render(digest, python, platform, ordered, exclude_newer))
+    text = _render(digest, python, platform, ordered, exclude_newer)
+    known = tuple(records[p.url] for p in ordered if p.is_conda) if records else ()
+    return Lock(digest, python, platform, ordered, text, known)
 
 
 def content_hash(
@@ -88,7 +96,9 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
                 manager=str(entry["manager"]),
                 url=str(entry["url"]),
                 sha256=str(entry["hash"]["sha256"]),
-                build=str(entry.get("build", "")),
+                build=str(entry.get("build") or ""),
+                md5=str(entry["hash"].get("md5") or ""),
+                dependencies=tuple((str(n), str(v)) for n, v in entry.get("dependencies", {}).items()),
             )
             for entry in data["package"]
         ]
@@ -111,8 +121,34 @@ def build_date(lock: Lock) -> str | None:
     return None if date is None else str(date)
 
 
+def _channels(packages: Iterable[LockedPackage]) -> list[str]:
+    # A package lies in <channel>/<subdir>/<file>. Their order of priority is not the lock's: what it names
+    # is chosen, and equal hashes have to mean equal texts.
+    return sorted({package.url.rsplit("/", 2)[0] for package in packages if package.is_conda})
+
+
+def _entry(package: LockedPackage, platform: str) -> dict[str, Any]:
+    hashes = {"md5": package.md5} if package.md5 else {}
+    entry: dict[str, Any] = {
+        "name": package.name,
+        "version": package.version,
+        "manager": package.manager,
+        "platform": platform,
+        "dependencies": dict(package.dependencies),
+        "url": package.url,
+        "hash": {**hashes, "sha256": package.sha256},
+        "category": "main",
+        "optional": False,
+    }
+    return {**entry, "build": package.build} if package.build else entry
+
+
 def _render(
-    digest: str, python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None
+    digest: str,
+    python: str,
+    platform: str,
+    packages: Sequence[LockedPackage],
+    exclude_newer: str | None,
 ) -> str:
     custom = {_PYTHON: python}
     if exclude_newer is not None:
@@ -121,25 +157,12 @@ def _render(
         "version": 1,
         "metadata": {
             "content_hash": {platform: digest},
-            "channels": [],
+            "channels": [{"url": url, "used_env_vars": []} for url in _channels(packages)],
             "platforms": [platform],
             "sources": [],
             "custom_metadata": custom,
         },
-        "package": [
-            {
-                "name": package.name,
-                "version": package.version,
-                "manager": package.manager,
-                "platform": platform,
-                "dependencies": {},
-                "url": package.url,
-                "hash": {"sha256": package.sha256},
-                "category": "main",
-                "optional": False,
-            }
-            for package in packages
-        ],
+        "package": [_entry(package, platform) for package in packages],
     }
     body = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=4096)
     return f"{_HEADER}{body}"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import filelock
 
-from bisect_env.environments import integrity, old_python
+from bisect_env.environments import conda_prefix, integrity, old_python, scripts
 from bisect_env.environments.cache import MARKER, damage, drop_damaged_archives, evict
 from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
@@ -154,7 +154,8 @@ class _Builder:
     def build(self) -> Prefix:
         self._refuse_sources()
         started = time.monotonic()
-        interpreter = self.interpreters.find(self.lock.python)
+        # conda packages bring their own.
+        interpreter = None if self.lock.is_conda else self.interpreters.find(self.lock.python)
         self.folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(self.folder)
         with self._exclusive():
@@ -192,7 +193,7 @@ class _Builder:
                 raise UnbuildableError("other builds leave no moment to mend the cache", transient=True)
             drop_damaged_archives(self.cache, self.lock.packages)
 
-    def _fill_and_check(self, place: Path, interpreter: Interpreter) -> None:
+    def _fill_and_check(self, place: Path, interpreter: Interpreter | None) -> None:
         for attempt in ("from the cache", "from fresh archives"):
             with archives(self.cache, exclusive=False, timeout=self.timeout) as shared:
                 if not shared:
@@ -230,17 +231,20 @@ class _Builder:
                     transient=False,
                 )
 
-    def _fill(self, place: Path, interpreter: Interpreter) -> None:
+    def _fill(self, place: Path, interpreter: Interpreter | None) -> None:
         started = time.monotonic()
-        if interpreter.release < OLDEST_FOR_UV:
+        if interpreter is None:
+            conda_prefix.fill(place, self.final, self.lock, self.cache, self.timeout)
+            self._add_wheels(place)
+        elif interpreter.release < OLDEST_FOR_UV:
             old_python.fill(place, self.final, interpreter, self.lock.packages, self.cache)
         else:
             self._fill_with_uv(place, interpreter)
         marker = {
             "format": _FORMAT,
             "content_hash": self.lock.content_hash,
-            "python": interpreter.version,
-            "interpreter": str(interpreter.path),
+            "python": interpreter.version if interpreter else self.lock.python,
+            "interpreter": str(interpreter.path if interpreter else self.final / "bin" / "python"),
             "packages": len(self.lock.packages),
             "seconds": round(time.monotonic() - started, 3),
         }
@@ -260,14 +264,22 @@ class _Builder:
             place,
         ]
         self._uv(uv, venv, place)
-        if not self.lock.packages:
+        self._install(uv, place)
+
+    def _add_wheels(self, place: Path) -> None:
+        """Put the lock's wheels on top of its conda packages."""
+        if any(not package.is_conda for package in self.lock.packages):
+            self._install(Uv(self.cache), place)
+            scripts.move(place, self.final)
+
+    def _install(self, uv: Uv, place: Path) -> None:
+        packages = tuple(package for package in self.lock.packages if not package.is_conda)
+        if not packages:
             return
-        (place / "pylock.toml").write_text(
-            _pylock(self.lock.packages, without_credentials(uv.index)), "utf-8"
-        )
+        (place / "pylock.toml").write_text(_pylock(packages, without_credentials(uv.index)), "utf-8")
         install: list[str | Path] = ["pip", "install", "--preview-features", "pylock", "--no-deps"]
         install += ["--link-mode", "hardlink", "-p", place / "bin" / "python", "-r", place / "pylock.toml"]
-        if not any(package.is_source for package in self.lock.packages):
+        if not any(package.is_source for package in packages):
             install.append("--no-build")
         elif (date := build_date(self.lock)) is not None:
             install += ["--exclude-newer", date]

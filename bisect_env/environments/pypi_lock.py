@@ -16,6 +16,7 @@ import requests
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.failures import PackageNotFoundError, UnsolvableError
 from bisect_env.environments.index import IndexFile, PypiCatalogue
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
@@ -48,18 +49,29 @@ class Locker:
         cache_dir: Our cache directory.
         interpreters: Where Pythons are looked for.
         timeout: Seconds for one solution, builds for metadata included.
+        conda: Solves what comes from conda channels.
     """
 
     def __init__(
-        self, cache_dir: Path, *, interpreters: Interpreters | None = None, timeout: float = 900.0
+        self,
+        cache_dir: Path,
+        *,
+        interpreters: Interpreters | None = None,
+        timeout: float = 900.0,
+        conda: CondaSolver | None = None,
     ) -> None:
         self._cache_dir = cache_dir
         self._interpreters = interpreters or machine_interpreters()
         self._catalogue = PypiCatalogue(interpreters=self._interpreters)
+        self._conda = conda or CondaSolver(cache_dir, timeout=timeout)
         self._timeout = timeout
 
-    def lock(self, request: EnvironmentRequest) -> Lock:
+    def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> Lock:
         """Lock one environment; the same request on the same index gives the same text, byte for byte.
+
+        Args:
+            request: What is asked for.
+            prefer: A neighbour's lock, whose packages are taken again where nothing speaks against it.
 
         Raises:
             UnsolvableError: Nothing satisfies the request.
@@ -72,6 +84,9 @@ class Locker:
                 f"an environment for {request.platform} cannot be locked on {host_platform()}",
                 remedy="leave `platform` out, or lock on a machine of that platform",
             )
+        if request.conda is not None:
+            solved = self._conda.solve(request, prefer.packages if prefer else ())
+            return make_lock(solved.python, request.platform, solved.packages, records=solved.records)
         interpreter = self._interpreters.find(request.python)
         uv = Uv(self._cache_dir, request.index)
         if interpreter.release < OLDEST_FOR_UV:

@@ -17,11 +17,57 @@ from bisect_env.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
+class CondaRequest:
+    """What of an environment comes from conda channels; its Python then does, too.
+
+    Attributes:
+        channels: Names or addresses, most important first; each package comes from the first that has it.
+        pins: Package to exact version.
+        builds: Package to a pattern that its build string has to match (`cuda*`).
+        packages: Further specs, as conda writes them (`cuda-version 12.8`).
+        virtual_packages: Name to version of what the host is to have (`__cuda`); `__archspec` to the name of
+            a microarchitecture. Never asked of this host, so that locks are the same everywhere.
+        engine: What solves: `rattler`, or `conda-lock` with the conda, mamba or micromamba that is here.
+    """
+
+    channels: tuple[str, ...]
+    pins: Mapping[str, str] = field(default_factory=dict)
+    builds: Mapping[str, str] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
+    virtual_packages: Mapping[str, str] = field(default_factory=dict)
+    engine: Literal["rattler", "conda-lock"] = "rattler"
+
+    def specs(self, python: str) -> tuple[str, ...]:
+        """All that is asked for, as match specs; Python is always among them.
+
+        Args:
+            python: `3.11`, `3.11.7`, or "" for any.
+        """
+        exact = python.count(".") > 1
+        own = f"python =={python}" if exact else f"python {python}.*" if python else "python"
+        pins = (
+            f"{name} =={version} {self.builds.get(name, '')}".rstrip() for name, version in self.pins.items()
+        )
+        return (own, *pins, *self.packages)
+
+    def facts(self) -> dict[str, object]:
+        """All of it, for a canonical text."""
+        return {
+            "channels": list(self.channels),
+            "pins": sorted(self.pins.items()),
+            "builds": sorted(self.builds.items()),
+            "packages": sorted(self.packages),
+            "virtual_packages": sorted(self.virtual_packages.items()),
+            "engine": self.engine,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentRequest:
     """One environment to lock; equal requests have equal `key`s.
 
     Attributes:
-        python: `3.11` (newest patch release found) or `3.11.7` (exactly that).
+        python: `3.11` (newest patch release found) or `3.11.7` (exactly that); "" with conda alone: any.
         pins: Package to exact version, for every package axis. A name may carry extras (`dask[array]`).
         packages: Further requirements, as PEP 508 texts.
         dependencies: `none` installs pins and packages alone, whatever their metadata demand.
@@ -31,6 +77,7 @@ class EnvironmentRequest:
         platform: conda's name of the platform the environment is for.
         exclude_newer: Files uploaded at or after this moment do not exist (see `end_of_day`);
             None for the index as it stands.
+        conda: What comes from conda channels; None for an environment of PyPI packages alone.
 
     Raises:
         UsageError: A requirement cannot be read. Nothing unread is passed on to the solver, where a line
@@ -46,6 +93,7 @@ class EnvironmentRequest:
     index: str | None = None
     platform: str = field(default_factory=lambda: host_platform())
     exclude_newer: datetime | None = None
+    conda: CondaRequest | None = None
 
     def __post_init__(self) -> None:
         for text in (*self.requirements, *self.overrides):
@@ -80,6 +128,7 @@ class EnvironmentRequest:
                 "index": self.index,
                 "platform": self.platform,
                 "exclude_newer": self.exclude_newer_text,
+                "conda": self.conda.facts() if self.conda else None,
             },
             separators=(",", ":"),
         )

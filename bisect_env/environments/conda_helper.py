@@ -1,0 +1,326 @@
+"""The program of the processes in which py-rattler solves and installs; nothing else imports rattler.
+
+py-rattler can die of SIGSEGV while Python shuts down, and a tool that judges processes by how they end must
+not do so itself. Requests come as JSON lines on standard input, answers go as JSON lines to what standard
+output was at the start; when the input ends, the process leaves by `os._exit`, which shuts nothing down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import rattler
+from rattler.exceptions import GatewayError, InstallerError, InvalidMatchSpecError, IoError, SolverError
+from rattler.networking import (
+    AuthenticationMiddleware,
+    Client,
+    GCSMiddleware,
+    MirrorMiddleware,
+    OciMiddleware,
+    RetryMiddleware,
+    S3Middleware,
+)
+from rattler.package import BuildString, PackageName
+
+Message = dict[str, Any]
+
+_RETRIES = 2
+_NEAR_NAMES = 3
+# Patience, in seconds, with a server that does not answer at all; archives may take as long as they need.
+_REPODATA_TIMEOUT = 60
+_HASHED_AT_ONCE = 1 << 20
+
+
+class _Channels:
+    """Repodata of some channels, fetched once in the life of this process.
+
+    Args:
+        urls: Most important first.
+        mirrors: Address to the addresses that are asked in its place.
+        platform: conda's name of it.
+        cache: Where repodata is kept between processes.
+        timeout: Seconds for one request.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        mirrors: dict[str, list[str]],
+        platform: str,
+        cache: str,
+        timeout: int | None,
+    ) -> None:
+        self.sources = [rattler.Channel(url) for url in urls]
+        self.platforms: list[Any] = [platform, "noarch"]
+        # Relations that a channel declares by itself would let a lock depend on more than the matrix.
+        self.options: dict[str, Any] = {"channel_relations": "disabled"}
+        self.gateway = rattler.Gateway(cache_dir=Path(cache), client=client(mirrors, timeout))
+        self._known: dict[str, rattler.RepoDataRecord] = {}
+
+    async def solve(self, request: Message) -> list[rattler.RepoDataRecord]:
+        limit = request["exclude_newer"]
+        # rattler lets in what was made at the very moment; ours is the first that is too new.
+        newest = (
+            None if limit is None else datetime.fromtimestamp(limit / 1000, UTC) - timedelta(milliseconds=1)
+        )
+        records = await rattler.solve(
+            self.sources,
+            [rattler.MatchSpec(spec) for spec in request["specs"]],
+            gateway=self.gateway,
+            platforms=self.platforms,
+            locked_packages=await self.find(request["prefer"]),
+            virtual_packages=[_virtual(*facts) for facts in request["virtual_packages"]],
+            channel_priority=rattler.ChannelPriority.Strict,
+            exclude_newer=newest,
+            # What has no date is taken to have been there always: whole channels of the past state none.
+            timestamp_policy="allow-missing",
+            timeout=timedelta(seconds=request["timeout"]),
+            **self.options,
+        )
+        self._known |= {record.url: record for record in records}
+        return records
+
+    async def find(self, wanted: Iterable[Sequence[str]]) -> list[rattler.RepoDataRecord]:
+        """Records by (name, URL); those that the channels no longer have are left out."""
+        pairs = [(name, url) for name, url in wanted]
+        unknown = {name for name, url in pairs if url not in self._known}
+        if unknown:
+            for record in await self.records(sorted(unknown)):
+                self._known[record.url] = record
+        return [self._known[url] for _, url in pairs if url in self._known]
+
+    async def records(self, names: Sequence[str]) -> list[rattler.RepoDataRecord]:
+        found = await self.gateway.query(
+            self.sources,
+            self.platforms,
+            list(names),
+            recursive=False,
+            **self.options,
+        )
+        return [record for group in found for record in group]
+
+    async def near(self, name: str) -> list[str]:
+        names = await self.gateway.names(self.sources, self.platforms)
+        return difflib.get_close_matches(name, sorted({n.normalized for n in names}), _NEAR_NAMES)
+
+
+class Helper:
+    """Answers requests; holds the channels that it was asked about."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, _Channels] = {}
+        self._operations: dict[str, Callable[[Message], Awaitable[Message]]] = {
+            "solve": self._solve,
+            "versions": self._versions,
+            "install": self._install,
+        }
+
+    async def answer(self, request: Message) -> Message:
+        """What a request comes to; `failed` says why it came to nothing."""
+        try:
+            return await self._operations[request["op"]](request)
+        except InvalidMatchSpecError as error:
+            return {"failed": "spec", "text": str(error)}
+        except GatewayError as error:
+            return {"failed": "channel", "text": str(error)}
+        except (InstallerError, IoError, OSError) as error:
+            return {"failed": "install", "text": str(error)}
+
+    def _channels_of(self, request: Message) -> _Channels:
+        facts = {key: request[key] for key in ("channels", "mirrors", "platform", "cache")}
+        key = json.dumps(facts, sort_keys=True)
+        if key not in self._channels:
+            timeout = request.get("request_timeout", _REPODATA_TIMEOUT)
+            self._channels[key] = _Channels(
+                facts["channels"], facts["mirrors"], facts["platform"], facts["cache"], timeout
+            )
+        return self._channels[key]
+
+    async def _solve(self, request: Message) -> Message:
+        try:
+            records = await self._channels_of(request).solve(request)
+        except SolverError as error:
+            return await self._missing(request) or {"unsolvable": str(error)}
+        return {"records": [describe(record) for record in records]}
+
+    async def _missing(self, request: Message) -> Message | None:
+        """Which of the packages that were asked for by name no channel has at all."""
+        channels = self._channels_of(request)
+        names = [rattler.MatchSpec(spec).name.normalized for spec in request["specs"]]
+        known = {record.name.normalized for record in await channels.records(names)}
+        for name in names:
+            if name not in known and not name.startswith("__"):
+                return {"missing": name, "near": await channels.near(name)}
+        return None
+
+    async def _versions(self, request: Message) -> Message:
+        channels = self._channels_of(request)
+        name = request["name"]
+        records = await channels.records([name])
+        if not records:
+            return {"missing": name, "near": await channels.near(name)}
+        # Strict priority: what a more important channel has under this name hides all others.
+        first = next(s.base_url for s in channels.sources if any(_is_from(r, s.base_url) for r in records))
+        return {"records": [json.loads(r.to_json()) for r in records if _is_from(r, first)]}
+
+    async def _install(self, request: Message) -> Message:
+        records = [_record(facts, request["archives"]) for facts in request["packages"]]
+        for record in records:
+            if wrong := _wrong_hash(record, Path(request["verified"])):
+                return {"failed": "hash", "text": wrong}
+        cache = rattler.PackageCache(request["package_cache"])
+        await rattler.install(
+            records,
+            request["place"],
+            installed_packages=[],
+            show_progress=False,
+            execute_link_scripts=False,
+            client=client(request["mirrors"], None),
+            alternative_target_prefix=request["final"],
+            package_cache=cache,
+        )
+        return {}
+
+
+def client(mirrors: dict[str, list[str]], timeout: int | None) -> Client:
+    """HTTP with the user's own credentials: rattler's storage, the keyring and `.netrc`."""
+    return Client(
+        [
+            RetryMiddleware(_RETRIES),
+            MirrorMiddleware(mirrors),
+            AuthenticationMiddleware(),
+            OciMiddleware(),
+            GCSMiddleware(),
+            S3Middleware(),
+        ],
+        timeout=timeout,
+    )
+
+
+def describe(record: rattler.RepoDataRecord) -> Message:
+    """What a lock says of a record, and the whole record as JSON."""
+    facts = json.loads(record.to_json())
+    return {
+        "name": record.name.normalized,
+        "version": str(record.version),
+        "build": facts.get("build", ""),
+        "url": record.url,
+        "sha256": facts.get("sha256", ""),
+        "md5": facts.get("md5", ""),
+        "dependencies": merged(facts.get("depends", ())),
+        "record": json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False),
+    }
+
+
+def merged(depends: Iterable[str]) -> list[tuple[str, str]]:
+    """One text for each name that is depended on, sorted by name.
+
+    conda-lock's format has a mapping where repodata has a list, in which a name may stand twice
+    (`numpy >=1.21,<3` and `numpy 1.26.*|2.*`). Both hold, so that they are joined by commas; a choice (`|`)
+    binds less tightly than a comma and gets parentheses.
+    """
+    versions: dict[str, list[str]] = {}
+    builds: dict[str, list[str]] = {}
+    for text in depends:
+        spec = rattler.MatchSpec(text, strict=False)
+        name = spec.name.normalized
+        versions.setdefault(name, [])
+        if spec.version not in (None, "*", *versions[name]):
+            versions[name].append(str(spec.version))
+        if spec.build not in (None, "*", *builds.get(name, ())):
+            builds.setdefault(name, []).append(str(spec.build))
+    return [(name, _joined(versions[name], builds.get(name, []))) for name in sorted(versions)]
+
+
+def _joined(versions: Sequence[str], builds: Sequence[str]) -> str:
+    several = len(versions) > 1
+    version = ",".join(f"({v})" if several and "|" in v else v for v in versions)
+    # Two patterns for one build string cannot be written as one; conda-lock's own writer keeps none.
+    build = builds[0] if len(builds) == 1 else ""
+    return f"{version or '*'} {build}" if build else version
+
+
+def _virtual(name: str, version: str, build: str) -> rattler.GenericVirtualPackage:
+    return rattler.GenericVirtualPackage(PackageName(name), rattler.Version(version), BuildString(build))
+
+
+def _is_from(record: rattler.RepoDataRecord, base_url: str) -> bool:
+    return str(record.channel).rstrip("/") == base_url.rstrip("/")
+
+
+def _record(facts: Message, archives: dict[str, str]) -> rattler.RepoDataRecord:
+    url = facts["url"]
+    channel, subdir, filename = url.rsplit("/", 2)
+    record = rattler.PackageRecord(
+        name=facts["name"],
+        version=facts["version"],
+        build=BuildString(facts["build"]),
+        build_number=_build_number(facts["build"]),
+        subdir=subdir,
+        arch=None,
+        platform=None,
+        sha256=bytes.fromhex(facts["sha256"]),
+        md5=bytes.fromhex(facts["md5"]) if facts["md5"] else None,
+    )
+    place = Path(archives[url]).as_uri() if url in archives else url
+    return rattler.RepoDataRecord(record, file_name=filename, url=place, channel=f"{channel}/")
+
+
+def _build_number(build: str) -> int:
+    number = build.rpartition("_")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def _wrong_hash(record: rattler.RepoDataRecord, verified: Path) -> str | None:
+    """What is wrong with an archive on disk, whose content rattler takes on trust."""
+    parts = urlsplit(record.url)
+    if parts.scheme != "file":
+        return None
+    path = Path(unquote(parts.path))
+    expected = (record.sha256 or b"").hex()
+    known = path.stat()
+    state = f"{path}\n{known.st_size} {known.st_mtime_ns} {known.st_ino}\n"
+    note = verified / f"archive-{expected}"
+    if note.exists() and note.read_text("utf-8", "surrogateescape") == state:
+        return None
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_HASHED_AT_ONCE):
+            digest.update(chunk)
+    if digest.hexdigest() != expected:
+        return (
+            f"Hash mismatch for {record.name.normalized} {record.version}: the lock says {expected}, "
+            f"{path} has {digest.hexdigest()}"
+        )
+    verified.mkdir(parents=True, exist_ok=True)
+    temporary = verified / f".archive-{expected}.{os.getpid()}"
+    temporary.write_text(state, "utf-8", "surrogateescape")
+    temporary.replace(note)
+    return None
+
+
+def main() -> None:
+    """Answer until the input ends, then leave without shutting down."""
+    # Libraries may write to standard output: it is the answers' alone, and becomes standard error.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    helper = Helper()
+    loop = asyncio.new_event_loop()
+    for line in sys.stdin:
+        answers.write(json.dumps(loop.run_until_complete(helper.answer(json.loads(line)))) + "\n")
+        answers.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

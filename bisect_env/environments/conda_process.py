@@ -1,0 +1,216 @@
+"""Processes that py-rattler runs in: started when needed, asked one thing at a time, ended as a group."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
+
+from bisect_env.errors import InfrastructureError
+
+COMMAND = (sys.executable, "-m", "bisect_env.environments.conda_helper")
+
+# What would make the helper's interpreter another one, or make rattler see another machine than asked for.
+_DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONINSPECT")
+_READ = 1 << 16
+_TAIL = 4000
+
+
+class HelperDiedError(Exception):
+    """A helper ended, or did not answer in time, before it had answered.
+
+    Args:
+        text: How it ended, with the end of what it wrote.
+        timed_out: Whether it was ended for its silence.
+        crashed: Whether a signal ended it: another process may fare better.
+    """
+
+    def __init__(self, text: str, *, timed_out: bool = False, crashed: bool = False) -> None:
+        super().__init__(text)
+        self.text = text
+        self.timed_out = timed_out
+        self.crashed = crashed
+
+
+class HelperProcess:
+    """One process; not to be used by two threads at once.
+
+    Args:
+        command: Its argument vector.
+    """
+
+    def __init__(self, command: Sequence[str] = COMMAND) -> None:
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the process
+        env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=env,
+                # A Ctrl-C in the terminal is for us: an install goes to its end or is ended by us.
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._errors.close()
+            raise InfrastructureError(
+                f"the conda solver cannot be started: {error}", remedy="install bisect-env again"
+            ) from error
+        self._pending = b""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Send a request and wait for its answer.
+
+        Raises:
+            HelperDiedError: None came; the process is gone, and another one has to be started.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._line(time.monotonic() + timeout)
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        except BrokenPipeError:
+            raise self._died() from None
+        except ValueError as error:
+            self.close()
+            raise HelperDiedError(f"the conda solver gave no answer that can be read: {error}") from error
+        except BaseException:
+            # Also on Ctrl-C: what comes later would be taken for the answer to the next request.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End it, with everything that it started."""
+        process = self._process
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout, self._errors):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+    def _line(self, deadline: float) -> bytes:
+        assert self._process.stdout is not None
+        stream = self._process.stdout.fileno()
+        with selectors.DefaultSelector() as selector:
+            selector.register(stream, selectors.EVENT_READ)
+            while b"\n" not in self._pending:
+                left = deadline - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    if deadline > time.monotonic():
+                        continue
+                    words = self._words()
+                    self.close()
+                    raise HelperDiedError(f"no answer in time{words}", timed_out=True)
+                piece = os.read(stream, _READ)
+                if not piece:
+                    raise self._died()
+                self._pending += piece
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def _died(self) -> HelperDiedError:
+        code = self._process.wait()
+        words = self._words()
+        self.close()
+        if code < 0:
+            name = signal.Signals(-code).name
+            return HelperDiedError(f"the conda solver died of {name}{words}", crashed=True)
+        return HelperDiedError(f"the conda solver ended with status {code}{words}")
+
+    def _words(self) -> str:
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - _TAIL))
+        text = self._errors.read().decode("utf-8", "replace").strip()
+        return f": {text}" if text else ""
+
+
+class HelperPool:
+    """Helpers that are kept for the next request, as many as are asked at the same time.
+
+    Args:
+        start: Starts one.
+    """
+
+    def __init__(self, start: Callable[[], HelperProcess] = HelperProcess) -> None:
+        self._start = start
+        self._idle: list[HelperProcess] = []
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    def ask(self, request: dict[str, Any], timeout: float, *, attempts: int = 1) -> dict[str, Any]:
+        """Ask an idle helper, or a new one.
+
+        Args:
+            request: See `conda_helper`.
+            timeout: Seconds.
+            attempts: How many processes may die of the request before it is given up.
+
+        Raises:
+            HelperDiedError: The last of them died, or none answered in time.
+        """
+        deaths: list[str] = []
+        while True:
+            try:
+                with self._borrowed() as helper:
+                    return helper.ask(request, timeout)
+            except HelperDiedError as error:
+                deaths.append(error.text)
+                if not error.crashed or len(deaths) >= attempts:
+                    text = "; then ".join(dict.fromkeys(deaths))
+                    raise HelperDiedError(
+                        text if len(deaths) == 1 else f"{text} ({len(deaths)} times)",
+                        timed_out=error.timed_out,
+                        crashed=error.crashed,
+                    ) from error
+
+    @contextlib.contextmanager
+    def _borrowed(self) -> Iterator[HelperProcess]:
+        with self._lock:
+            if self._owner != os.getpid():
+                # After a fork the pipes lead to the parent's helpers.
+                self._idle, self._owner = [], os.getpid()
+            helper = self._idle.pop() if self._idle else None
+        if helper is None:
+            helper = self._start()
+        yield helper
+        # Only after an answer: one that died was closed.
+        with self._lock:
+            self._idle.append(helper)
+
+    def close(self) -> None:
+        """End all helpers; the pool starts new ones when it is asked again."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        if self._owner == os.getpid():
+            for helper in idle:
+                helper.close()
+
+
+@functools.cache
+def shared_pool() -> HelperPool:
+    """The pool of this process."""
+    pool = HelperPool()
+    atexit.register(pool.close)
+    return pool
