@@ -98,6 +98,11 @@ class PlantedEnvironments:
     def __init__(self) -> None:
         self.catalogue = PypiCatalogue(None)
 
+    @property
+    def as_of(self) -> None:
+        """Any day will do."""
+        return
+
     def lock_many(
         self,
         requests: Sequence[EnvironmentRequest],

@@ -9,6 +9,7 @@ import typer
 
 from bisect_env.cli.db_command import db_app
 from bisect_env.cli.env_command import env_app
+from bisect_env.cli.fetch_command import fetch
 from bisect_env.cli.plan_command import plan
 from bisect_env.cli.query_command import query
 from bisect_env.cli.report_command import report
@@ -41,6 +42,7 @@ def root(
 
 app.command()(run)
 app.command()(plan)
+app.command()(fetch)
 app.command()(report)
 app.command()(query)
 app.command()(schema)

@@ -56,6 +56,13 @@ def run(
             help="Take away what was used least recently when the cache grows above this, such as 50GB.",
         ),
     ] = None,
+    offline: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="BISECT_ENV_OFFLINE",
+            help="Use no network, but what `bisect-env fetch` put into this directory.",
+        ),
+    ] = None,
 ) -> None:
     """Find the first bad combination of a matrix.
 
@@ -80,7 +87,8 @@ def run(
         from bisect_env.cluster.choose import executor_maker
         from bisect_env.cluster.local import default_workers
         from bisect_env.engine.study import run_study
-        from bisect_env.environments.provider import Environments
+        from bisect_env.environments.offline import OfflineEnvironments
+        from bisect_env.environments.provider import EnvironmentProvider, Environments
         from bisect_env.environments.settings import default_cache_dir, parse_size
         from bisect_env.matrix.load import load_matrix
         from bisect_env.storage.store import Store
@@ -95,12 +103,18 @@ def run(
             scheduler_file=scheduler_file,
             cache=cache,
             cache_limit=None if cache_size is None else parse_size(cache_size, "--env-cache-size"),
+            offline=None if offline is None else offline.absolute(),
         )
+        provider: EnvironmentProvider
+        if offline is None:
+            provider = Environments(cache_dir, index=loaded.file.index)
+        else:
+            provider = OfflineEnvironments(offline.absolute(), loaded.name, cache_dir)
         with Store.open(db) as store, view:
             return run_study(
                 loaded,
                 store=store,
-                provider=Environments(cache_dir, index=loaded.file.index),
+                provider=provider,
                 make_executor=lambda: _deaf_to_ctrl_c(start),
                 lockfiles=lockfiles,
                 notify=notify,

@@ -25,6 +25,7 @@ from bisect_env.errors import (
     ExitCode,
     NoEnvironmentError,
     StudyInterruptedError,
+    UsageError,
 )
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Grid, Index
@@ -82,7 +83,7 @@ def run_study(
         BisectEnvError: Whatever a user can mend; everything finished by then is stored.
     """
     check_supported(matrix)
-    as_of = study_date(matrix, store)
+    as_of = study_date(matrix, store, provider.as_of)
     grid = expand(matrix, provider.catalogue, as_of)
     study = store.open_study(_definition(matrix, grid, as_of))
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
@@ -128,16 +129,30 @@ def _end_with(error: BisectEnvError, store: Store, study_id: str) -> None:
         store.finish_study(study_id, StudyStatus.INTERRUPTED if interrupted else StudyStatus.FAILED, None)
 
 
-def study_date(matrix: Matrix, store: Store) -> datetime:
+def study_date(matrix: Matrix, store: Store, fixed: datetime | None = None) -> datetime:
     """What "now" is for the study of a matrix: everything uploaded later does not exist.
 
     A new study takes the present moment, one that goes on keeps its own, so that the same matrix gives the
     same locks tomorrow.
+
+    Args:
+        matrix: As loaded.
+        store: Where the study may be known.
+        fixed: The only moment that environments can be had for, if there is but one.
+
+    Raises:
+        UsageError: The study is known, and sees the indexes as of another moment.
     """
     known = store.find_study(matrix.name, matrix.digest)
-    if known is not None and known.exclude_newer is not None:
-        return known.exclude_newer
-    return datetime.now(UTC).replace(microsecond=0)
+    if known is None or known.exclude_newer is None:
+        return fixed or datetime.now(UTC).replace(microsecond=0)
+    if fixed is not None and known.exclude_newer != fixed:
+        raise UsageError(
+            f"this study sees the indexes as of {known.exclude_newer:%Y-%m-%d %H:%M:%S} UTC, "
+            f"and the directory was fetched as of {fixed:%Y-%m-%d %H:%M:%S} UTC",
+            remedy="begin another study with `--db FILE`, or go on with this one where there is a network",
+        )
+    return known.exclude_newer
 
 
 def _definition(matrix: Matrix, grid: Grid, as_of: datetime) -> StudyDefinition:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,11 +223,18 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def fetch_with_uv(version: str) -> str:
-    """Let uv install a Python of its own; returns "" or why it could not."""
+def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> str:
+    """Let uv install a Python of its own; returns "" or why it could not.
+
+    Args:
+        version: Such as `3.11`.
+        environ: The environment to start from, ours by default.
+    """
     with tempfile.TemporaryDirectory() as empty:
         folder = Path(empty)
-        answer = Uv(folder / "cache").run(["python", "install", version], cwd=folder, timeout=_FETCH_TIMEOUT)
+        # Without --no-bin it would put a command of that name where the user's shell looks for commands.
+        args = ["python", "install", "--no-bin", version]
+        answer = Uv(folder / "cache", environ=environ).run(args, cwd=folder, timeout=_FETCH_TIMEOUT)
     if answer.timed_out:
         return f"no answer in {_FETCH_TIMEOUT:.0f} s"
     if answer.returncode == 0:

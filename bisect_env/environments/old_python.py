@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
-from urllib.parse import unquote, urlsplit
+from pathlib import Path
 
 import installer
-import requests
 from installer.destinations import SchemeDictionaryDestination
 from installer.exceptions import InstallerError
 from installer.sources import WheelFile
 
+from bisect_env.environments.download import obtain
 from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.interpreters import Interpreter
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.process import run_tool
-from bisect_env.environments.settings import without_credentials
 
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages", "ensurepip")
 
@@ -59,7 +56,7 @@ def fill(
         "headers": str(place / "include"),
     }
     for package in packages:
-        wheel = _wheel(package, cache)
+        wheel = obtain(package, cache / "wheels" / package.sha256)
         target = SchemeDictionaryDestination(scheme, str(final / "bin" / "python"), "posix")
         try:
             with WheelFile.open(wheel) as source:
@@ -91,49 +88,3 @@ def _run(python: Path, args: list[str], cwd: Path) -> str:
     if finished.returncode != 0 or finished.timed_out:
         raise UnbuildableError(f"{python.name} {args[0]} failed: {finished.stderr}", transient=False)
     return finished.stdout
-
-
-def _wheel(package: LockedPackage, cache: Path) -> Path:
-    folder = cache / "wheels" / package.sha256
-    path = folder / PurePosixPath(unquote(urlsplit(package.url).path)).name
-    if path.exists() and _digest(path) == package.sha256:
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".part-{os.getpid()}-{os.urandom(4).hex()}"
-    try:
-        _download(package.url, part)
-        if (found := _digest(part)) != package.sha256:
-            raise UnbuildableError(
-                f"Hash mismatch for {package.name} {package.version}: "
-                f"the lock says {package.sha256}, the file has {found}",
-                transient=True,
-            )
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
-
-
-def _download(url: str, target: Path) -> None:
-    shown = without_credentials(url)
-    if urlsplit(url).scheme == "file":
-        try:
-            shutil.copyfile(unquote(urlsplit(url).path), target)
-        except FileNotFoundError:
-            raise UnbuildableError(f"{shown} is gone", transient=False) from None
-        return
-    try:
-        with requests.get(url, stream=True, timeout=(10, 60)) as answer:
-            if answer.status_code in (404, 410):
-                raise UnbuildableError(f"{shown} is gone ({answer.status_code})", transient=False)
-            answer.raise_for_status()
-            with target.open("wb") as stream:
-                for chunk in answer.iter_content(1 << 20):
-                    stream.write(chunk)
-    except requests.RequestException as error:
-        raise UnbuildableError(f"{shown} cannot be fetched: {error}", transient=True) from error
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -20,15 +20,22 @@ from pathlib import Path
 import filelock
 
 from bisect_env.environments import conda_prefix, integrity, old_python, scripts
+from bisect_env.environments.bundle import Bundle
 from bisect_env.environments.cache import MARKER, damage, drop_damaged_archives, evict
 from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
 from bisect_env.environments.lease import Lease, archives, hold
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.lock_text import build_date
+from bisect_env.environments.offline_pythons import offline_environment, offline_interpreters
 from bisect_env.environments.process import Finished
 from bisect_env.environments.pypi_lock import OLDEST_FOR_UV
-from bisect_env.environments.settings import default_cache_dir, default_cache_limit, without_credentials
+from bisect_env.environments.settings import (
+    default_cache_dir,
+    default_cache_limit,
+    default_offline,
+    without_credentials,
+)
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 
@@ -93,7 +100,10 @@ def ensure_prefix(
         InfrastructureError: The cache cannot be used.
     """
     cache = (cache_dir or default_cache_dir()).absolute()
-    builder = _Builder(lock, cache, allow_source, timeout, interpreters or machine_interpreters())
+    offline = offline or default_offline()
+    if interpreters is None:
+        interpreters = machine_interpreters() if offline is None else offline_interpreters(offline)
+    builder = _Builder(lock, cache, allow_source, timeout, interpreters, offline)
     lease: Lease | None = None
     try:
         lease = hold(builder.folder, lock.content_hash)
@@ -125,8 +135,10 @@ class _Builder:
         allow_source: bool | frozenset[str],
         timeout: float,
         interpreters: Interpreters,
+        offline: Path | None,
     ) -> None:
         self.lock = lock
+        self.offline = offline
         self.cache = cache
         self.allow_source = allow_source
         self.timeout = timeout
@@ -234,10 +246,12 @@ class _Builder:
     def _fill(self, place: Path, interpreter: Interpreter | None) -> None:
         started = time.monotonic()
         if interpreter is None:
-            conda_prefix.fill(place, self.final, self.lock, self.cache, self.timeout)
+            conda_prefix.fill(
+                place, self.final, self.lock, self.cache, self.timeout, archives=self._conda_archives()
+            )
             self._add_wheels(place)
         elif interpreter.release < OLDEST_FOR_UV:
-            old_python.fill(place, self.final, interpreter, self.lock.packages, self.cache)
+            old_python.fill(place, self.final, interpreter, self._wheels(), self.cache)
         else:
             self._fill_with_uv(place, interpreter)
         marker = {
@@ -251,8 +265,23 @@ class _Builder:
         (place / "conda-lock.yml").write_text(self.lock.text, "utf-8")
         (place / MARKER).write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
 
+    def _conda_archives(self) -> dict[str, Path]:
+        if self.offline is None:
+            return {}
+        bundle = Bundle(self.offline)
+        packages = [package for package in self.lock.packages if package.is_conda]
+        return {p.url: bundle.path(p, self.cache / "joined") for p in packages}
+
+    def _wheels(self) -> tuple[LockedPackage, ...]:
+        """What is not conda's, with the addresses that the archives are to be taken from."""
+        packages = tuple(package for package in self.lock.packages if not package.is_conda)
+        if self.offline is None:
+            return packages
+        bundle = Bundle(self.offline)
+        return tuple(bundle.here(p, self.lock.python, self.cache / "joined") for p in packages)
+
     def _fill_with_uv(self, place: Path, interpreter: Interpreter) -> None:
-        uv = Uv(self.cache)
+        uv = self._uv_tool()
         # Relocatable, for scripts in bin/ are to work after the rename.
         venv: list[str | Path] = [
             "venv",
@@ -269,11 +298,14 @@ class _Builder:
     def _add_wheels(self, place: Path) -> None:
         """Put the lock's wheels on top of its conda packages."""
         if any(not package.is_conda for package in self.lock.packages):
-            self._install(Uv(self.cache), place)
+            self._install(self._uv_tool(), place)
             scripts.move(place, self.final)
 
+    def _uv_tool(self) -> Uv:
+        return Uv(self.cache, environ=None if self.offline is None else offline_environment(self.offline))
+
     def _install(self, uv: Uv, place: Path) -> None:
-        packages = tuple(package for package in self.lock.packages if not package.is_conda)
+        packages = self._wheels()
         if not packages:
             return
         (place / "pylock.toml").write_text(_pylock(packages, without_credentials(uv.index)), "utf-8")

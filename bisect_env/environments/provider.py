@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,11 @@ class EnvironmentProvider(Protocol):
     @property
     def catalogue(self) -> VersionCatalogue:
         """What can be asked for."""
+        ...
+
+    @property
+    def as_of(self) -> datetime | None:
+        """The only "now" for which it can answer; None where any will do."""
         ...
 
     def lock_many(
@@ -63,6 +69,11 @@ class Environments:
         self._catalogue = PypiCatalogue(index, interpreters=self._interpreters)
         self._locker = Locker(self.cache_dir, interpreters=self._interpreters, timeout=lock_timeout)
         self._build_timeout = build_timeout
+
+    @property
+    def as_of(self) -> datetime | None:
+        """None: indexes can be asked about any day."""
+        return None
 
     @property
     def catalogue(self) -> PypiCatalogue:

@@ -27,6 +27,12 @@ def default_cache_dir() -> Path:
     )
 
 
+def default_offline() -> Path | None:
+    """`BISECT_ENV_OFFLINE`: a directory that `bisect-env fetch` wrote, from which alone to build."""
+    configured = os.environ.get("BISECT_ENV_OFFLINE")
+    return Path(configured).expanduser().absolute() if configured else None
+
+
 def default_cache_limit() -> int | None:
     """`BISECT_ENV_CACHE_SIZE` in bytes; None, for no limit, where it is not set.
 

@@ -22,7 +22,7 @@ from bisect_env.errors import InfrastructureError
 _KEPT = re.compile(
     r"UV_(INDEX|EXTRA_INDEX_URL|INDEX_STRATEGY|FIND_LINKS|KEYRING_PROVIDER|OFFLINE|INSECURE_HOST"
     r"|SYSTEM_CERTS|NATIVE_TLS|HTTP_TIMEOUT|HTTP_RETRIES|CONFIG_FILE|PYTHON_INSTALL_MIRROR"
-    r"|PYTHON_INSTALL_DIR|INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD))"
+    r"|PYTHON_INSTALL_DIR|PYTHON_CACHE_DIR|PYTHON_DOWNLOADS_JSON_URL|INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD))"
 )
 # Variables that would make uv or a build back end see another Python environment.
 _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "__PYVENV_LAUNCHER__")
@@ -116,7 +116,7 @@ _TRANSIENT = re.compile(
     r"""error\ sending\ request | Request\ failed\ after | request\ or\ response\ body\ error
       | operation\ timed\ out | dns\ error | tcp\ connect\ error | [Cc]onnection\ (refused|reset)
       | HTTP\ status\ server\ error | HTTP\ status\ client\ error\ \((401|403|407|408|429)
-      | Hash\ mismatch | [Nn]o\ space\ left\ on\ device | Disk\ quota\ exceeded
+      | Hash\ mismatch | Bad\ CRC | [Nn]o\ space\ left\ on\ device | Disk\ quota\ exceeded
       | Network\ is\ (down|unreachable) | connection\ closed\ before | unexpected\ end\ of\ file
       | Too\ many\ open\ files | Cannot\ allocate\ memory | network\ connectivity\ is\ disabled""",
     re.VERBOSE,

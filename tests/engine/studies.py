@@ -14,7 +14,7 @@ from bisect_env.cluster.inline import InlineExecutor
 from bisect_env.engine import events
 from bisect_env.engine.study import Conclusion, run_study
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.provider import Environments
+from bisect_env.environments.provider import EnvironmentProvider, Environments
 from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.store import Store
 
@@ -65,15 +65,21 @@ class Studies:
         return path
 
     def run(
-        self, path: Path, *, stopped: Callable[[], bool] = lambda: False, slots: int = 2, **kwargs: object
+        self,
+        path: Path,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+        slots: int = 2,
+        provider: EnvironmentProvider | None = None,
     ) -> Conclusion:
         """Run a study in this process with an inline executor."""
         cache = self.folder / "cache"
+        matrix = load_matrix(path)
         with Store.open(str(self.db)) as store:
             return run_study(
-                load_matrix(path),
+                matrix,
                 store=store,
-                provider=Environments(cache),
+                provider=provider or Environments(cache, index=matrix.file.index),
                 make_executor=lambda: InlineExecutor(partial(ensure_prefix, cache_dir=cache), slots),
                 lockfiles=self.folder / "lockfiles",
                 notify=self.events.append,

@@ -1,0 +1,220 @@
+"""Everything that a study can need, put into a directory for hosts without a network."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bisect_env.engine.prepare import Prepared, check_supported, environment_request, lock_all
+from bisect_env.environments.bundle import Answers, Bundle, request_digest
+from bisect_env.environments.download import archive_name, obtain
+from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.interpreters import Interpreters, machine_interpreters
+from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.lock_text import build_date
+from bisect_env.environments.offline import RecordingCatalogue
+from bisect_env.environments.offline_pythons import fetch_python
+from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
+from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
+from bisect_env.matrix.expand import expand
+from bisect_env.matrix.load import Matrix
+
+_DOWNLOADS = 4
+"""Archives at the same time: enough for one line, few enough for an index to bear."""
+_BUILD_TIMEOUT = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a directory holds now.
+
+    Attributes:
+        environments: Distinct locks.
+        unsolvable: Combinations without one.
+        archives: How many.
+        size: Their bytes.
+        warnings: What the hosts have to bring themselves, and what could not be had.
+    """
+
+    environments: int
+    unsolvable: int
+    archives: int
+    size: int
+    warnings: tuple[str, ...]
+
+
+def fetch_study(
+    matrix: Matrix,
+    *,
+    provider: EnvironmentProvider,
+    root: Path,
+    cache_dir: Path,
+    piece_size: int | None = None,
+    pythons: bool = True,
+    on_progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
+    interpreters: Interpreters | None = None,
+) -> Fetched:
+    """Lock a matrix and put everything that its environments are made of into a directory.
+
+    A directory that was begun is gone on with, as of the day it was begun.
+
+    Args:
+        matrix: As loaded.
+        provider: Solves.
+        root: The directory; made if it is not there.
+        cache_dir: Our cache directory, for building wheels from source distributions.
+        piece_size: Bytes above which archives are cut into pieces; None leaves them whole.
+        pythons: Whether to fetch interpreters.
+        on_progress: Called with what is being done, how much of it is done, and of how much.
+        interpreters: Where Pythons are looked for, to build with.
+
+    Raises:
+        NoEnvironmentError: No combination has an environment.
+        InfrastructureError: The index, the network or the directory fails.
+    """
+    check_supported(matrix)
+    bundle = Bundle(root)
+    try:
+        answers = Answers(matrix.name, _begun(bundle, matrix.name))
+        prepared = _locked(matrix, provider, answers, on_progress)
+        locks = {lock.content_hash: lock for lock in prepared.locks.values()}
+        warnings = _archives(bundle, answers, locks.values(), cache_dir, on_progress, interpreters)
+        if pythons:
+            warnings += _pythons(bundle, locks.values())
+        if piece_size is not None:
+            for sha256, (name, _) in answers.archives.items():
+                bundle.split(sha256, name, piece_size)
+        bundle.write(answers, locks.values())
+    except OSError as error:
+        raise InfrastructureError(
+            f"{root} cannot be written: {error.strerror or error}",
+            tried=str(error.filename or root),
+            remedy="make room, or name another directory with --to; the same command goes on",
+        ) from error
+    size = sum(size for _, size in answers.archives.values())
+    return Fetched(len(locks), len(prepared.unsolvable), len(answers.archives), size, tuple(warnings))
+
+
+def _begun(bundle: Bundle, matrix: str) -> datetime:
+    try:
+        return bundle.read(matrix).as_of
+    except UsageError:
+        return datetime.now(UTC).replace(microsecond=0)
+
+
+def _locked(
+    matrix: Matrix,
+    provider: EnvironmentProvider,
+    answers: Answers,
+    on_progress: Callable[[str, int, int], None],
+) -> Prepared:
+    catalogue = RecordingCatalogue(provider.catalogue, answers.catalogue)
+    grid = expand(matrix, catalogue, answers.as_of)
+    prepared = lock_all(
+        matrix,
+        grid,
+        provider,
+        answers.as_of,
+        on_progress=lambda done, total: on_progress("locking", done, total),
+    )
+    if not prepared.locks:
+        why = next(iter(prepared.unsolvable.values()), None)
+        raise NoEnvironmentError(
+            f"{matrix.path}: none of the combinations has an environment",
+            tried=why.message if why else None,
+            remedy="`bisect-env plan` lists every combination with its reason",
+        )
+    for index in grid.indices():
+        if index not in grid.excluded:
+            request = environment_request(matrix, grid.combination(index), answers.as_of)
+            lock = prepared.locks.get(index)
+            answers.locks[request_digest(request)] = (
+                prepared.unsolvable[index] if lock is None else lock.content_hash
+            )
+    return prepared
+
+
+def _archives(
+    bundle: Bundle,
+    answers: Answers,
+    locks: Iterable[Lock],
+    cache_dir: Path,
+    on_progress: Callable[[str, int, int], None],
+    interpreters: Interpreters | None,
+) -> list[str]:
+    packages = {package.sha256: package for lock in locks for package in lock.packages}
+    done = 0
+    with ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="fetch") as pool:
+        futures = {pool.submit(_archive, bundle, p): p for p in packages.values()}
+        try:
+            for future in as_completed(futures):
+                package = futures[future]
+                answers.archives[package.sha256] = (archive_name(package), future.result())
+                done += 1
+                on_progress("fetching", done, len(futures))
+        except UnbuildableError as error:
+            pool.shutdown(cancel_futures=True)
+            raise InfrastructureError(
+                error.message,
+                tried=f"fetching {done} of {len(futures)} archives; they stay",
+                remedy="check the network, then give the same command again: it goes on",
+            ) from error
+    warnings = []
+    sources = [(lock, p) for lock in locks for p in lock.packages if p.is_source]
+    for done, (lock, package) in enumerate(sources):
+        on_progress("building", done, len(sources))
+        if problem := _wheel(bundle, lock, package, cache_dir, interpreters or machine_interpreters()):
+            warnings.append(problem)
+    return warnings
+
+
+def _archive(bundle: Bundle, package: LockedPackage) -> int:
+    folder = bundle.folder(package.sha256)
+    bundle.join(package.sha256, archive_name(package))
+    return obtain(package, folder).stat().st_size
+
+
+def _wheel(
+    bundle: Bundle, lock: Lock, package: LockedPackage, cache_dir: Path, interpreters: Interpreters
+) -> str | None:
+    """Build a wheel beside its source distribution: offline hosts have nothing to build it with."""
+    target = bundle.built(package.sha256, lock.python)
+    if any(target.glob("*.whl")):
+        return None
+    source = bundle.folder(package.sha256) / archive_name(package)
+    args: list[str | Path] = ["build", "--wheel", "--no-config", "-p", interpreters.find(lock.python).path]
+    if (date := build_date(lock)) is not None:
+        args += ["--exclude-newer", date]
+    with tempfile.TemporaryDirectory(prefix="bisect-env-wheel-") as aside:
+        folder = Path(aside)
+        finished = Uv(cache_dir).run(
+            [*args, "-o", folder / "out", source.absolute()], cwd=folder, timeout=_BUILD_TIMEOUT
+        )
+        built = sorted(folder.glob("out/*.whl"))
+        if finished.returncode == 0 and built:
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(built[0], target / built[0].name)
+            return None
+    words = plain_words(finished.stderr)
+    if finished.timed_out or is_transient(words):
+        raise InfrastructureError(
+            f"{source.name} cannot be built: {words}",
+            remedy="check the network, then give the same command again: it goes on",
+        )
+    # As in a study with a network: a property of the combinations that want it.
+    return f"{source.name} cannot be built for Python {lock.python}; its combinations will not be: {words}"
+
+
+def _pythons(bundle: Bundle, locks: Iterable[Lock]) -> list[str]:
+    wanted = {lock.python for lock in locks if any(p.manager == "pip" for p in lock.packages)}
+    return [
+        f"no archive of Python {version} ({reason}): the hosts have to have that Python themselves"
+        for version in sorted(wanted)
+        if (reason := fetch_python(version, bundle.root))
+    ]

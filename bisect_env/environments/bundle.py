@@ -1,0 +1,303 @@
+"""A directory that holds everything a study needs, for hosts without a network: its layout, read and written.
+
+```
+studies/<matrix>.json             what was asked and answered, when, and the size of every archive
+locks/<content hash>.conda-lock.yml
+archives/<sha256>/<file>          or <file>.000, <file>.001, ... where files had to be small
+archives/<sha256>/built-<python>/<wheel>    made from the source distribution beside it
+pythons/<file>                    interpreters, as uv keeps them
+```
+
+Nothing in it names the directory, nothing is a link, and each file stands for itself, so that it can be
+copied piece by piece, by several people, in any order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bisect_env.environments.download import archive_name, sha256_of
+from bisect_env.environments.failures import LockFileError, UnbuildableError, UnsolvableError
+from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.lockfiles import read_lock
+from bisect_env.environments.pypi_lock import LockResult
+from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.errors import InfrastructureError, UsageError
+
+_FORMAT = 1
+_COPY = 1 << 20
+
+
+@dataclass(slots=True)
+class Answers:
+    """What solvers and indexes answered for a study.
+
+    Attributes:
+        matrix: The study's name.
+        as_of: What "now" was.
+        catalogue: Key of a question to the index (see `offline`) to what it answered, as JSON data.
+        locks: Digest of a request to the content hash of its lock, or why there is none.
+        archives: sha256 of each archive to its file name and size in bytes.
+    """
+
+    matrix: str
+    as_of: datetime
+    catalogue: dict[str, Any] = field(default_factory=dict)
+    locks: dict[str, str | UnsolvableError] = field(default_factory=dict)
+    archives: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+
+def request_digest(request: EnvironmentRequest) -> str:
+    """Under which a request's answer is kept: its key may hold the address of an index."""
+    return hashlib.sha256(request.key.encode()).hexdigest()
+
+
+class Bundle:
+    """The directory.
+
+    Args:
+        root: Its path on this host.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.archives = root / "archives"
+        self.pythons = root / "pythons"
+
+    def write(self, answers: Answers, locks: Iterable[Lock]) -> None:
+        """Write what was answered; called when every archive is there.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        for lock in locks:
+            _write(self._lock_path(lock.content_hash), lock.text)
+        data = {
+            "format": _FORMAT,
+            "matrix": answers.matrix,
+            "as_of": answers.as_of.isoformat(),
+            "catalogue": answers.catalogue,
+            "locks": {key: _result_data(value) for key, value in sorted(answers.locks.items())},
+            "archives": {key: list(value) for key, value in sorted(answers.archives.items())},
+        }
+        _write(self._study_path(answers.matrix), json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+    def read(self, matrix: str) -> Answers:
+        """What was answered for a study.
+
+        Raises:
+            UsageError: The directory holds nothing for it.
+            InfrastructureError: What it holds cannot be read.
+        """
+        path = self._study_path(matrix)
+        if not path.exists():
+            there = sorted(p.stem for p in (self.root / "studies").glob("*.json"))
+            raise UsageError(
+                f"{self.root} holds nothing for the matrix {matrix!r}"
+                + (f", but for {', '.join(there)}" if there else ""),
+                remedy=f"`bisect-env fetch MATRIX --to {self.root}` on a machine with a network",
+            )
+        try:
+            data = json.loads(path.read_text("utf-8"))
+            _check_format(data["format"])
+            return Answers(
+                matrix=str(data["matrix"]),
+                as_of=datetime.fromisoformat(data["as_of"]),
+                catalogue=dict(data["catalogue"]),
+                locks={key: _result(value) for key, value in data["locks"].items()},
+                archives={key: (str(name), int(size)) for key, (name, size) in data["archives"].items()},
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InfrastructureError(
+                f"{path} cannot be read: {error!r}", remedy="copy it again, or fetch again"
+            ) from error
+
+    def lock(self, content_hash: str) -> Lock:
+        """A lock of the directory.
+
+        Raises:
+            LockFileError: It is not there, or damaged.
+        """
+        return read_lock(self._lock_path(content_hash))
+
+    def result(self, answer: str | UnsolvableError) -> LockResult:
+        """The lock behind an answer, or the answer itself.
+
+        Raises:
+            LockFileError: The lock is not there, or damaged.
+        """
+        return self.lock(answer) if isinstance(answer, str) else answer
+
+    def folder(self, sha256: str) -> Path:
+        """Where an archive lies."""
+        return self.archives / sha256
+
+    def has(self, sha256: str, name: str, size: int) -> bool:
+        """Whether an archive is there in full length, whole or in pieces."""
+        return sum(p.stat().st_size for p in self._pieces(sha256, name)) == size
+
+    def missing(self, answers: Answers) -> list[str]:
+        """What has not been copied yet: file names of archives and locks, sorted."""
+        absent = [n for s, (n, size) in answers.archives.items() if not self.has(s, n, size)]
+        hashes = {answer for answer in answers.locks.values() if isinstance(answer, str)}
+        absent += [p.name for p in map(self._lock_path, hashes) if not p.exists()]
+        return sorted(absent)
+
+    def damaged(self, answers: Answers) -> list[str]:
+        """What is there and is not what was fetched; reads every archive and every lock."""
+        wrong = []
+        for sha256, (name, size) in answers.archives.items():
+            if self.has(sha256, name, size) and sha256_of(*self._pieces(sha256, name)) != sha256:
+                wrong.append(name)
+        for content_hash in {answer for answer in answers.locks.values() if isinstance(answer, str)}:
+            path = self._lock_path(content_hash)
+            try:
+                if path.exists():
+                    read_lock(path)
+            except LockFileError:
+                wrong.append(path.name)
+        return sorted(wrong)
+
+    def split(self, sha256: str, name: str, piece_size: int) -> None:
+        """Cut an archive into pieces, if it is larger than one.
+
+        Raises:
+            OSError: There is no room.
+        """
+        whole = self.folder(sha256) / name
+        if whole.stat().st_size <= piece_size:
+            return
+        with whole.open("rb") as stream:
+            for number, start in enumerate(range(0, whole.stat().st_size, piece_size)):
+                with whole.with_name(f"{name}.{number:03d}").open("wb") as piece:
+                    stream.seek(start)
+                    _copy(stream, piece, piece_size)
+        whole.unlink()
+
+    def join(self, sha256: str, name: str) -> None:
+        """Undo `split`, if it was done."""
+        pieces = self._pieces(sha256, name)
+        whole = self.folder(sha256) / name
+        if pieces and pieces != [whole]:
+            _join(pieces, whole)
+            for piece in pieces:
+                piece.unlink()
+
+    def path(self, package: LockedPackage, joined: Path) -> Path:
+        """The archive of a package on this host, compared with its hash.
+
+        Args:
+            package: Of a lock.
+            joined: Where archives that lie in pieces are put together.
+
+        Raises:
+            UnbuildableError: It is not there on this host, or damaged.
+            OSError: It cannot be put together.
+        """
+        name = archive_name(package)
+        pieces = self._pieces(package.sha256, name)
+        if not pieces:
+            raise UnbuildableError(f"{name} is not in {self.root} on this host", transient=True)
+        if sha256_of(*pieces) != package.sha256:
+            raise UnbuildableError(f"{name} in {self.root} is not what was fetched", transient=True)
+        if pieces[0].name == name:
+            return pieces[0].absolute()
+        path = joined / package.sha256 / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _join(pieces, path)
+        return path
+
+    def here(self, package: LockedPackage, python: str, joined: Path) -> LockedPackage:
+        """The same package, with its archive in this directory for a URL.
+
+        Args:
+            package: Of a lock, from PyPI.
+            python: The lock's; source distributions were built for it.
+            joined: See `path`.
+
+        Raises:
+            UnbuildableError: It is not there on this host, or damaged.
+            OSError: It cannot be put together.
+        """
+        if not package.is_source:
+            return replace(package, url=self.path(package, joined).as_uri())
+        wheels = sorted(self.built(package.sha256, python).glob("*.whl"))
+        if not wheels:
+            name = archive_name(package)
+            raise UnbuildableError(f"{self.root} holds no wheel made from {name}", transient=True)
+        return replace(package, url=wheels[0].absolute().as_uri(), sha256=sha256_of(wheels[0]))
+
+    def built(self, sha256: str, python: str) -> Path:
+        """Where the wheel made from a source distribution lies."""
+        return self.folder(sha256) / f"built-{python}"
+
+    def _pieces(self, sha256: str, name: str) -> list[Path]:
+        whole = self.folder(sha256) / name
+        if whole.exists():
+            return [whole]
+        return sorted(p for p in self.folder(sha256).glob("*") if _is_piece(p.name, name))
+
+    def _lock_path(self, content_hash: str) -> Path:
+        return self.root / "locks" / f"{content_hash}.conda-lock.yml"
+
+    def _study_path(self, matrix: str) -> Path:
+        return self.root / "studies" / f"{matrix}.json"
+
+
+def _check_format(found: object) -> None:
+    if found != _FORMAT:
+        raise ValueError(f"format {found}, not {_FORMAT}")
+
+
+def _is_piece(found: str, name: str) -> bool:
+    stem, _, number = found.rpartition(".")
+    return stem == name and number.isdecimal()
+
+
+def _join(pieces: Iterable[Path], path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("wb") as whole:
+            for piece in pieces:
+                with piece.open("rb") as stream:
+                    shutil.copyfileobj(stream, whole)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _copy(source: Any, target: Any, count: int) -> None:
+    while count and (chunk := source.read(min(_COPY, count))):
+        target.write(chunk)
+        count -= len(chunk)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        temporary.write_text(text, "utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _result_data(answer: str | UnsolvableError) -> Mapping[str, Any]:
+    if isinstance(answer, str):
+        return {"lock": answer}
+    return {"unsolvable": answer.message, "building": answer.building}
+
+
+def _result(data: Mapping[str, Any]) -> str | UnsolvableError:
+    if "lock" in data:
+        return str(data["lock"])
+    return UnsolvableError(str(data["unsolvable"]), building=bool(data["building"]))

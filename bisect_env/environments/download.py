@@ -1,0 +1,87 @@
+"""Fetching one archive whose hash is known, from the web or from a disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+import requests
+
+from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.settings import without_credentials
+
+_TIMEOUT = (10, 60)  # seconds to connect, and without any data
+_CHUNK = 1 << 20
+
+
+def archive_name(package: LockedPackage) -> str:
+    """The file name of a package's archive, as its URL ends."""
+    return PurePosixPath(unquote(urlsplit(package.url).path)).name
+
+
+def sha256_of(*paths: Path) -> str:
+    """Hex sha256 of a file, or of several put together.
+
+    Raises:
+        OSError: One cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def obtain(package: LockedPackage, folder: Path) -> Path:
+    """The archive of a package in a folder: there already and sound, or fetched and compared with its hash.
+
+    Args:
+        package: Which.
+        folder: Where it is kept; made if it is not there.
+
+    Raises:
+        UnbuildableError: It is gone, cannot be fetched, or is not what was locked.
+        OSError: The folder cannot be written.
+    """
+    path = folder / archive_name(package)
+    if path.exists() and sha256_of(path) == package.sha256:
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".part-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        _download(package.url, part)
+        if (found := sha256_of(part)) != package.sha256:
+            raise UnbuildableError(
+                f"Hash mismatch for {package.name} {package.version}: "
+                f"the lock says {package.sha256}, the file has {found}",
+                transient=True,
+            )
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def _download(url: str, target: Path) -> None:
+    shown = without_credentials(url)
+    if urlsplit(url).scheme == "file":
+        try:
+            shutil.copyfile(unquote(urlsplit(url).path), target)
+        except FileNotFoundError:
+            raise UnbuildableError(f"{shown} is gone", transient=False) from None
+        return
+    try:
+        with requests.get(url, stream=True, timeout=_TIMEOUT) as answer:
+            if answer.status_code in (404, 410):
+                raise UnbuildableError(f"{shown} is gone ({answer.status_code})", transient=False)
+            answer.raise_for_status()
+            with target.open("wb") as stream:
+                for chunk in answer.iter_content(_CHUNK):
+                    stream.write(chunk)
+    except requests.RequestException as error:
+        raise UnbuildableError(f"{shown} cannot be fetched: {error}", transient=True) from error

@@ -1,0 +1,155 @@
+"""Environments out of a directory alone: what was asked where there is a network is answered from there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bisect_env.environments.bundle import Answers, Bundle, request_digest
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.prefix import Prefix, ensure_prefix
+from bisect_env.environments.pypi_lock import LockResult
+from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.environments.settings import default_cache_dir, without_credentials
+from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.catalogue import Release, VersionCatalogue
+from bisect_env.matrix.versions import Manager
+
+_PYTHONS = "pythons"
+
+
+class RecordingCatalogue:
+    """Asks another catalogue, and keeps what it answers.
+
+    Args:
+        inner: The one that is asked.
+        answers: Where answers are kept.
+    """
+
+    def __init__(self, inner: VersionCatalogue, answers: dict[str, Any]) -> None:
+        self._inner = inner
+        self._answers = answers
+
+    def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
+        """See `VersionCatalogue.versions`."""
+        found = self._inner.versions(package, manager=manager, index=index)
+        data = [asdict(release) for release in found]
+        for entry in data:
+            entry["uploaded"] = entry["uploaded"] and entry["uploaded"].isoformat()
+        self._answers[_question(package, manager, index)] = data
+        return found
+
+    def python_versions(self) -> list[str]:
+        """See `VersionCatalogue.python_versions`."""
+        found = self._inner.python_versions()
+        self._answers[_PYTHONS] = found
+        return found
+
+
+class OfflineCatalogue:
+    """Answers what a `RecordingCatalogue` kept.
+
+    Args:
+        answers: What was kept.
+        place: What to call it in messages.
+    """
+
+    def __init__(self, answers: dict[str, Any], place: Path) -> None:
+        self._answers = answers
+        self._place = place
+
+    def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
+        """See `VersionCatalogue.versions`."""
+        return [
+            Release(**{**entry, "uploaded": entry["uploaded"] and datetime.fromisoformat(entry["uploaded"])})
+            for entry in self._answer(_question(package, manager, index), f"the versions of {package}")
+        ]
+
+    def python_versions(self) -> list[str]:
+        """See `VersionCatalogue.python_versions`."""
+        return list(self._answer(_PYTHONS, "the versions of Python"))
+
+    def _answer(self, key: str, what: str) -> Any:
+        if key not in self._answers:
+            raise _changed(self._place, what)
+        return self._answers[key]
+
+
+class OfflineEnvironments:
+    """An `EnvironmentProvider` that uses nothing but a directory that `bisect-env fetch` wrote.
+
+    Args:
+        root: The directory.
+        matrix: Name of the study.
+        cache_dir: Our cache directory, `default_cache_dir()` if None.
+
+    Raises:
+        UsageError: The directory holds nothing for that study.
+        InfrastructureError: Not everything has been copied yet, or it cannot be read.
+    """
+
+    def __init__(self, root: Path, matrix: str, cache_dir: Path | None = None) -> None:
+        self._bundle = Bundle(root)
+        self._cache_dir = (cache_dir or default_cache_dir()).absolute()
+        self._answers: Answers = self._bundle.read(matrix)
+        if missing := self._bundle.missing(self._answers):
+            count = len(self._answers.archives)
+            raise InfrastructureError(
+                f"{root} is not complete: {len(missing)} files are missing or cut short, of {count} archives "
+                "and their locks",
+                tried=f"looking for {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}",
+                remedy="copy the rest; `bisect-env fetch MATRIX --to DIR --check` compares everything",
+            )
+
+    @property
+    def as_of(self) -> datetime:
+        """What "now" was when the directory was fetched."""
+        return self._answers.as_of
+
+    @property
+    def catalogue(self) -> OfflineCatalogue:
+        """Answers what the indexes answered."""
+        return OfflineCatalogue(self._answers.catalogue, self._bundle.root)
+
+    def lock_many(
+        self,
+        requests: Sequence[EnvironmentRequest],
+        workers: int = 2,
+        on_done: Callable[[int, LockResult], None] | None = None,
+    ) -> list[LockResult]:
+        """See `Locker.lock_many`.
+
+        Raises:
+            InfrastructureError: The directory was fetched for another matrix.
+        """
+        results: list[LockResult] = []
+        for position, request in enumerate(requests):
+            answer = self._answers.locks.get(request_digest(request))
+            if answer is None:
+                wanted = ", ".join(request.requirements) or "no packages"
+                raise _changed(self._bundle.root, f"Python {request.python} with {wanted}")
+            results.append(self._bundle.result(answer))
+            if on_done is not None:
+                on_done(position, results[-1])
+        return results
+
+    def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
+        """See `bisect_env.environments.prefix.ensure_prefix`."""
+        return ensure_prefix(
+            lock, cache_dir=self._cache_dir, allow_source=allow_source, offline=self._bundle.root
+        )
+
+
+def _question(package: str, manager: Manager, index: str | None) -> str:
+    return json.dumps([package, str(manager), index and without_credentials(index)])
+
+
+def _changed(place: Path, what: str) -> InfrastructureError:
+    return InfrastructureError(
+        f"{place} has no answer for {what}: it was fetched for another state of the matrix",
+        remedy=f"`bisect-env fetch MATRIX --to {place}` again, on a machine with a network",
+    )
