@@ -35,6 +35,10 @@ class Monitor(Protocol):
         """How a GPU is now."""
         ...
 
+    def describe(self, uuids: Sequence[str]) -> tuple[str, str]:
+        """Model of some GPUs and version of their driver, as in `Machine`; "" for what cannot be told."""
+        ...
+
     def watch(self, uuids: Sequence[str]) -> AbstractContextManager[Xids]:
         """Hear the Xid events of some GPUs."""
         ...
@@ -91,6 +95,8 @@ class HostGpus:
             raise GpuUnavailableError(_say(bad))
         with self._monitor.watch(uuids) as heard:
             record = trial(uuids)
+        model, driver = self._monitor.describe(uuids)
+        record = replace(record, machine=replace(record.machine, gpu_model=model, driver=driver))
         after = {uuid: self._monitor.read(uuid) for uuid in uuids}
         found = [one for uuid in uuids if (one := after_trial(before[uuid], after[uuid], heard.xids(uuid)))]
         if found:

@@ -62,6 +62,15 @@ class Nvml:
             )
         return Reading(uuid, OK, self._count(), uncorrected, self._processes(handle))
 
+    def describe(self, uuids: Sequence[str]) -> tuple[str, str]:
+        """Model of some GPUs and version of their driver, as in `Machine`; "" for what cannot be told."""
+        nvml = self._nvml
+        try:
+            names = {str(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByUUID(uuid))) for uuid in uuids}
+            return ",".join(sorted(names)), str(nvml.nvmlSystemGetDriverVersion())
+        except nvml.NVMLError:
+            return "", ""
+
     def _count(self) -> int | None:
         try:
             return int(self._nvml.nvmlDeviceGetCount())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
@@ -28,13 +29,15 @@ class Database:
         engine: Its transactions write, and hold the write lock from their beginning.
         reader: The same pool; its transactions read one state and block nobody.
         shown: The database as messages name it, without a password.
+        folder: Where large logs lie as files; None keeps them in the database.
     """
 
     engine: Engine
     reader: Engine
     shown: str
+    folder: Path | None = None
 
     @classmethod
-    def of(cls, engine: Engine, shown: str) -> Database:
+    def of(cls, engine: Engine, shown: str, folder: Path | None = None) -> Database:
         """With the reader that belongs to an engine."""
-        return cls(engine, engine.execution_options(**{READING: True}), shown)
+        return cls(engine, engine.execution_options(**{READING: True}), shown, folder)

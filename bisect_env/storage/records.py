@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from bisect_env.matrix.combination import Combination
-from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
+from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence, Machine, Outcome, Phase, TrialRecord
 
 
 class StudyStatus(StrEnum):
@@ -61,6 +61,7 @@ class StudyDefinition:
         version: Of bisect-env.
         host: Host name.
         user: Name of the user.
+        fresh: Whether it starts from nothing, whatever has been measured already.
     """
 
     name: str
@@ -74,6 +75,7 @@ class StudyDefinition:
     version: str = ""
     host: str = ""
     user: str = ""
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class StoredTrial:
         evidence: What it says in that study.
         recorded_at: UTC.
         trial_id, combination, lock_hash, outcome, detail, returncode, phase, started_at, duration, signature,
-            killed_by_us, hash_seed, copies, host, worker, gpu: As in `TrialRecord`.
+            killed_by_us, hash_seed, copies, host, worker, gpu, machine: As in `TrialRecord`.
     """
 
     sequence: int
@@ -159,6 +161,7 @@ class StoredTrial:
     worker: str
     gpu: str
     recorded_at: datetime
+    machine: Machine = UNKNOWN_MACHINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +173,62 @@ class WholeTrial:
         record: What it did, logs included.
         evidence: What that says in its study.
         recorded_at: UTC.
+        collected: Whether some of its logs were collected to make room; they are "" then.
     """
 
     study_id: str
     record: TrialRecord
     evidence: Evidence
     recorded_at: datetime
+    collected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A trial that somebody wants to run.
+
+    Attributes:
+        trial_id: It will have.
+        combination: Of the study.
+        believed: Trials of this combination that are recorded in the study or being run, as far as who asks
+            knows.
+    """
+
+    trial_id: str
+    combination: Combination
+    believed: int
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What happened in a study since one looked.
+
+    Attributes:
+        trials: Recorded since, in order.
+        claimed: Trials of each combination that others run now.
+    """
+
+    trials: list[StoredTrial]
+    claimed: Mapping[Combination, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where trials that a study reused come from.
+
+    Attributes:
+        study_id: The study that recorded them.
+        study: Its name.
+        user: Who ran it.
+        host: Where its command ran.
+        trials: How many.
+    """
+
+    study_id: str
+    study: str
+    user: str
+    host: str
+    trials: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -18,9 +19,12 @@ from bisect_env.storage.records import (
     StudyStatus,
     WholeTrial,
 )
-from bisect_env.storage.tables import CombinationRow, LockRow, LogRow, PackageRow, StudyRow, TrialRow
-from bisect_env.storage.values import clean, jsonable, member, pack, public, unpack
-from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
+from bisect_env.storage.tables import CombinationRow, LockRow, PackageRow, StudyRow, TrialRow
+from bisect_env.storage.values import clean, jsonable, member, public
+from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialRecord
+
+LOGS = ("stdout", "stderr", "stack")
+"""Artefacts that every trial may have."""
 
 
 def study_of(row: StudyRow) -> Study:
@@ -37,6 +41,7 @@ def study_of(row: StudyRow) -> Study:
         version=row.version,
         host=row.host,
         user=row.username,
+        fresh=row.fresh,
     )
     return Study(
         id=row.id,
@@ -110,7 +115,7 @@ def combination_of(row: CombinationRow) -> CombinationState:
 
 
 def trial_row(
-    study_id: str, combination_id: int, record: TrialRecord, evidence: Evidence, now: datetime
+    study_id: str, combination_id: int, record: TrialRecord, evidence: Evidence, trial_key: str, now: datetime
 ) -> TrialRow:
     """A trial as a row, without its logs."""
     return TrialRow(
@@ -133,21 +138,23 @@ def trial_row(
         gpu=clean(record.gpu),
         signature=public(record.signature),
         detail=public(record.detail),
+        trial_key=trial_key,
+        cpu=clean(record.machine.cpu),
+        gpu_model=clean(record.machine.gpu_model),
+        driver=clean(record.machine.driver),
     )
 
 
-def log_row(sequence: int, record: TrialRecord) -> LogRow:
-    """What a trial wrote, as a row."""
-    return LogRow(
-        trial_sequence=sequence,
-        stdout=pack(without_passwords(record.stdout)),
-        stderr=pack(without_passwords(record.stderr)),
-        stack=pack(without_passwords(record.stack)),
-    )
+def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
+    """What a trial wrote, by name: without passwords, and as bytes, which keep NUL and lone surrogates."""
+    texts = {name: getattr(record, name) for name in LOGS}
+    return {
+        name: without_passwords(text).encode("utf-8", "surrogatepass") for name, text in texts.items() if text
+    }
 
 
-def stored_trial(row: TrialRow, key: str) -> StoredTrial:
-    """A stored trial without its logs."""
+def stored_trial(row: TrialRow, key: str, evidence: str | None = None) -> StoredTrial:
+    """A stored trial without its logs; `evidence` is what it says in another study than its own."""
     where = f"trial {row.trial_id}"
     return StoredTrial(
         sequence=row.sequence or 0,
@@ -156,7 +163,7 @@ def stored_trial(row: TrialRow, key: str) -> StoredTrial:
         combination=Combination.from_key(key),
         lock_hash=row.lock_hash,
         outcome=member(Outcome, row.outcome, where),
-        evidence=member(Evidence, row.evidence, where),
+        evidence=member(Evidence, evidence or row.evidence, where),
         detail=row.detail,
         returncode=row.returncode,
         phase=member(Phase, row.phase, where),
@@ -170,12 +177,14 @@ def stored_trial(row: TrialRow, key: str) -> StoredTrial:
         worker=row.worker,
         gpu=row.gpu,
         recorded_at=row.recorded_at,
+        machine=Machine(row.cpu, row.gpu_model, row.driver),
     )
 
 
-def whole_trial(row: TrialRow, key: str, logs: LogRow) -> WholeTrial:
-    """A stored trial with its logs."""
+def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> WholeTrial:
+    """A stored trial with its logs; those that were collected are None."""
     light = stored_trial(row, key)
+    texts = {name: (logs.get(name) or b"").decode("utf-8", "surrogatepass") for name in LOGS}
     record = TrialRecord(
         trial_id=light.trial_id,
         combination=light.combination,
@@ -186,9 +195,7 @@ def whole_trial(row: TrialRow, key: str, logs: LogRow) -> WholeTrial:
         phase=light.phase,
         started_at=light.started_at,
         duration=light.duration,
-        stdout=unpack(logs.stdout),
-        stderr=unpack(logs.stderr),
-        stack=unpack(logs.stack),
+        **texts,
         signature=light.signature,
         killed_by_us=light.killed_by_us,
         hash_seed=light.hash_seed,
@@ -196,5 +203,7 @@ def whole_trial(row: TrialRow, key: str, logs: LogRow) -> WholeTrial:
         host=light.host,
         worker=light.worker,
         gpu=light.gpu,
+        machine=light.machine,
     )
-    return WholeTrial(light.study_id, record, light.evidence, light.recorded_at)
+    collected = any(content is None for content in logs.values())
+    return WholeTrial(light.study_id, record, light.evidence, light.recorded_at, collected)

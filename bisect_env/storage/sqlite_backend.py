@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 from bisect_env.errors import StorageError
 from bisect_env.storage import backend, schema, sqlite_file
 from bisect_env.storage.backend import READING, Database
+from bisect_env.storage.blobs import SUFFIX
 from bisect_env.storage.failures import speaking
 from bisect_env.storage.tables import APPLICATION_ID
 
@@ -30,7 +31,9 @@ def open_file(path: Path, *, read_only: bool) -> Database:
         sqlite_file.create(path, _fill, APPLICATION_ID)
     if not read_only:
         sqlite_file.check_writable(path)
-    return Database.of(_engine(path, read_only=read_only), str(path))
+    # A link to the database leads to its logs, too.
+    folder = Path(f"{path.resolve()}{SUFFIX}")
+    return Database.of(_engine(path, read_only=read_only), str(path), folder)
 
 
 def _fill(path: Path) -> None:

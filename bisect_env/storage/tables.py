@@ -7,12 +7,25 @@ canonical key. (No `from __future__ import annotations` here: SQLModel reads the
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Column, Index, LargeBinary, MetaData, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+)
 from sqlmodel import Field, SQLModel
 
 from bisect_env.storage.values import UtcDateTime
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of the tables below."""
 
 APPLICATION_ID = 0x62656E76
@@ -54,6 +67,7 @@ class StudyRow(_Table, table=True):
     settings: dict[str, Any] = Field(sa_type=JSON)
     verdict: dict[str, Any] | None = Field(default=None, sa_column=Column(JSON(none_as_null=True)))
     matrix_text: str = Field(sa_type=Text)
+    fresh: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
 
 
 class LockRow(_Table, table=True):
@@ -99,13 +113,21 @@ class TrialRow(_Table, table=True):
 
     __tablename__ = "trials"
     __table_args__ = (
-        # What `counts` and `failures` ask for, answered from the index alone.
+        # What `counts` asks for, answered from the index alone.
         Index("ix_trials_study_counts", "study_id", "combination_id", "evidence", "outcome"),
+        # What `v_combinations` asks for, likewise.
+        Index("ix_trials_combination_evidence", "combination_id", "evidence"),
+        # What has been recorded since one looked last.
+        Index("ix_trials_study_sequence", "study_id", "sequence"),
+        # What has been measured already.
+        Index("ix_trials_trial_key", "trial_key", "cpu"),
+        Index("ix_trials_recorded_at", "recorded_at"),
+        Index("ix_trials_outcome", "outcome", "lock_hash"),
     )
     sequence: int | None = Field(default=None, primary_key=True)
     trial_id: str = Field(unique=True)
     study_id: str = Field(foreign_key="studies.id")
-    combination_id: int = Field(foreign_key="combinations.id", index=True)
+    combination_id: int = Field(foreign_key="combinations.id")
     lock_hash: str = Field(foreign_key="locks.content_hash", index=True)
     outcome: str
     evidence: str
@@ -122,16 +144,51 @@ class TrialRow(_Table, table=True):
     gpu: str
     signature: str = Field(sa_type=Text)
     detail: str = Field(sa_type=Text)
+    trial_key: str = Field(default="", sa_column=Column(String, nullable=False, server_default=""))
+    cpu: str = Field(default="", sa_column=Column(String, nullable=False, server_default=""))
+    gpu_model: str = Field(default="", sa_column=Column(String, nullable=False, server_default=""))
+    driver: str = Field(default="", sa_column=Column(String, nullable=False, server_default=""))
 
 
-class LogRow(_Table, table=True):
-    """What a trial wrote, compressed; apart from `trials`, so that reading those stays cheap."""
+class ReusedRow(_Table, table=True):
+    """A trial of another study that this one starts from, and what it says here."""
 
-    __tablename__ = "logs"
+    __tablename__ = "reused"
+    study_id: str = Field(primary_key=True, foreign_key="studies.id")
+    trial_sequence: int = Field(primary_key=True, foreign_key="trials.sequence", index=True)
+    combination_id: int = Field(foreign_key="combinations.id", index=True)
+    evidence: str
+
+
+class ClaimRow(_Table, table=True):
+    """A trial that somebody is running; gone when it is recorded, void when its lease is over."""
+
+    __tablename__ = "claims"
+    trial_id: str = Field(primary_key=True)
+    study_id: str = Field(foreign_key="studies.id", index=True)
+    combination_id: int = Field(foreign_key="combinations.id", index=True)
+    holder: str = Field(index=True)
+    expires_at: float = Field(sa_type=Double)
+
+
+class BlobRow(_Table, table=True):
+    """A content, known by its sha256, stored once; without `data` it is a file beside the database."""
+
+    __tablename__ = "blobs"
+    content_hash: str = Field(primary_key=True)
+    size: int = Field(sa_type=BigInteger)
+    stored: int = Field(sa_type=BigInteger)
+    collected: bool
+    data: bytes | None = Field(default=None, sa_type=LargeBinary)
+
+
+class ArtefactRow(_Table, table=True):
+    """What a trial left: `stdout`, `stderr`, `stack` and other files, by name; empty ones have no row."""
+
+    __tablename__ = "artefacts"
     trial_sequence: int = Field(primary_key=True, foreign_key="trials.sequence")
-    stdout: bytes = Field(sa_type=LargeBinary)
-    stderr: bytes = Field(sa_type=LargeBinary)
-    stack: bytes = Field(sa_type=LargeBinary)
+    name: str = Field(primary_key=True)
+    content_hash: str = Field(foreign_key="blobs.content_hash", index=True)
 
 
 class DecisionRow(_Table, table=True):

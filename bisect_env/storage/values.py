@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -59,26 +58,6 @@ def clean(text: str) -> str:
 def public(text: str) -> str:
     """The same for texts of solvers, installers and scripts, which quote addresses: without passwords."""
     return clean(without_passwords(text))
-
-
-def pack(text: str) -> bytes:
-    """Compressed UTF-8; logs repeat themselves."""
-    return zlib.compress(text.encode("utf-8", "surrogatepass"), 6)
-
-
-def unpack(packed: bytes) -> str:
-    """Read back what `pack` wrote.
-
-    Raises:
-        StorageError: These are other bytes.
-    """
-    try:
-        return zlib.decompress(packed).decode("utf-8", "surrogatepass")
-    except (zlib.error, UnicodeDecodeError) as error:
-        raise StorageError(
-            f"a stored log cannot be read ({error})",
-            remedy="the database is damaged: take it from a backup, or name another with `--db`",
-        ) from error
 
 
 def jsonable(value: Any) -> Any:

@@ -7,24 +7,30 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-_COUNTS = ",\n".join(
-    f"  coalesce(sum(CASE WHEN t.evidence = '{evidence}' THEN 1 ELSE 0 END), 0) AS {evidence}"
-    for evidence in ("good", "bad", "other", "void", "skip")
-)
+_EVIDENCE = ("good", "bad", "other", "void", "skip")
+
+
+def _count(evidence: str) -> str:
+    # A count for each combination that is asked for, from an index: a join would count all of them.
+    return (
+        f"  (SELECT count(*) FROM trials t WHERE t.combination_id = c.id AND t.evidence = '{evidence}')\n"
+        f"  + (SELECT count(*) FROM reused r WHERE r.combination_id = c.id AND r.evidence = '{evidence}')"
+        f" AS {evidence}"
+    )
+
 
 _COMBINATIONS = f"""
 SELECT c.study_id, s.name AS study, c.key AS combination, c.status, c.reason, c.lock_hash,
-{_COUNTS}
+{",".join(_count(evidence) for evidence in _EVIDENCE)},
+  (SELECT count(*) FROM reused r WHERE r.combination_id = c.id) AS reused
 FROM combinations c
 JOIN studies s ON s.id = c.study_id
-LEFT JOIN trials t ON t.combination_id = c.id
-GROUP BY c.id, c.study_id, s.name, c.key, c.status, c.reason, c.lock_hash
 """
 
 _TRIALS = """
 SELECT t.trial_id, t.study_id, s.name AS study, c.key AS combination, t.lock_hash, l.python, l.platform,
   t.outcome, t.evidence, t.returncode, t.phase, t.signature, t.detail, t.started_at, t.recorded_at,
-  t.duration, t.host, t.worker, t.gpu, s.username
+  t.duration, t.host, t.worker, t.gpu, s.username, t.cpu, t.gpu_model, t.driver, t.trial_key
 FROM trials t
 JOIN studies s ON s.id = t.study_id
 JOIN combinations c ON c.id = t.combination_id

@@ -59,6 +59,30 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """A class of machines, on which the same trial means the same.
+
+    Attributes:
+        cpu: Architecture, such as `x86_64`.
+        gpu_model: Product names of the GPUs that the trial saw, sorted, comma-separated; "" without GPUs.
+        driver: Version of the GPU driver; "" without GPUs.
+    """
+
+    cpu: str
+    gpu_model: str = ""
+    driver: str = ""
+
+    def __str__(self) -> str:
+        if not self.gpu_model:
+            return self.cpu
+        return f"{self.cpu} with {self.gpu_model}" + (f", driver {self.driver}" if self.driver else "")
+
+
+UNKNOWN_MACHINE = Machine("")
+"""Of trials that older releases recorded, and of those that were lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrialFile:
     """A file that the script needs, carried with the trial: workers share no file system.
 
@@ -128,6 +152,7 @@ class TrialRecord:
         host: Host name.
         worker: Name of the worker on it.
         gpu: UUIDs of the GPUs seen, comma-separated, or "".
+        machine: On what class of machine it ran.
     """
 
     trial_id: str
@@ -149,3 +174,4 @@ class TrialRecord:
     host: str = ""
     worker: str = ""
     gpu: str = ""
+    machine: Machine = UNKNOWN_MACHINE

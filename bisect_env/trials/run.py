@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import sys
 import time
@@ -20,7 +21,7 @@ from bisect_env.trials.command import resolve_program
 from bisect_env.trials.exit_record import ExitRecord
 from bisect_env.trials.launch import TrialCancelledError, run_process
 from bisect_env.trials.launcher import Launch
-from bisect_env.trials.records import Outcome, Phase, TrialRecord, TrialSpec
+from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.tracebacks import final_traceback, parse_fatal_dump
 from bisect_env.trials.workdir import work_dir
@@ -88,7 +89,7 @@ def run_trial(
     except Exception as error:  # noqa: BLE001 - the outermost frame of a trial: a defect of ours must become
         # a loud, void record here. Raised further it would look like a lost worker, and be tried for ever.
         record = harness_error_record(spec, error, started_at)
-    return replace(record, worker=worker, gpu=",".join(gpus))
+    return replace(record, worker=worker, gpu=",".join(gpus), machine=Machine(platform.machine()))
 
 
 def harness_error_record(

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from sqlmodel import select
 
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lock_text import make_lock
 from bisect_env.errors import UsageError
-from bisect_env.storage.records import CombinationState, Counts, StudyStatus
+from bisect_env.storage.records import CombinationState, Counts, StudyStatus, Want
 from bisect_env.storage.store import Store
-from bisect_env.storage.tables import METADATA
-from bisect_env.trials.records import Evidence, Outcome
+from bisect_env.storage.tables import METADATA, BlobRow
+from bisect_env.trials.records import Evidence, Machine, Outcome
 from tests.storage.samples import (
     combination,
     definition,
@@ -356,3 +359,212 @@ class StoreContract:
                 rows = connection.execute(table.select()).fetchall()
                 assert "hunter2" not in repr(rows), table.name
         assert "hunter2" not in repr((store.studies(), store.lock(made.content_hash)))
+
+    # -- claims --------------------------------------------------------------------------------------------
+
+    def test_a_claim_is_won_by_whoever_knows_the_state(self, store: Store, reopen: Reopen) -> None:
+        study = opened_study(store)
+        two, one = combination("2.0"), combination("1.0")
+        assert store.claim(study.id, "me", [Want("a", two, 0), Want("b", two, 1)], lease=60) == [True, True]
+        other = reopen()
+        # Believes that nobody is there: somebody was faster.
+        assert other.claim(study.id, "you", [Want("c", two, 0)], lease=60) == [False]
+        news = other.news(study.id, "you", after=0)
+        assert (news.trials, dict(news.claimed)) == ([], {two: 2})
+        assert other.claim(study.id, "you", [Want("c", two, 2), Want("d", one, 0)], lease=60) == [True, True]
+        assert dict(store.news(study.id, "me", after=0).claimed) == {two: 1, one: 1}
+        # Recording ends a claim; what was claimed is then what is recorded.
+        assert other.record_trial(study.id, record("2.0", trial_id="c"), Evidence.GOOD)
+        news = store.news(study.id, "me", after=0)
+        assert ([t.trial_id for t in news.trials], dict(news.claimed)) == (["c"], {one: 1})
+        assert store.claim(study.id, "me", [Want("e", two, 2)], lease=60) == [False]
+        assert store.claim(study.id, "me", [Want("e", two, 3)], lease=60) == [True]
+        assert store.news(study.id, "me", after=news.trials[-1].sequence).trials == []
+
+    def test_the_lease_of_the_dead_lapses(self, store: Store, reopen: Reopen) -> None:
+        study = opened_study(store)
+        two = combination("2.0")
+        store.claim(study.id, "dead", [Want("a", two, 0)], lease=0.0)
+        store.claim(study.id, "alive", [Want("b", two, 0)], lease=60)
+        time.sleep(0.05)
+        other = reopen()
+        assert dict(other.news(study.id, "you", after=0).claimed) == {two: 1}
+        assert other.claim(study.id, "you", [Want("c", two, 1)], lease=60) == [True]
+        # It was only slow: its result counts all the same.
+        assert store.record_trial(study.id, record("2.0", trial_id="a"), Evidence.BAD)
+        assert store.counts(study.id)[two].bad == 1
+
+    def test_claims_are_renewed_and_released(self, store: Store, reopen: Reopen) -> None:
+        study = opened_study(store)
+        two = combination("2.0")
+        store.claim(study.id, "me", [Want("a", two, 0), Want("b", two, 1)], lease=0.0)
+        time.sleep(0.05)
+        assert dict(reopen().news(study.id, "you", after=0).claimed) == {}
+        store.record_trial(study.id, record("2.0", trial_id="b"), Evidence.GOOD)
+        store.renew(study.id, "me", {"a": two, "b": two}, lease=60)
+        assert dict(reopen().news(study.id, "you", after=0).claimed) == {two: 1}
+        store.release("me", ["gone"])
+        store.release("you")
+        assert dict(reopen().news(study.id, "you", after=0).claimed) == {two: 1}
+        store.release("me", ["a"])
+        assert dict(reopen().news(study.id, "you", after=0).claimed) == {}
+
+    def test_claims_of_many_at_once_are_won_once(self, store: Store, reopen: Reopen) -> None:
+        study = opened_study(store)
+        two, won = combination("2.0"), []
+        stores = [reopen() for _ in range(6)]
+        start = threading.Barrier(len(stores))
+
+        def take(number: int) -> None:
+            start.wait(timeout=60)
+            for i in range(8):
+                (mine,) = stores[number].claim(
+                    study.id, str(number), [Want(f"{number}-{i}", two, i)], lease=60
+                )
+                won.extend([i] if mine else [])
+
+        threads = [threading.Thread(target=take, args=(number,)) for number in range(len(stores))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert len(won) == len(set(won))
+        assert sorted(won) == list(range(len(won)))
+
+    def test_a_decision_is_stored_with_the_claims_it_led_to(self, store: Store) -> None:
+        study = opened_study(store)
+        two = combination("2.0")
+        for number, decision in ((1, ("ask", {"n": 1})), (0, ("ask", {"n": 2}))):
+            store.claim(study.id, "me", [Want(str(number), two, 1 - number)], lease=60, decision=decision)
+        store.claim(study.id, "me", [Want("x", two, 9)], lease=60, decision=("ask", {"n": 3}))
+        assert [decision.payload["n"] for decision in store.decisions(study.id)] == [1, 2]
+
+    # -- trials of other studies ---------------------------------------------------------------------------
+
+    def test_trials_of_other_studies_count_where_they_are_reused(self, store: Store, reopen: Reopen) -> None:
+        old, new = opened_study(store), opened_study(store, "another")
+        here, there = Machine("x86_64", "H100", "570.1"), Machine("x86_64", "A100", "570.1")
+        plan = [
+            *[(Outcome.PASS, Evidence.GOOD, "k", here)] * 3,
+            (Outcome.CRASH, Evidence.BAD, "k", here),
+            (Outcome.CRASH, Evidence.BAD, "k", there),
+            (Outcome.CRASH, Evidence.BAD, "other", here),
+            (Outcome.PASS, Evidence.GOOD, "", here),
+        ]
+        for outcome, evidence, key, machine in plan:
+            one = record("2.0", outcome, machine=machine, signature="s" if evidence == "bad" else "")
+            store.record_trial(old.id, one, evidence, trial_key=key)
+        found = store.measured(new.id, ["k", "unknown", ""], [here], logs=False)
+        assert [light.evidence for light, _ in found["k"]] == ["good", "good", "good", "bad"]
+        assert set(found) == {"k"}
+        assert all(light.machine == here and whole is None for light, whole in found["k"])
+        assert store.measured(old.id, ["k"], [here], logs=False) == {}
+        chosen = [(light.trial_id, combination("2.0"), light.evidence) for light, _ in found["k"]]
+        assert store.reuse(new.id, chosen) == 4
+        assert reopen().reuse(new.id, chosen) == 0
+        assert store.measured(new.id, ["k"], [here], logs=True) == {}
+        counts = store.counts(new.id)[combination("2.0")]
+        assert (counts.good, counts.bad) == (3, 1)
+        assert store.trials(new.id) == []
+        assert [trial.study_id for trial in store.reused(new.id)] == [old.id] * 4
+        (group,) = store.failures(new.id)
+        assert (group.trials, group.signature) == (1, "s")
+        assert store.environments(new.id) == 1
+        (origin,) = store.origins(new.id)
+        assert (origin.study_id, origin.user, origin.host, origin.trials) == (old.id, "somebody", "here", 4)
+        assert store.machines(old.id) == [there, here]
+        assert store.machines(new.id) == []
+        # In the study that measured them they count once, as before.
+        assert store.counts(old.id)[combination("2.0")].counted == 7
+
+    def test_what_a_trial_said_elsewhere_may_mean_something_else_here(self, store: Store) -> None:
+        old, new = opened_study(store), opened_study(store, "another")
+        one = record("2.0", Outcome.CRASH, machine=Machine("x86_64"), stderr="boom")
+        store.record_trial(old.id, one, Evidence.BAD, trial_key="k")
+        found = store.measured(new.id, ["k"], [Machine("x86_64")], logs=True)
+        ((light, whole),) = found["k"]
+        assert whole is not None
+        assert whole.record.stderr == "boom"
+        store.reuse(new.id, [(light.trial_id, combination("1.0"), Evidence.OTHER)])
+        (reused,) = store.reused(new.id)
+        assert (reused.evidence, reused.combination) == (Evidence.OTHER, combination("1.0"))
+        assert store.counts(new.id)[combination("1.0")].other == 1
+
+    def test_a_fresh_study_begins_anew(self, store: Store) -> None:
+        first = store.open_study(definition())
+        fresh = store.open_study(definition(fresh=True))
+        assert fresh.id != first.id
+        assert fresh.definition.fresh
+        # Without the flag the newest goes on, and stays fresh.
+        again = store.open_study(definition())
+        assert (again.id, again.definition.fresh) == (fresh.id, True)
+
+    # -- artefacts -----------------------------------------------------------------------------------------
+
+    def test_artefacts_come_back_and_equal_ones_are_stored_once(self, store: Store, reopen: Reopen) -> None:
+        study = opened_study(store)
+        first, second = record(stdout="same"), record(stdout="same", stderr="more")
+        for one in (first, second):
+            store.record_trial(study.id, one, Evidence.GOOD)
+        core = bytes(range(256)) * 1000
+        store.add_artefact(first.trial_id, "core.zst", core)
+        store.add_artefact(first.trial_id, "core.zst", core)
+        assert reopen().artefacts(first.trial_id) == {"core.zst": core, "stdout": b"same"}
+        assert store.artefacts(second.trial_id) == {"stderr": b"more", "stdout": b"same"}
+        with store._reading() as session:
+            assert len(session.exec(select(BlobRow)).all()) == 3
+        with pytest.raises(ValueError, match="another artefact"):
+            store.add_artefact(first.trial_id, "core.zst", b"changed")
+        with pytest.raises(ValueError, match="no trial"):
+            store.add_artefact("gone", "x", b"y")
+        with pytest.raises(UsageError, match="more than"):
+            store.add_artefact(first.trial_id, "huge", b"0" * (64 * 2**20 + 1))
+
+    def test_the_collector_never_drops_what_a_verdict_cites(self, store: Store) -> None:
+        study, open_one = opened_study(store), opened_study(store, "open")
+        chance = random.Random(7)
+
+        def add(version: str, evidence: Evidence, signature: str = "", where: str = "") -> str:
+            outcome = Outcome.PASS if evidence is Evidence.GOOD else Outcome.CRASH
+            text = chance.randbytes(20_000).hex()
+            one = record(version, outcome, signature=signature, stdout=text, stderr="always the same")
+            store.record_trial(where or study.id, one, evidence)
+            return one.trial_id
+
+        cited = {
+            add("1.0", Evidence.GOOD),
+            add("2.0", Evidence.BAD, "segv"),
+            add("2.0", Evidence.OTHER, "import"),
+        }
+        others = {add("2.0", Evidence.BAD, "segv") for _ in range(4)}
+        others |= {add("1.0", Evidence.GOOD) for _ in range(4)}
+        others |= {add("2.0", Evidence.BAD, "segv", open_one.id)}
+        verdict = {"status": "confirmed", "first_bad": {"orjson": "2.0"}, "last_good": {"orjson": "1.0"}}
+        store.finish_study(study.id, "finished", verdict)
+        assert not store.logs_beyond_limit()
+        counts = store.counts(study.id)
+        dry = store.collect(0, dry=True)
+        assert dry.before > 0
+        assert store.collect(dry.before, dry=True).logs == 0
+        done = store.collect(0)
+        assert (done.logs, done.orphans, done.after) == (len(others), 0, done.cited)
+        assert (dry.logs, dry.after) == (done.logs, done.after)
+        for trial_id in cited | others:
+            found = store.trial(trial_id)
+            assert found is not None
+            assert found.collected == (trial_id in others)
+            assert bool(found.record.stdout) == (trial_id in cited)
+            assert found.record.stderr == "always the same"
+        assert store.counts(study.id) == counts
+        assert store.logs_beyond_limit()
+        assert store.collect().limit == 0
+
+    def test_the_oldest_logs_go_first(self, store: Store) -> None:
+        study = opened_study(store)
+        given = [record(stdout=random.Random(i).randbytes(5000).hex()) for i in range(6)]
+        for one in given:
+            store.record_trial(study.id, one, Evidence.GOOD)
+        before = store.collect(dry=True).before
+        store.collect(before // 2 + 500)
+        kept = [bool(found.record.stdout) for one in given if (found := store.trial(one.trial_id))]
+        assert kept == [False, False, False, True, True, True]

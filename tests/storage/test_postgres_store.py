@@ -193,7 +193,7 @@ def test_a_connection_that_breaks_while_writing_leaves_nothing_half_done(
         )
 
     with monkeypatch.context() as patch:
-        patch.setattr("bisect_env.storage.rows.log_row", cut)
+        patch.setattr("bisect_env.storage.rows.artefacts_of", cut)
         with pytest.raises((StorageError, psycopg.Error), match="was shut down"):
             store.record_trial(study.id, record(), Evidence.GOOD)
     assert store.trials(study.id) == []

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import os
+import random
 import shutil
 import sqlite3
 import stat
@@ -16,7 +19,7 @@ import pytest
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage import backend, sqlite_file
 from bisect_env.storage.store import Store
-from bisect_env.storage.tables import APPLICATION_ID
+from bisect_env.storage.tables import APPLICATION_ID, SCHEMA_VERSION
 from bisect_env.trials.records import Evidence
 from tests.storage.contract import Reopen, StoreContract
 from tests.storage.samples import combination, definition, opened_study, record
@@ -258,7 +261,7 @@ def test_a_file_that_is_damaged_inside(filled: Path) -> None:
 
 def test_damage_that_shows_later_is_told_as_well(filled: Path) -> None:
     ((page, page_size),) = sql(
-        filled, "SELECT rootpage, page_size FROM sqlite_master, pragma_page_size WHERE name = 'logs'"
+        filled, "SELECT rootpage, page_size FROM sqlite_master, pragma_page_size WHERE name = 'blobs'"
     )
     with filled.open("r+b") as file:
         file.seek((int(str(page)) - 1) * int(str(page_size)))
@@ -270,7 +273,7 @@ def test_damage_that_shows_later_is_told_as_well(filled: Path) -> None:
 @pytest.mark.parametrize(
     ("schema", "match"),
     [
-        (3, "newer release[^$]*remedy: install the newest release"),
+        (SCHEMA_VERSION + 1, "newer release[^$]*remedy: install the newest release"),
         (1, "older release[^$]*remedy: bisect-env db upgrade --db /"),
     ],
 )
@@ -297,8 +300,10 @@ def test_a_database_that_somebody_changed(filled: Path, statement: str, match: s
     [
         ("UPDATE trials SET outcome = 'imploded'", "holds 'imploded', which this release does not know"),
         ("UPDATE studies SET grid = '[{'", "JSON that cannot be read"),
-        ("UPDATE logs SET stdout = x'00'", "a stored log cannot be read"),
-        ("DROP TABLE logs", "lacks a part"),
+        ("UPDATE blobs SET data = x'00'", "stored log [0-9a-f]+ cannot be read"),
+        ("UPDATE blobs SET data = x'789c030000000001'", "cannot be read .its content has changed"),
+        ("UPDATE blobs SET data = NULL", "cannot be read .No such file"),
+        ("DROP TABLE blobs", "lacks a part"),
     ],
 )
 def test_content_that_somebody_changed(filled: Path, statement: str, match: str) -> None:
@@ -384,3 +389,105 @@ def test_urls_that_cannot_be_served(reference: str) -> None:
     with pytest.raises(UsageError) as caught:
         Store.open(reference)
     assert "secret" not in str(caught.value)
+
+
+# -- large logs, which lie beside the file ------------------------------------------------------------------
+
+
+def noise(seed: int, size: int = 200_000) -> str:
+    """Text that does not compress to nothing."""
+    return random.Random(seed).randbytes(size // 2).hex()
+
+
+def artefact_files(path: Path) -> list[Path]:
+    return sorted(Path(f"{path}.artefacts").rglob("*.z"))
+
+
+def test_large_logs_lie_beside_the_database_once_and_as_private(reopen: Reopen, path: Path) -> None:
+    store = reopen()
+    study = opened_study(store)
+    text = noise(1)
+    for _ in range(3):
+        store.record_trial(study.id, record("2.0", stdout=text, stderr="short"), Evidence.GOOD)
+    (file,) = artefact_files(path)
+    assert file.parent.name + file.stem == hashlib.sha256(text.encode()).hexdigest()
+    assert file.stat().st_size < len(text)
+    folders = [file.parent, file.parent.parent]
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (file, *folders)] == [0o600, 0o700, 0o700]
+    assert {w.record.stdout for t in store.trials(study.id) if (w := store.trial(t.trial_id))} == {text}
+    path.chmod(0o660)
+    store.record_trial(study.id, record("2.0", stdout=noise(2)), Evidence.GOOD)
+    assert sorted(stat.S_IMODE(one.stat().st_mode) for one in artefact_files(path)) == [0o600, 0o660]
+
+
+def test_a_log_whose_file_is_gone_or_changed_is_told(reopen: Reopen, path: Path) -> None:
+    store = reopen()
+    study = opened_study(store)
+    given = record("2.0", stdout=noise(1))
+    store.record_trial(study.id, given, Evidence.GOOD)
+    (file,) = artefact_files(path)
+    file.write_bytes(b"nonsense")
+    with pytest.raises(StorageError, match=r"stored log [0-9a-f]+ cannot be read[^$]*from a backup"):
+        store.trial(given.trial_id)
+    file.unlink()
+    with pytest.raises(StorageError, match="No such file"):
+        store.trial(given.trial_id)
+    # The study goes on: counts need no logs.
+    assert store.counts(study.id)[combination("2.0")].good == 1
+
+
+def test_a_log_that_cannot_be_written_leaves_no_trial_without_it(
+    reopen: Reopen, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = reopen()
+    study = opened_study(store)
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bisect_env.storage.blobs.os.fsync", full)
+        with pytest.raises(StorageError, match=r"a log cannot be written to .*No space left"):
+            store.record_trial(study.id, record("2.0", stdout=noise(1)), Evidence.GOOD)
+    assert store.trials(study.id) == []
+    assert [p for p in Path(f"{path}.artefacts").rglob("*") if p.is_file()] == []
+    assert store.record_trial(study.id, record("2.0", stdout=noise(1)), Evidence.GOOD)
+
+
+def test_the_collector_removes_files_that_nobody_names(reopen: Reopen, path: Path) -> None:
+    store = reopen()
+    study = opened_study(store)
+    given = record("2.0", stdout=noise(1))
+    store.record_trial(study.id, given, Evidence.GOOD)
+    (kept,) = artefact_files(path)
+    (kept.parent / ".killed.part").write_bytes(b"half")
+    stray = kept.with_name("0" * 62 + ".z")
+    stray.write_bytes(b"a writer was killed before it committed")
+    store.collect(dry=True)
+    assert stray.exists()
+    store.collect()
+    assert [p for p in Path(f"{path}.artefacts").rglob("*") if p.is_file()] == [kept]
+    done = store.collect(0)
+    assert (done.logs, done.after) == (1, 0)
+    assert artefact_files(path) == []
+    found = store.trial(given.trial_id)
+    assert found is not None
+    assert (found.collected, found.record.stdout) == (True, "")
+    # The same content later is there again.
+    again = record("2.0", stdout=noise(1))
+    store.record_trial(study.id, again, Evidence.GOOD)
+    for one in (given, again):
+        whole = store.trial(one.trial_id)
+        assert whole is not None
+        assert (whole.collected, whole.record.stdout) == (False, noise(1))
+
+
+def test_a_link_to_a_database_leads_to_its_logs(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.sqlite", tmp_path / "elsewhere" / "link.sqlite"
+    link.parent.mkdir()
+    with Store.open(str(real)) as store:
+        study = opened_study(store)
+    link.symlink_to(real)
+    with Store.open(str(link)) as store:
+        store.record_trial(study.id, record("2.0", stdout=noise(1)), Evidence.GOOD)
+    assert len(artefact_files(real)) == 1

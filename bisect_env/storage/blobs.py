@@ -1,0 +1,145 @@
+"""Contents by their hash: small ones in the database, large ones as files beside it, all compressed.
+
+A file is on the disk before the row that names it is committed, so that a stored trial always has its logs;
+what a killed writer leaves is a file that no row names, and `collect` takes it away. Writers and the
+collector hold the database's write lock, so that neither sees the other's work half done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlmodel import Session
+
+from bisect_env.errors import StorageError
+from bisect_env.storage.tables import BlobRow
+
+INLINE = 16 * 1024
+"""Compressed bytes up to which a content lies in the database, where it costs no file."""
+SUFFIX = ".artefacts"
+"""Of the directory beside a SQLite file."""
+
+
+def put(session: Session, folder: Path | None, content: bytes) -> str:
+    """Store a content in the writing session that is given.
+
+    Args:
+        session: Of a writer, who holds the write lock.
+        folder: Where files go; None keeps everything in the database.
+        content: Not empty.
+
+    Returns:
+        Its sha256 as hex digits.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    digest = hashlib.sha256(content).hexdigest()
+    row = session.get(BlobRow, digest)
+    if row is not None and not row.collected:
+        return digest
+    packed = zlib.compress(content, 6)
+    beside = folder if len(packed) > INLINE else None
+    if beside is not None:
+        _write(beside, digest, packed)
+    data = packed if beside is None else None
+    if row is None:
+        row = BlobRow(content_hash=digest, size=len(content), stored=len(packed), collected=False, data=data)
+        session.add(row)
+    else:
+        row.collected, row.stored, row.data = False, len(packed), data
+    session.flush()
+    return digest
+
+
+def get(row: BlobRow, folder: Path | None) -> bytes | None:
+    """A content; None when it was collected.
+
+    Raises:
+        StorageError: It is gone, or not what its hash says.
+    """
+    if row.collected:
+        return None
+    packed = row.data
+    if packed is None:
+        try:
+            packed = path_of(folder or Path(), row.content_hash).read_bytes()
+        except OSError as error:
+            raise _broken(row.content_hash, error.strerror or str(error)) from error
+    try:
+        content = zlib.decompress(packed)
+    except zlib.error as error:
+        raise _broken(row.content_hash, str(error)) from error
+    if hashlib.sha256(content).hexdigest() != row.content_hash:
+        raise _broken(row.content_hash, "its content has changed")
+    return content
+
+
+def path_of(folder: Path, digest: str) -> Path:
+    """Where a content lies beside the database."""
+    return folder / digest[:2] / f"{digest[2:]}.z"
+
+
+def files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Every content that lies beside the database, with its hash, and what killed writers left (hash "")."""
+    for path in sorted(folder.glob("??/*")):
+        whole = path.suffix == ".z" and len(path.stem) == 62
+        yield (path.parent.name + path.stem if whole else "", path)
+
+
+def _write(folder: Path, digest: str, packed: bytes) -> None:
+    path = path_of(folder, digest)
+    temporary = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        # Whoever may read the database may read its logs.
+        mode = _mode_of_database(folder)
+        for directory in (folder, path.parent):
+            if not directory.is_dir():
+                directory.mkdir(exist_ok=True)
+                directory.chmod(mode | (mode & 0o444) >> 2)
+        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(packed)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StorageError(
+            f"a log cannot be written to {folder}: {error.strerror or error}",
+            remedy="make room there, or make it writable, then start the same command again",
+        ) from error
+
+
+def _mode_of_database(folder: Path) -> int:
+    database = folder.with_name(folder.name.removesuffix(SUFFIX))
+    try:
+        return stat.S_IMODE(database.stat().st_mode) & 0o666
+    except FileNotFoundError:
+        return 0o600
+
+
+def _sync(directory: Path) -> None:
+    # Without it a power cut may undo the rename, after the row was committed.
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _broken(digest: str, why: str) -> StorageError:
+    return StorageError(
+        f"the stored log {digest[:12]} cannot be read ({why})",
+        remedy="take the database and the directory beside it from a backup, or name another with `--db`",
+    )
