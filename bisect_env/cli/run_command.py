@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
@@ -48,6 +49,9 @@ def run(
     cache: Annotated[
         Path | None, typer.Option(envvar="BISECT_ENV_CACHE", help="Where environments are built.")
     ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin a new study, and measure anew what was measured before.")
+    ] = False,
     cache_size: Annotated[
         str | None,
         typer.Option(
@@ -86,6 +90,7 @@ def run(
     def answer() -> Conclusion:
         from bisect_env.cluster.choose import executor_maker
         from bisect_env.cluster.local import default_workers
+        from bisect_env.cluster.machines import Place
         from bisect_env.engine.study import run_study
         from bisect_env.environments.offline import OfflineEnvironments
         from bisect_env.environments.provider import EnvironmentProvider, Environments
@@ -110,16 +115,24 @@ def run(
             provider = Environments(cache_dir, index=loaded.file.index)
         else:
             provider = OfflineEnvironments(offline.absolute(), loaded.name, cache_dir)
-        with Store.open(db) as store, view:
+        place = Place(
+            lambda: _deaf_to_ctrl_c(start),
+            gpus_per_trial=loaded.file.trial.gpus,
+            gpus=gpus,
+            is_remote=scheduler is not None or scheduler_file is not None,
+        )
+        with Store.open(db) as store, view, closing(place):
             return run_study(
                 loaded,
                 store=store,
                 provider=provider,
-                make_executor=lambda: _deaf_to_ctrl_c(start),
+                make_executor=place.executor,
                 lockfiles=lockfiles,
                 notify=notify,
                 stopped=stopped.is_set,
                 workers=default_workers(),
+                machines=place.machines,
+                fresh=fresh,
             )
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -19,6 +20,7 @@ from rich.text import Text
 from bisect_env.engine import events
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.secrets import public_json, without_passwords
+from bisect_env.report.origins import told_origins
 from bisect_env.report.sentence import sentence
 from bisect_env.report.untrusted import clean
 from bisect_env.trials.records import Evidence
@@ -87,6 +89,8 @@ def describe(event: events.Event) -> str | None:
         case events.StudyOpened(study_id, name, resumed):
             again = f", going on after {resumed} trials" if resumed else ""
             return f"study {study_id} ({name}){again}"
+        case events.Reused(trials, origins):
+            return f"starts from {trials} trials that were measured before ({told_origins(origins)})"
         case events.Locked():
             without = f", {event.unsolvable} without a solution" if event.unsolvable else ""
             out = f", {event.excluded} excluded" if event.excluded else ""
@@ -132,6 +136,12 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "study": event.study_id,
                 "name": event.name,
                 "resumed_trials": event.resumed,
+            }
+        case events.Reused():
+            return {
+                "event": "reused",
+                "trials": event.trials,
+                "from": [dataclasses.asdict(origin) for origin in event.origins],
             }
         case events.LockProgress():
             return {"event": "locking", "done": event.done, "total": event.total}
@@ -234,7 +244,7 @@ class LiveView(View):
                 return
             case _:
                 pass
-        if isinstance(event, events.Locked | events.Warned | events.SetAside):
+        if isinstance(event, events.Locked | events.Reused | events.Warned | events.SetAside):
             self._live.console.print(Text(clean(without_passwords(describe(event) or ""))), highlight=False)
             self._note = ""
         self._live.update(self._draw())

@@ -26,8 +26,9 @@ from bisect_env.cluster.inline import take
 from bisect_env.cluster.perform import PrefixBuilder
 from bisect_env.cluster.protocol import Completion, TrialLost, TrialRequest
 from bisect_env.cluster.resources import GPU, WorkerOffer, slots, why_never
-from bisect_env.cluster.worker import WorkerSettings, cancel_up_to, perform_on_worker
+from bisect_env.cluster.worker import WorkerSettings, cancel_up_to, machines_of_worker, perform_on_worker
 from bisect_env.errors import InfrastructureError
+from bisect_env.trials.records import Machine
 
 NO_WORKERS_GRACE = 60.0
 """Seconds without any worker after which the cluster counts as lost; a killed worker is back in about two."""
@@ -124,6 +125,16 @@ class DaskExecutor:
                 self._offers = [WorkerOffer.of(address, one) for address, one in info["workers"].items()]
                 self._offers_at = now
         return self._offers
+
+    def machines(self) -> frozenset[Machine]:
+        """Classes of machines that the workers of now are; those that do not answer are left out."""
+        found: set[Machine] = set()
+        with _despite_lost_connection():
+            answers = self._client.run(
+                machines_of_worker, self._topic, self._gpus_per_trial, on_error="return"
+            )
+            found.update(one for answer in answers.values() if isinstance(answer, set) for one in answer)
+        return frozenset(found)
 
     # -- trials --------------------------------------------------------------------------------------------
 

@@ -64,6 +64,16 @@ class HostGpus:
         self._lock = threading.Lock()
         self.on_aside: Callable[[str, str, int], None] = lambda _uuid, _why, _left: None
 
+    def describe(self, count: int) -> set[tuple[str, str]]:
+        """Models and drivers that trials with this many GPUs may see; none when nothing can read them."""
+        with self._lock:
+            uuids = sorted(self._healthy)
+        if self._monitor is None or len(uuids) < count:
+            return set()
+        # One GPU is any of them; several of unlike models could be any choice, of which all is one.
+        groups = [[uuid] for uuid in uuids] if count == 1 else [uuids]
+        return {self._monitor.describe(group) for group in groups}
+
     def enough(self, count: int) -> bool:
         """Whether as many GPUs as that still work."""
         return len(self._healthy) >= count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from bisect_env.cluster.perform import PrefixBuilder, perform
 from bisect_env.cluster.protocol import Completion, TrialLost, TrialRequest
 from bisect_env.cluster.resources import GPU
 from bisect_env.errors import InfrastructureError
+from bisect_env.trials.records import Machine
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -93,6 +95,19 @@ def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSetti
         cpus=settings.cpus,
         gpus=gpus,
     )
+
+
+def machines_of_worker(topic: str, gpus_per_trial: int) -> set[Machine]:
+    """Classes of machines that trials on this worker see.
+
+    Raises:
+        InfrastructureError: Its GPUs cannot be read.
+    """
+    cpu = platform.machine()
+    if not gpus_per_trial:
+        return {Machine(cpu)}
+    described = _host_gpus(get_worker(), topic).describe(gpus_per_trial)
+    return {Machine(cpu, model, driver) for model, driver in described}
 
 
 def _cancel_flag(worker: Any, key: tuple[str, str], settings: WorkerSettings) -> Callable[[], bool]:

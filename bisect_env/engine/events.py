@@ -7,6 +7,7 @@ from typing import Any
 
 from bisect_env.errors import BisectEnvError, MatrixError
 from bisect_env.matrix.combination import Combination
+from bisect_env.storage.records import Origin
 from bisect_env.trials.records import Evidence, TrialRecord
 
 
@@ -23,6 +24,19 @@ class StudyOpened:
     study_id: str
     name: str
     resumed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reused:
+    """The study starts from trials that other studies recorded.
+
+    Attributes:
+        trials: How many were taken now.
+        origins: From whom it has all that it took, the largest share first.
+    """
+
+    trials: int
+    origins: tuple[Origin, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +162,7 @@ class Failed:
 
 Event = (
     StudyOpened
+    | Reused
     | LockProgress
     | Locked
     | TrialStarted

@@ -10,7 +10,7 @@ import secrets
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -26,6 +26,7 @@ from bisect_env.cluster.protocol import (
 from bisect_env.engine import events
 from bisect_env.engine.document import verdict_document
 from bisect_env.engine.prepare import Prepared
+from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.rules import (
     BUILDS_BEFORE_UNBUILDABLE,
     VOIDS_BEFORE_STOP,
@@ -33,6 +34,7 @@ from bisect_env.engine.rules import (
     build_cost,
     in_flight,
 )
+from bisect_env.engine.sharing import Sharing
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
@@ -41,7 +43,15 @@ from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.storage.records import CombinationStatus, StoredTrial
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target, judge
-from bisect_env.trials.records import Evidence, Outcome, Phase, TrialFile, TrialRecord, TrialSpec
+from bisect_env.trials.records import (
+    Evidence,
+    Machine,
+    Outcome,
+    Phase,
+    TrialFile,
+    TrialRecord,
+    TrialSpec,
+)
 
 SAVE_EVERY = 5.0
 """Seconds between two verdicts stored on the way, for those who look at a running study."""
@@ -51,6 +61,10 @@ CANCEL_GRACE = 30.0
 """Seconds for cancelled trials to be answered."""
 LOOK = 0.5
 """Seconds between two looks at the budget and at Ctrl-C while trials run."""
+_CLAIMS = 4
+"""How often to ask again at once when other commands claim faster."""
+_PAUSE = 0.02
+"""Seconds, growing with each attempt, that let two commands fall out of step."""
 
 
 @dataclass(slots=True)
@@ -75,7 +89,6 @@ class _State:
 
     tallies: defaultdict[Index, Tally] = field(default_factory=lambda: defaultdict(Tally))
     aside: dict[Index, tuple[str, str]] = field(default_factory=dict)
-    known: set[str] = field(default_factory=set)
     built: set[str] = field(default_factory=set)
     running: dict[str, Index] = field(default_factory=dict)
     build_seconds: _Mean = field(default_factory=_Mean)
@@ -97,6 +110,8 @@ class StudyLoop:
         notify: Hears of everything that happens.
         clock: Seconds that only grow.
         stopped: Looked at between steps; true ends the study in an orderly way.
+        machines: Classes of machines on which trials will run: trials that other studies recorded there
+            under the same keys are reused. None reuses nothing.
     """
 
     def __init__(
@@ -109,6 +124,7 @@ class StudyLoop:
         notify: Callable[[events.Event], None],
         clock: Callable[[], float] = time.monotonic,
         stopped: Callable[[], bool] = lambda: False,
+        machines: Collection[Machine] = (),
     ) -> None:
         self._matrix = matrix
         self._prepared = prepared
@@ -131,6 +147,9 @@ class StudyLoop:
             SearchSettings(settings.confidence, settings.min_crash_rate, settings.max_trials),
         )
         self._state = _State()
+        self._sharing = Sharing(store, study_id, clock=clock)
+        self._keys = {index: trial_key(matrix, prepared, index) for index in self._members}
+        self._reuse = Reuse(store, study_id, self._keys, prepared, self._target, machines)
 
     # -- before and after ----------------------------------------------------------------------------------
 
@@ -156,11 +175,15 @@ class StudyLoop:
         Returns:
             Number of stored trials.
         """
-        stored = self._store.trials(self._study_id)
-        self._state.known.update(trial.trial_id for trial in stored)
+        stored = self._sharing.news()
         # A study that could run its command nowhere was stopped for that; now it may be mended.
         if any(trial.outcome is not Outcome.NOT_RUNNABLE for trial in stored):
             self._learn_stored(stored)
+        before = self._store.reused(self._study_id)
+        new = self._reuse.look()
+        self._learn_stored([*before, *new])
+        if new:
+            self._notify(events.Reused(len(new), tuple(self._store.origins(self._study_id))))
         for row in self._store.combinations(self._study_id):
             index = self._prepared.groups.get(self.grid.index(row.combination))
             if (
@@ -171,14 +194,16 @@ class StudyLoop:
                 self._put_aside(index, "env-unbuildable", row.reason)
         return len(stored)
 
-    def hear_others(self) -> int:
-        """Learn what another command has found out about the same study meanwhile: it is one study.
+    def hear_others(self, *, elsewhere: bool = True) -> int:
+        """Learn what other commands have found out meanwhile about the same study: it is one study.
+
+        Args:
+            elsewhere: Whether to look at other studies as well.
 
         Returns:
             Number of trials that were news.
         """
-        new = [t for t in self._store.trials(self._study_id) if t.trial_id not in self._state.known]
-        self._state.known.update(trial.trial_id for trial in new)
+        new = [*self._sharing.news(), *(self._reuse.look() if elsewhere else ())]
         self._learn_stored(new)
         return len(new)
 
@@ -205,19 +230,31 @@ class StudyLoop:
         self._executor = executor
         budget = self._matrix.file.search.budget
         deadline = None if budget is None else self._clock() + budget
-        while self._wants_more(deadline):
+        try:
             while self._wants_more(deadline):
-                self._fill()
-                if not self._state.running:
+                self._work(deadline)
+                # What still ran may have changed the answer, which then is not the answer yet.
+                self._wind_down()
+                self.hear_others()
+                if not self._state.running and not self.search.ask(1):
                     break
-                self._take(LOOK)
-                self._report_progress()
-            # What still ran may have changed the answer, which then is not the answer yet.
-            self._wind_down()
-            self.hear_others()
-            if not self._state.running and not self.search.ask(1):
-                break
+        finally:
+            self._sharing.close()
         self._check_anything_ran()
+
+    def _work(self, deadline: float | None) -> None:
+        while self._wants_more(deadline):
+            waits = self._fill()
+            if not self._state.running and not waits:
+                return
+            self._take(LOOK)
+            if self._sharing.is_due:
+                self.hear_others(elsewhere=False)
+            self._sharing.renew(self._running())
+            self._report_progress()
+
+    def _running(self) -> dict[str, Combination]:
+        return {trial_id: self.grid.combination(index) for trial_id, index in self._state.running.items()}
 
     def _wants_more(self, deadline: float | None) -> bool:
         in_time = deadline is None or self._clock() < deadline
@@ -243,6 +280,7 @@ class StudyLoop:
                     self._handle(completion)
                 else:
                     self._state.running.pop(completion.trial_id, None)
+        self._sharing.renew(self._running(), now=True)
 
     def _check_anything_ran(self) -> None:
         if self.search.trials or self._stopped() or len(self._state.aside) < len(self._members):
@@ -258,33 +296,61 @@ class StudyLoop:
 
     # -- asking --------------------------------------------------------------------------------------------
 
-    def _fill(self) -> None:
+    def _fill(self) -> bool:
+        """Start as many trials as there is room for.
+
+        Returns:
+            Whether others were always faster, so that it is worth while to try again.
+        """
         state = self._state
         free = in_flight(self._executor.slots, state.trial_seconds.value) - len(state.running)
-        if free <= 0:
-            return
         price = build_cost(state.build_seconds.value, state.trial_seconds.value)
         costs = {
             index: price
             for index in self._members
             if self._prepared.locks[index].content_hash not in state.built
         }
-        chosen = self.search.ask(free, pending=Counter(state.running.values()), build_cost=costs)
-        if chosen:
-            self._store.record_decision(
-                self._study_id,
-                "ask",
-                {
-                    "combinations": [self.grid.combination(index).as_dict() for index in chosen],
-                    "after_trials": self.search.trials,
-                    "best": self.search.verdict.best.probability,
-                },
-            )
-        for index in chosen:
-            request = self._request(index)
-            state.running[request.spec.trial_id] = index
-            self._executor.submit(request)
-            self._notify(events.TrialStarted(request.spec.trial_id, request.spec.combination))
+        for attempt in range(_CLAIMS):
+            if free <= 0 or self.search.finished:
+                return False
+            chosen = self.search.ask(free, pending=self._pending(), build_cost=costs)
+            started = self._start(chosen)
+            free -= started
+            if started == len(chosen):
+                return False
+            # Others are faster: what they did decides what is worth asking now.
+            self._sharing.renew(self._running(), now=True)
+            self.hear_others(elsewhere=False)
+            time.sleep(_PAUSE * attempt)
+        return True
+
+    def _pending(self) -> Counter[Index]:
+        pending = Counter(self._state.running.values())
+        for combination, number in self._sharing.claimed.items():
+            if (index := self._prepared.groups.get(self.grid.index(combination))) is not None:
+                pending[index] += number
+        return pending
+
+    def _start(self, chosen: Sequence[Index]) -> int:
+        if not chosen:
+            return 0
+        requests = [self._request(index) for index in chosen]
+        decision = {
+            "combinations": [self.grid.combination(index).as_dict() for index in chosen],
+            "after_trials": self.search.trials,
+            "best": self.search.verdict.best.probability,
+        }
+        won = self._sharing.claim(
+            [(request.spec.trial_id, request.spec.combination) for request in requests],
+            self._running().values(),
+            ("ask", decision),
+        )
+        for index, request, ours in zip(chosen, requests, won, strict=True):
+            if ours:
+                self._state.running[request.spec.trial_id] = index
+                self._executor.submit(request)
+                self._notify(events.TrialStarted(request.spec.trial_id, request.spec.combination))
+        return sum(won)
 
     def _request(self, index: Index) -> TrialRequest:
         combination = self.grid.combination(index)
@@ -316,6 +382,7 @@ class StudyLoop:
                 self._record(index, record, build_seconds)
             case BuildFailed():
                 index = self._state.running.pop(completion.trial_id)
+                self._sharing.release([completion.trial_id])
                 self._build_failed(index, completion)
             case TrialLost(trial_id, reason):
                 index = self._state.running.pop(trial_id)
@@ -326,8 +393,8 @@ class StudyLoop:
     def _record(self, index: Index, record: TrialRecord, build_seconds: float) -> None:
         tally = self._state.tallies[index]
         evidence = judge(record, self._target, repeated=tally.void > 0)
-        self._store.record_trial(self._study_id, record, evidence)
-        self._state.known.add(record.trial_id)
+        self._store.record_trial(self._study_id, record, evidence, trial_key=self._keys[index])
+        self._sharing.recorded(record.trial_id, record.combination)
         if record.outcome is not Outcome.WORKER_LOST:
             self._state.built.add(record.lock_hash)
         if build_seconds:

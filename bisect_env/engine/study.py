@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
 from bisect_env.engine.loop import StudyLoop
 from bisect_env.engine.prepare import Prepared, check_supported, lock_all
+from bisect_env.engine.reuse import reusable
 from bisect_env.environments.lockfiles import write_locks
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.pypi_lock import LockResult
@@ -39,6 +40,7 @@ from bisect_env.storage.records import (
     StudyStatus,
 )
 from bisect_env.storage.store import Store
+from bisect_env.trials.records import Machine
 
 Notify = Callable[[events.Event], None]
 
@@ -66,6 +68,8 @@ def run_study(
     notify: Notify,
     stopped: Callable[[], bool] = lambda: False,
     workers: int = 2,
+    machines: Callable[[], Collection[Machine]] = lambda: (Machine(platform.machine()),),
+    fresh: bool = False,
 ) -> Conclusion:
     """Answer a matrix: begin its study, or go on with it where it stopped.
 
@@ -78,14 +82,16 @@ def run_study(
         notify: Hears of everything.
         stopped: True when the user wants to stop.
         workers: Solvers at the same time.
+        machines: Classes of machines on which trials will run; called when trials might be reused.
+        fresh: Begin a new study that reuses nothing, whatever has been measured already.
 
     Raises:
         BisectEnvError: Whatever a user can mend; everything finished by then is stored.
     """
     check_supported(matrix)
-    as_of = study_date(matrix, store, provider.as_of)
+    as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
     grid = expand(matrix, provider.catalogue, as_of)
-    study = store.open_study(_definition(matrix, grid, as_of))
+    study = store.open_study(_definition(matrix, grid, as_of, fresh=fresh))
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
 
     def watched(event: events.Event) -> None:
@@ -106,7 +112,16 @@ def run_study(
                 tried=why.message if why else None,
                 remedy="`bisect-env plan` lists every combination with its reason",
             )
-        loop = StudyLoop(matrix, prepared, store, study.id, notify=notify, stopped=stopped)
+        reuses = not study.definition.fresh and study.status is not StudyStatus.FINISHED
+        loop = StudyLoop(
+            matrix,
+            prepared,
+            store,
+            study.id,
+            notify=notify,
+            stopped=stopped,
+            machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
+        )
         loop.replay()
         # A study that is answered answers again at once, without starting a cluster.
         if not loop.search.finished:
@@ -145,7 +160,7 @@ def study_date(matrix: Matrix, store: Store, fixed: datetime | None = None) -> d
     """
     known = store.find_study(matrix.name, matrix.digest)
     if known is None or known.exclude_newer is None:
-        return fixed or datetime.now(UTC).replace(microsecond=0)
+        return fixed or _now()
     if fixed is not None and known.exclude_newer != fixed:
         raise UsageError(
             f"this study sees the indexes as of {known.exclude_newer:%Y-%m-%d %H:%M:%S} UTC, "
@@ -155,7 +170,11 @@ def study_date(matrix: Matrix, store: Store, fixed: datetime | None = None) -> d
     return known.exclude_newer
 
 
-def _definition(matrix: Matrix, grid: Grid, as_of: datetime) -> StudyDefinition:
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def _definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool) -> StudyDefinition:
     axes = [
         {
             "name": axis.name,
@@ -177,6 +196,7 @@ def _definition(matrix: Matrix, grid: Grid, as_of: datetime) -> StudyDefinition:
         version=version("bisect-env"),
         host=platform.node(),
         user=_user(),
+        fresh=fresh,
     )
 
 

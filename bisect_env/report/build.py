@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from bisect_env.report.model import (
     AxisInfo,
     CombinationReport,
     FailureReport,
+    OriginReport,
     Report,
     StudyInfo,
     TrialCounts,
@@ -23,10 +25,11 @@ from bisect_env.storage.records import (
     CombinationStatus,
     Counts,
     FailureGroup,
+    Origin,
     Study,
     WholeTrial,
 )
-from bisect_env.trials.records import Evidence, Outcome
+from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence, Machine, Outcome
 
 STACK_LIMIT = 12_000
 """Characters of a stack in the document; the database has all of it."""
@@ -55,6 +58,8 @@ def build_report(
     counts: Mapping[Combination, Counts],
     failures: Sequence[tuple[FailureGroup, WholeTrial]],
     environments: int,
+    origins: Sequence[Origin] = (),
+    machines: Sequence[Machine] = (),
 ) -> Report:
     """Put a report together.
 
@@ -64,6 +69,8 @@ def build_report(
         counts: What trials said, by the combination they were recorded for.
         failures: Ways of failing with an example each, the most frequent first.
         environments: Number of distinct locks in which trials ran.
+        origins: From whom it has trials that were measured before.
+        machines: Classes of machines on which its own trials ran.
     """
     axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
     verdict: dict[str, Any] = {**_MISSING, **(study.verdict or {})}
@@ -92,9 +99,10 @@ def build_report(
         trials=counted,
         trial_counts=TrialCounts(**{str(evidence): number for evidence, number in totals.items()}),
         environments=environments,
+        reused=tuple(OriginReport(**dataclasses.asdict(origin)) for origin in origins),
         combinations=combinations,
         failures=tuple(_failure(group, example) for group, example in failures),
-        warnings=tuple(_warnings(study, counts)),
+        warnings=(*_warnings(study, counts), *_mixed(machines)),
     )
 
 
@@ -213,6 +221,15 @@ def _warnings(study: Study, counts: Mapping[Combination, Counts]) -> list[str]:
             f"({_outcomes(total, Evidence.VOID)}); they say nothing about the script"
         )
     return warnings
+
+
+def _mixed(machines: Sequence[Machine]) -> list[str]:
+    known = [machine for machine in machines if machine != UNKNOWN_MACHINE]
+    if len(known) < 2:
+        return []
+    named = "; ".join(str(machine) for machine in known)
+    text = f"the trials ran on {len(known)} classes of machines ({named}); "
+    return [f"{text}if the failure depends on the machine, their rates do not belong together"]
 
 
 def _outcomes(counts: Counts, evidence: Evidence) -> str:

@@ -31,6 +31,8 @@ def load_report(store: Store, study_id: str) -> Report:
             store.counts(study.id),
             [(group, example) for group, example in examples if example is not None],
             store.environments(study.id),
+            store.origins(study.id),
+            store.machines(study.id),
         )
 
 

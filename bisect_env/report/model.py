@@ -136,6 +136,24 @@ class FailureReport(_Frozen):
     stack: str = ""
 
 
+class OriginReport(_Frozen):
+    """A study that recorded trials which this one reuses.
+
+    Attributes:
+        study_id: Its id.
+        study: Its name.
+        user: Who ran it.
+        host: Where its command ran.
+        trials: How many of its trials are reused.
+    """
+
+    study_id: str
+    study: str
+    user: str = ""
+    host: str = ""
+    trials: int
+
+
 class Report(_Frozen):
     """All that is known about a study.
 
@@ -148,6 +166,7 @@ class Report(_Frozen):
         trials: Number of trials that are evidence.
         trial_counts: Of all trials, by what they said.
         environments: Number of distinct locks in which trials ran.
+        reused: From whom trials were taken that had been measured before; they are among `trials`.
         combinations: Every one, in matrix order.
         failures: The most frequent first.
         warnings: What should be known before the verdict is believed; a sentence each.
@@ -160,6 +179,7 @@ class Report(_Frozen):
     trials: int
     trial_counts: TrialCounts
     environments: int
+    reused: tuple[OriginReport, ...] = ()
     combinations: tuple[CombinationReport, ...] = ()
     failures: tuple[FailureReport, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from bisect_env.report.model import CombinationReport, FailureReport, Report
 from bisect_env.report.numbers import interval, percent, probability
+from bisect_env.report.origins import told_origins
 from bisect_env.report.sentence import do_not_matter
 from bisect_env.report.table import Row, Rows, columns, rows
 from bisect_env.report.untrusted import clean, clean_lines, shortened
@@ -75,6 +76,9 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield Text(clean(report.sentence), style="bold")
     yield Text()
     yield Text(_summary(report))
+    if report.reused:
+        number = sum(origin.trials for origin in report.reused)
+        yield Text(f"  {number} of these were measured before: {clean(told_origins(report.reused))}")
     yield from _ends(report)
     yield from _alternatives(report)
     if report.combinations:

@@ -55,8 +55,8 @@ def test_an_old_database_is_mended_by_the_command_that_its_message_names(
     assert (code, out) == (6, "")
     remedy = err.rpartition("remedy: bisect-env ")[2]
     assert remedy == f"db upgrade --db '{old}'\n"
-    assert run("db", "upgrade", "--db", str(old)) == (0, "", f"{old}: schema 1 became 2\n")
-    assert run("db", "upgrade", "--db", str(old)) == (0, "", f"{old} has schema 2: nothing to do\n")
+    assert run("db", "upgrade", "--db", str(old)) == (0, "", f"{old}: schema 1 became 3\n")
+    assert run("db", "upgrade", "--db", str(old)) == (0, "", f"{old} has schema 3: nothing to do\n")
     assert run("db", "check", "--db", str(old))[0] == 0
     assert run("report", "orjson", "--db", str(old), "--format", "json")[0] == 0
 

@@ -71,6 +71,7 @@ class Studies:
         stopped: Callable[[], bool] = lambda: False,
         slots: int = 2,
         provider: EnvironmentProvider | None = None,
+        fresh: bool = False,
     ) -> Conclusion:
         """Run a study in this process with an inline executor."""
         cache = self.folder / "cache"
@@ -84,4 +85,5 @@ class Studies:
                 lockfiles=self.folder / "lockfiles",
                 notify=self.events.append,
                 stopped=stopped,
+                fresh=fresh,
             )

@@ -1,0 +1,141 @@
+"""Nothing is measured twice: a study starts from trials that were recorded under the same key.
+
+**Key.** Lock, script and command (with files, environment variables, time limit and the other conditions of a
+trial), values of the value axes. Equal keys on machines of the same class are the same measurement, whatever
+the matrix is called and however its other axes are cut.
+
+**Statistics.** Of a key all trials are taken or none. Trials are independent throws whose number was chosen
+by a search that looked at earlier throws; a likelihood does not mind that, but it would mind a choice among
+the throws themselves. So the outcome plays no part in what is taken, and where the logs that would decide
+what some trial means here were collected, no trial of that key is taken. What is recorded later under the key
+by a study that still runs is taken at the next look.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+
+from bisect_env.engine.prepare import Prepared
+from bisect_env.matrix.axes import ValueAxis
+from bisect_env.matrix.grid import Index
+from bisect_env.matrix.load import Matrix
+from bisect_env.storage.records import StoredTrial, WholeTrial
+from bisect_env.storage.store import Store
+from bisect_env.trials.judge import Target, judge
+from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
+
+_VERSION = 1
+"""Of what a key covers; raised when outcomes get another meaning, so that older trials are left alone."""
+
+
+def trial_key(matrix: Matrix, prepared: Prepared, index: Index) -> str:
+    """What makes trials of other studies the same measurement: hex sha256. Pure.
+
+    Args:
+        matrix: What is run.
+        prepared: With the combination's lock.
+        index: A combination that has a lock.
+    """
+    trial = matrix.file.trial
+    values = prepared.grid.combination(index).as_dict()
+    measured = {name for name, axis in matrix.file.axes.items() if isinstance(axis, ValueAxis)}
+    facts = {
+        "version": _VERSION,
+        "lock": prepared.locks[index].content_hash,
+        "values": {name: value for name, value in values.items() if name in measured},
+        "command": list(trial.effective_command),
+        "files": [(f.name, hashlib.sha256(f.content).hexdigest(), f.executable) for f in matrix.files],
+        "env": dict(trial.env),
+        "timeout": trial.timeout,
+        "concurrency": trial.concurrency,
+        "gpus": trial.gpus,
+    }
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def reusable(machines: Collection[Machine], gpus: int) -> frozenset[Machine]:
+    """Classes of machines that are known well enough for their trials to be the same. Pure."""
+    return frozenset(m for m in machines if m.cpu and (not gpus or (m.gpu_model and m.driver)))
+
+
+class Reuse:
+    """Looks for trials of other studies under the keys of this one.
+
+    Args:
+        store: Where they are.
+        study_id: This study.
+        keys: Key of each combination that stands for its group.
+        prepared: The combinations.
+        target: What this study is about: what a trial says is judged anew.
+        machines: Classes of machines on which this study's trials run.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        study_id: str,
+        keys: Mapping[Index, str],
+        prepared: Prepared,
+        target: Target,
+        machines: Collection[Machine],
+    ) -> None:
+        self._store = store
+        self._study_id = study_id
+        self._keys = keys
+        self._prepared = prepared
+        self._target = target
+        self._machines = machines
+        self._seen: set[str] = set()
+        self._incomplete: set[str] = set()
+        self._cuda_failed: set[str] = set()
+
+    def look(self) -> list[StoredTrial]:
+        """Take what was recorded since the last look; gives it with what it says in this study."""
+        wanted = {key for key in self._keys.values() if key not in self._incomplete}
+        logs = bool(self._target.output)
+        found = self._store.measured(self._study_id, wanted, self._machines, logs=logs)
+        taken = []
+        for index, key in self._keys.items():
+            trials = found.get(key, [])
+            if any(whole is not None and whole.collected for _, whole in trials):
+                self._incomplete.add(key)
+                continue
+            combination = self._prepared.grid.combination(index)
+            for light, whole in trials:
+                evidence = self._judge(key, light, whole)
+                if evidence is not Evidence.VOID and light.outcome is not Outcome.NOT_RUNNABLE:
+                    taken.append((light.trial_id, combination, evidence))
+        if not taken:
+            return []
+        self._store.reuse(self._study_id, taken)
+        ids = {trial_id for trial_id, _, _ in taken}
+        return [trial for trial in self._store.reused(self._study_id) if trial.trial_id in ids]
+
+    def _judge(self, key: str, light: StoredTrial, whole: WholeTrial | None) -> Evidence:
+        if light.trial_id in self._seen:
+            return Evidence.VOID
+        self._seen.add(light.trial_id)
+        record = whole.record if whole is not None else _record(light)
+        evidence = judge(record, self._target, repeated=key in self._cuda_failed)
+        if light.outcome is Outcome.CUDA_INIT:
+            self._cuda_failed.add(key)
+        return evidence
+
+
+def _record(light: StoredTrial) -> TrialRecord:
+    """As much of a record as judging needs where output plays no part."""
+    return TrialRecord(
+        trial_id=light.trial_id,
+        combination=light.combination,
+        lock_hash=light.lock_hash,
+        outcome=light.outcome,
+        detail=light.detail,
+        returncode=light.returncode,
+        phase=light.phase,
+        started_at=light.started_at,
+        duration=light.duration,
+        signature=light.signature,
+    )

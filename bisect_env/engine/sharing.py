@@ -1,0 +1,100 @@
+"""What several commands that work on one study tell each other, through its database."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from bisect_env.errors import StorageError
+from bisect_env.matrix.combination import Combination
+from bisect_env.storage.records import StoredTrial, Want
+from bisect_env.storage.store import Store
+
+LEASE = 60.0
+"""Seconds after which the claims of a command that died count no longer; its work would be done by others."""
+RENEW_EVERY = LEASE / 4
+HEAR_EVERY = 1.0
+"""Seconds between two looks at what others have recorded and claimed."""
+
+
+class Sharing:
+    """This command's view of a study that others may be running, too.
+
+    Args:
+        store: Where the study is.
+        study_id: Which one.
+        clock: Seconds that only grow.
+
+    Attributes:
+        claimed: Trials of each combination that others run now, when one looked last.
+    """
+
+    def __init__(self, store: Store, study_id: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._study_id = study_id
+        self._clock = clock
+        self._holder = uuid.uuid4().hex
+        self._known: set[str] = set()
+        self._recorded: Counter[Combination] = Counter()
+        self._last = 0
+        self._heard_at = self._renewed_at = clock()
+        self.claimed: Mapping[Combination, int] = {}
+
+    def news(self) -> list[StoredTrial]:
+        """Trials of the study that this command did not know, in order."""
+        found = self._store.news(self._study_id, self._holder, after=self._last)
+        self._heard_at = self._clock()
+        self.claimed = found.claimed
+        new = [trial for trial in found.trials if trial.trial_id not in self._known]
+        for trial in new:
+            self.recorded(trial.trial_id, trial.combination)
+        if found.trials:
+            self._last = found.trials[-1].sequence
+        return new
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to look again."""
+        return self._clock() >= self._heard_at + HEAR_EVERY
+
+    def recorded(self, trial_id: str, combination: Combination) -> None:
+        """A trial is in the database."""
+        if trial_id not in self._known:
+            self._known.add(trial_id)
+            self._recorded[combination] += 1
+
+    def claim(
+        self,
+        wanted: Sequence[tuple[str, Combination]],
+        running: Iterable[Combination],
+        decision: tuple[str, dict[str, Any]],
+    ) -> list[bool]:
+        """Claim trials, as ids and combinations; for each whether it is ours.
+
+        What is not ours was claimed or recorded by somebody of whom `news` tells.
+        """
+        taken = self._recorded + Counter(running) + Counter(self.claimed)
+        wants = []
+        for trial_id, combination in wanted:
+            wants.append(Want(trial_id, combination, taken[combination]))
+            taken[combination] += 1
+        return self._store.claim(self._study_id, self._holder, wants, lease=LEASE, decision=decision)
+
+    def renew(self, running: Mapping[str, Combination], *, now: bool = False) -> None:
+        """Keep the claims of what runs, and of nothing else, if it is time (or `now`)."""
+        if now or self._clock() >= self._renewed_at + RENEW_EVERY:
+            self._store.renew(self._study_id, self._holder, running, lease=LEASE)
+            self._renewed_at = self._clock()
+
+    def release(self, trial_ids: Collection[str]) -> None:
+        """These trials will not be recorded."""
+        self._store.release(self._holder, trial_ids)
+
+    def close(self) -> None:
+        """Give every claim back; what cannot be given back lapses."""
+        with contextlib.suppress(StorageError):
+            self._store.release(self._holder)

@@ -1,0 +1,232 @@
+"""Nothing is measured twice: what is taken from other studies, and what is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+
+from bisect_env.engine import events
+from bisect_env.engine.prepare import Prepared, group
+from bisect_env.engine.reuse import Reuse, reusable, trial_key
+from bisect_env.environments.lock import Lock
+from bisect_env.matrix.expand import expand
+from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.report.model import Report
+from bisect_env.report.text import report_text
+from bisect_env.storage.store import Store
+from bisect_env.trials.judge import Target
+from bisect_env.trials.records import Evidence, Machine, Outcome
+from tests.engine.studies import Studies
+from tests.storage.samples import combination, opened_study, record
+
+CRASH_FROM_SIX = """
+    import os, sys
+    if int(sys.argv[1]) >= 6:
+        os.abort()
+"""
+
+
+def started(studies: Studies) -> int:
+    return sum(isinstance(event, events.TrialStarted) for event in studies.events)
+
+
+def renamed(path: Path, *changes: tuple[str, str]) -> Path:
+    text = path.read_text()
+    for old, new in (("name: planted", "name: again"), *changes):
+        assert old in text
+        text = text.replace(old, new)
+    other = path.with_name("again.yaml")
+    other.write_text(text)
+    return other
+
+
+@pytest.mark.integration
+def test_a_new_study_starts_from_what_was_measured(studies: Studies) -> None:
+    path = studies.matrix(CRASH_FROM_SIX)
+    first = studies.run(path).report
+    studies.events.clear()
+    # Other words for people, other axes around it, another order of the search: the same measurements.
+    again = studies.run(renamed(path, ("version: 1", "version: 1\ndescription: another question"))).report
+    assert again["study"]["id"] != first["study"]["id"]
+    assert again["verdict"]["first_bad"] == first["verdict"]["first_bad"]
+    assert again["trials"] == first["trials"]
+    assert started(studies) == 0
+    (told,) = (event for event in studies.events if isinstance(event, events.Reused))
+    assert told.trials == first["trials"]
+    (origin,) = again["reused"]
+    assert (origin["study_id"], origin["trials"]) == (first["study"]["id"], first["trials"])
+    text = report_text(Report.read(again))
+    assert f"{first['trials']} of these were measured before" in text
+    assert f"in study {first['study']['id'][:8]} (planted)" in text
+    assert studies.run(path).report["reused"] == []
+    # Asked again, it knows from whom it has them.
+    assert studies.run(renamed(path)).report["reused"] == again["reused"]
+
+
+@pytest.mark.integration
+def test_a_fresh_study_measures_anew(studies: Studies) -> None:
+    path = studies.matrix(CRASH_FROM_SIX)
+    first = studies.run(path).report
+    studies.events.clear()
+    fresh = studies.run(path, fresh=True).report
+    assert fresh["study"]["id"] != first["study"]["id"]
+    assert fresh["reused"] == []
+    assert started(studies) > 0
+    # It is the newest now, and answers for the matrix; being continued it still reuses nothing.
+    assert studies.run(path).report["study"]["id"] == fresh["study"]["id"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "change",
+    [("timeout: 20s", "timeout: 21s"), ("{level}", "{level} more"), ("trial:", "trial:\n  env: {A: 1}")],
+)
+def test_other_conditions_are_another_measurement(studies: Studies, change: tuple[str, str]) -> None:
+    path = studies.matrix(CRASH_FROM_SIX, rest="search: {max_trials: 4}")
+    studies.run(path)
+    again = studies.run(renamed(path, change)).report
+    assert again["reused"] == []
+
+
+@pytest.mark.integration
+def test_another_machine_is_another_measurement(studies: Studies) -> None:
+    path = studies.matrix(CRASH_FROM_SIX, rest="search: {max_trials: 4}")
+    studies.run(path)
+    with Store.open(str(studies.db)) as store, store._writing() as session:
+        session.connection().exec_driver_sql("UPDATE trials SET cpu = 'aarch64'")
+    assert studies.run(renamed(path)).report["reused"] == []
+
+
+@pytest.mark.integration
+def test_what_a_trial_says_is_judged_anew(studies: Studies) -> None:
+    script = """
+        import os, sys
+        print("the culprit" if int(sys.argv[1]) % 2 else "harmless")
+        if int(sys.argv[1]) >= 6:
+            os.abort()
+    """
+    path = studies.matrix(script)
+    first = studies.run(path).report
+    assert first["trial_counts"]["bad"] > 0
+    change = ("files: [script.py]", "files: [script.py]\n  bad: {outcomes: [crash], output: ['culprit']}")
+    with Store.open(str(studies.db), read_only=True) as store:
+        crashed = [t for t in store.trials(first["study"]["id"]) if t.outcome is Outcome.CRASH]
+    studies.run(renamed(path, change))
+    with Store.open(str(studies.db), read_only=True) as store:
+        reused = {t.trial_id: t for t in store.reused(store.study("again").id)}
+    for trial in crashed:
+        odd = int(trial.combination["level"]) % 2
+        assert reused[trial.trial_id].evidence == (Evidence.BAD if odd else Evidence.OTHER)
+
+
+# -- the decisions alone ------------------------------------------------------------------------------------
+
+
+def planted(studies: Studies, **replace: str) -> tuple[Matrix, Prepared]:
+    matrix = load_matrix(studies.matrix("pass", **replace))
+    grid = expand(matrix, None, None)  # type: ignore[arg-type]
+    lock = Lock("a" * 64, "3.11", "linux-64", (), "")
+    locks = dict.fromkeys(grid.indices(), lock)
+    return matrix, Prepared(grid, locks, {}, group(grid, locks))
+
+
+def test_the_key_covers_what_decides_a_trial_and_nothing_else(studies: Studies) -> None:
+    matrix, prepared = planted(studies)
+    indices = list(prepared.grid.indices())
+    keys = {trial_key(matrix, prepared, index) for index in indices}
+    assert len(keys) == len(indices)
+    key = trial_key(matrix, prepared, indices[0])
+    for same in ({"rest": "search: {max_trials: 9}"}, {"rest": "description: other words"}):
+        other, again = planted(studies, **same)
+        assert trial_key(other, again, indices[0]) == key
+    for different in ({"trial": "concurrency: 2"}, {"trial": "gpus: 1"}, {"trial": "env: {A: b}"}):
+        other, again = planted(studies, **different)
+        assert trial_key(other, again, indices[0]) != key
+    (studies.folder / "script.py").write_text("print(1)")
+    assert trial_key(load_matrix(studies.folder / "matrix.yaml"), prepared, indices[0]) != key
+    locks = {index: dataclasses.replace(prepared.locks[index], content_hash="b" * 64) for index in indices}
+    assert trial_key(matrix, dataclasses.replace(prepared, locks=locks), indices[0]) != key
+
+
+def test_machines_that_are_not_known_are_not_the_same() -> None:
+    cpu, gpu = Machine("x86_64"), Machine("x86_64", "H100", "570.1")
+    assert reusable([cpu, gpu, Machine("")], 0) == {cpu, gpu}
+    assert reusable([cpu, gpu, Machine("x86_64", "H100")], 1) == {gpu}
+
+
+class OneKey:
+    """A study whose combination 2.0 has one key, on a database with trials of another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store.open(str(folder / "results.sqlite"))
+        self.old = opened_study(self.store, "old")
+        self.new = opened_study(self.store, "new")
+
+    def measured(self, outcome: Outcome, **changes: object) -> str:
+        one = record("2.0", outcome, machine=Machine("x86_64"), **changes)
+        self.store.record_trial(self.old.id, one, Evidence.OTHER, trial_key="k")
+        return one.trial_id
+
+    def reuse(self, **target: object) -> Reuse:
+        class Grid:
+            def combination(self, _index: object) -> object:
+                return combination("2.0")
+
+        class Planted:
+            grid = Grid()
+
+        judged = Target(**target)  # type: ignore[arg-type]
+        planted: Prepared = Planted()  # type: ignore[assignment]
+        return Reuse(self.store, self.new.id, {(0,): "k"}, planted, judged, [Machine("x86_64")])
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> OneKey:
+    return OneKey(tmp_path)
+
+
+def test_all_trials_of_a_key_are_taken_whatever_they_did(one: OneKey) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    outcomes = [
+        chance.choice([Outcome.PASS, Outcome.CRASH, Outcome.EXIT_FAIL, Outcome.HANG]) for _ in range(60)
+    ]
+    for outcome in outcomes:
+        one.measured(outcome)
+    taken = one.reuse().look()
+    assert [trial.outcome for trial in taken] == outcomes
+    counts = one.store.counts(one.new.id)[combination("2.0")]
+    assert counts.good == outcomes.count(Outcome.PASS)
+    assert counts.bad == len(outcomes) - counts.good
+
+
+def test_what_says_nothing_is_not_taken(one: OneKey) -> None:
+    for outcome in (Outcome.WORKER_LOST, Outcome.HOST_OOM, Outcome.NOT_RUNNABLE, Outcome.CUDA_INIT):
+        one.measured(outcome)
+    one.measured(Outcome.CUDA_INIT)
+    reuse = one.reuse()
+    # As in a study of its own: a GPU that could not be opened once is void, twice it is a failure.
+    assert [(t.outcome, t.evidence) for t in reuse.look()] == [(Outcome.CUDA_INIT, Evidence.OTHER)]
+    assert reuse.look() == []
+
+
+def test_what_is_recorded_later_is_taken_at_the_next_look(one: OneKey) -> None:
+    reuse = one.reuse()
+    assert reuse.look() == []
+    first = one.measured(Outcome.PASS)
+    assert [trial.trial_id for trial in reuse.look()] == [first]
+    second = one.measured(Outcome.CRASH)
+    assert [trial.trial_id for trial in reuse.look()] == [second]
+    assert [trial.trial_id for trial in one.reuse().look()] == []
+
+
+def test_of_a_key_with_collected_logs_nothing_is_taken_where_output_decides(one: OneKey) -> None:
+    one.measured(Outcome.CRASH, stderr="boom")
+    one.store.collect(0)
+    one.measured(Outcome.CRASH, stderr="another boom")
+    assert one.reuse(output=("boom",)).look() == []
+    assert len(one.reuse().look()) == 2
