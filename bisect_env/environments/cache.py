@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from bisect_env.environments.integrity import (
     Installed,
+    conda_archive,
     damaged_files,
     damaged_since,
     packages_in,
@@ -118,18 +117,26 @@ def drop_damaged_archives(cache: Path, packages: Iterable[LockedPackage]) -> int
 
     The caller holds `archives` exclusively.
     """
-    names = {f"{canonicalize_name(p.name)}-{p.version}" for p in packages}
+    names = {_archive_name(p) for p in packages}
     dropped = 0
     for folder in _archive_folders(cache):
         for package in _unpacked(folder):
-            name, _, version = package.name.partition("-")
-            if f"{canonicalize_name(name)}-{version}" in names and (
-                not package.readable or damaged_files(package)
-            ):
+            if _normal(package.name) in names and (not package.readable or damaged_files(package)):
                 _take_away(cache, folder)
                 dropped += 1
                 break
     return dropped
+
+
+def _archive_name(package: LockedPackage) -> str:
+    build = f"-{package.build}" if package.is_conda else ""
+    return _normal(f"{package.name.replace('-', '_')}-{package.version}{build}")
+
+
+def _normal(name: str) -> str:
+    # A wheel's directory writes the name in its own way, and always without hyphens; conda's has three parts
+    # of which the first may have some.
+    return name.replace("-", "_").replace(".", "_").lower()
 
 
 def evict(cache: Path, limit: int) -> Pruned:
@@ -288,7 +295,10 @@ def _archive_folders(cache: Path) -> list[Path]:
 
 
 def _unpacked(folder: Path) -> Iterator[Installed]:
-    yield from wheels_in(folder)
+    if (package := conda_archive(folder)) is not None:
+        yield package
+    else:
+        yield from wheels_in(folder)
 
 
 def _take_away(cache: Path, folder: Path) -> None:

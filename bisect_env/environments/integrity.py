@@ -89,11 +89,29 @@ def conda_packages_in(prefix: Path) -> Iterator[Installed]:
             yield Installed(record.stem, files)
 
 
+def conda_archive(folder: Path) -> Installed | None:
+    """The conda package that lies unpacked in a directory, None if there is none."""
+    listing = folder / "info" / "paths.json"
+    if not listing.exists():
+        return None
+    try:
+        files = tuple(_stated_by_conda(folder, json.loads(listing.read_text("utf-8"))["paths"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Installed(folder.name, (), readable=False)
+    return Installed(folder.name, files)
+
+
 def packages_in(prefix: Path) -> Iterator[Installed]:
     """Every package of a prefix that states what its files hold."""
-    yield from conda_packages_in(prefix)
+    by_conda: set[Path] = set()
+    for package in conda_packages_in(prefix):
+        by_conda.update(file.path for file in package.files)
+        yield package
     for site in sorted(prefix.glob("lib/python*/site-packages")):
-        yield from wheels_in(site)
+        for wheel in wheels_in(site):
+            # conda keeps the wheel's list of a package that it made from one, and changes files after it.
+            if site / f"{wheel.name}.dist-info" / "METADATA" not in by_conda:
+                yield wheel
 
 
 def damaged_files(package: Installed) -> list[Path]:

@@ -14,16 +14,20 @@ from pathlib import Path
 import pytest
 
 from bisect_env.environments import prefix as prefix_module
+from bisect_env.environments.bundle import Bundle
 from bisect_env.environments.cache import entries, prune, usage, verify
+from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.integrity import packages_in, remove_tree
 from bisect_env.environments.lease import archives, hold, taking_away
 from bisect_env.environments.lock_text import make_lock
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.request import host_platform
+from bisect_env.environments.pypi_lock import Locker
+from bisect_env.environments.request import CondaRequest, EnvironmentRequest, host_platform
 from bisect_env.environments.settings import parse_size
 from bisect_env.errors import UsageError
 
+from .conda_channel import Channel
 from .test_prefix import cache, leftovers, lock, locked, run
 
 __all__ = ["cache", "lock"]
@@ -297,3 +301,71 @@ def test_sizes(text, size):
 def test_what_is_no_size():
     with pytest.raises(UsageError, match="--size: 'lots' is not a size"):
         parse_size("lots", "--size")
+
+
+@pytest.fixture
+def conda_lock(tmp_path, cache, python):
+    channel = Channel(tmp_path / "channel")
+    channel.add_python()
+    channel.add_library("of-conda", "1.0", python=python)
+    channel.write()
+    conda = CondaRequest(channels=(channel.url,), pins={"of-conda": "1.0"})
+    return Locker(cache).lock(EnvironmentRequest(python, conda=conda))
+
+
+def test_damage_in_a_conda_package_is_mended_too(conda_lock, cache):
+    first = ensure_prefix(conda_lock, cache_dir=cache)
+    assert [c.damaged for c in verify(cache)] == [{}] * 3
+    spoil(module_of(first, "of_conda"))
+    found = {c.name: c.damaged for c in verify(cache) if c.damaged}
+    assert found == {
+        conda_lock.content_hash[:12]: {"of-conda-1.0-0": 1},
+        "conda/pkgs/of-conda-1.0-0": {"of-conda-1.0-0": 1},
+    }
+    forget()
+    again = ensure_prefix(conda_lock, cache_dir=cache)
+    assert "of-conda-1.0-0" in again.notes[0]
+    assert run(again, "import of_conda; print(of_conda.__version__)") == "1.0"
+    assert [c.damaged for c in verify(cache)] == [{}] * 3
+
+
+def test_conda_packages_are_evicted_with_what_was_made_from_them(conda_lock, cache):
+    ensure_prefix(conda_lock, cache_dir=cache).release()
+    done = prune(cache)
+    assert (done.prefixes, done.archives) == ((conda_lock.content_hash,), 2)
+    assert run(ensure_prefix(conda_lock, cache_dir=cache), "import of_conda; print(1)") == "1"
+
+
+def test_a_wheels_list_inside_a_conda_package_is_not_believed(tmp_path, cache, python):
+    channel = Channel(tmp_path / "channel")
+    channel.add_python()
+    site = f"lib/python{python}/site-packages"
+    stale = "changed.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\n"
+    channel.add(
+        "changed",
+        "1.0",
+        depends=["python"],
+        files={
+            f"{site}/changed.py": "x = 1\n",
+            f"{site}/changed-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: changed\n",
+            f"{site}/changed-1.0.dist-info/RECORD": stale,
+        },
+    )
+    channel.write()
+    conda = CondaRequest(channels=(channel.url,), pins={"changed": "1.0"})
+    lock = Locker(cache).lock(EnvironmentRequest(python, conda=conda))
+    assert ensure_prefix(lock, cache_dir=cache).notes == ()
+
+
+def test_conda_archives_come_from_a_directory_where_there_is_no_channel(conda_lock, cache, tmp_path):
+    bundle = Bundle(tmp_path / "bundle")
+    for package in conda_lock.packages:
+        obtain(package, bundle.folder(package.sha256))
+        bundle.split(package.sha256, archive_name(package), 500)
+    remove_tree(tmp_path / "channel")
+    prefix = ensure_prefix(conda_lock, cache_dir=tmp_path / "cache-there", offline=bundle.root)
+    assert run(prefix, "import of_conda; print(of_conda.__version__)") == "1.0"
+    (piece, *_) = bundle.folder(conda_lock.packages[0].sha256).glob("*.001")
+    piece.write_bytes(piece.read_bytes()[:-1] + b"?")
+    with pytest.raises(UnbuildableError, match="is not what was fetched"):
+        ensure_prefix(conda_lock, cache_dir=tmp_path / "cache-2", offline=bundle.root)
