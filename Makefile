@@ -48,6 +48,7 @@ cases-heavy: setup ## the same for the cases with wheels of 500 MB and more
 
 bench: setup    ## measure what running trials costs beside the trials
 	$(BIN)/python -m benchmarks.cluster
+	$(BIN)/python -m benchmarks.environments
 
 schema: setup   ## write matrices/schema.json
 	$(BIN)/bisect-env schema --output matrices/schema.json
