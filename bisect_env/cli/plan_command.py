@@ -44,7 +44,6 @@ def plan(
     import numpy as np
 
     from bisect_env.engine.forecast import forecast
-    from bisect_env.engine.prepare import check_supported
     from bisect_env.engine.study import prepare_study
     from bisect_env.environments.provider import Environments
     from bisect_env.matrix.expand import expand
@@ -52,7 +51,6 @@ def plan(
     from bisect_env.search.searcher import SearchSettings
 
     loaded = load_matrix(matrix)
-    check_supported(loaded)
     provider = Environments(cache.absolute() if cache else None, index=loaded.file.index)
     as_of = datetime.now(UTC)
     grid = expand(loaded, provider.catalogue, as_of)

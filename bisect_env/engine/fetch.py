@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bisect_env.engine.prepare import Prepared, check_supported, environment_request, lock_all
+from bisect_env.engine.prepare import Prepared, environment_request, lock_all
 from bisect_env.environments.bundle import Answers, Bundle, request_digest
 from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.failures import UnbuildableError
@@ -78,7 +78,6 @@ def fetch_study(
         NoEnvironmentError: No combination has an environment.
         InfrastructureError: The index, the network or the directory fails.
     """
-    check_supported(matrix)
     bundle = Bundle(root)
     try:
         answers = Answers(matrix.name, _begun(bundle, matrix.name))

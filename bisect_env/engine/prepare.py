@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from bisect_env.environments.failures import UnsolvableError
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.provider import EnvironmentProvider
-from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.errors import UsageError
+from bisect_env.environments.request import CondaRequest, EnvironmentRequest
+from bisect_env.environments.virtual_packages import cuda_version, virtual_packages
 from bisect_env.matrix.axes import DateAxis, PackageAxis, ValueAxis
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.dates import cutoff
@@ -43,23 +43,6 @@ class Prepared:
         return len({lock.content_hash for lock in self.locks.values()})
 
 
-def check_supported(matrix: Matrix) -> None:
-    """Refuse what this release cannot provide, before any work.
-
-    Raises:
-        UsageError: An axis or a package comes from conda.
-    """
-    axes = matrix.file.axes.items()
-    conda = [name for name, a in axes if isinstance(a, PackageAxis) and a.manager is Manager.CONDA]
-    conda += list(matrix.file.packages.conda)
-    if conda:
-        raise UsageError(
-            f"{matrix.path}: conda packages are asked for ({', '.join(conda)}), and this release makes PyPI "
-            "environments only",
-            remedy="use `manager: pypi` for these axes, and wheels in `packages`",
-        )
-
-
 def environment_request(matrix: Matrix, combination: Combination, as_of: datetime) -> EnvironmentRequest:
     """What a combination asks of its environment. Pure.
 
@@ -70,16 +53,21 @@ def environment_request(matrix: Matrix, combination: Combination, as_of: datetim
             axis names another day.
     """
     file = matrix.file
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    # In a conda environment Python is a package among others, which the solver may choose.
+    python = "" if file.uses_conda else f"{sys.version_info.major}.{sys.version_info.minor}"
     limit = cutoff(file.exclude_newer) if file.exclude_newer else as_of
-    pins: dict[str, str] = {}
+    pins: dict[Manager, dict[str, str]] = {manager: {} for manager in Manager}
+    builds: dict[str, str] = {}
     for name, axis in file.axes.items():
         value = combination[name]
         match axis:
             case PackageAxis() if axis.is_python:
                 python = value
             case PackageAxis():
-                pins[axis.package] = value
+                package = axis.package if axis.manager is Manager.PYPI else axis.canonical_package
+                pins[axis.manager][package] = value
+                if axis.build is not None:
+                    builds[package] = axis.build
             case DateAxis():
                 limit = cutoff(value)
             case ValueAxis():
@@ -87,7 +75,7 @@ def environment_request(matrix: Matrix, combination: Combination, as_of: datetim
     allow = file.solver.allow_source
     return EnvironmentRequest(
         python=python,
-        pins=pins,
+        pins=pins[Manager.PYPI],
         packages=tuple(file.packages.pypi),
         dependencies=file.solver.dependencies,
         overrides=tuple(file.solver.overrides),
@@ -95,7 +83,52 @@ def environment_request(matrix: Matrix, combination: Combination, as_of: datetim
         index=file.index,
         platform=matrix.platform,
         exclude_newer=limit,
+        conda=_conda_request(matrix, pins[Manager.CONDA], builds) if file.uses_conda else None,
     )
+
+
+def _conda_request(matrix: Matrix, pins: Mapping[str, str], builds: Mapping[str, str]) -> CondaRequest:
+    file = matrix.file
+    cuda = cuda_version(pins, file.packages.conda)
+    return CondaRequest(
+        channels=matrix.channels,
+        pins=pins,
+        builds=builds,
+        packages=tuple(file.packages.conda),
+        virtual_packages=virtual_packages(matrix.platform, cuda, file.virtual_packages),
+        engine=file.solver.engine,
+    )
+
+
+def preferences(grid: Grid, wanted: Sequence[Index]) -> list[int | None]:
+    """Whose lock each combination is to be like: its neighbour's, so that little else changes. Pure.
+
+    The neighbour is one step back on the last axis on which there is one, and that one's neighbour where it
+    is excluded: a tree that depends on the grid alone, so that locks do not depend on who is solved when.
+    No step is taken along dates, for what the day before had is just what a day may not hold on to, nor
+    along values, which are one environment.
+
+    Args:
+        grid: As expanded.
+        wanted: The combinations to lock, in the grid's order.
+
+    Returns:
+        For each of them the position in `wanted` of its neighbour, which comes before it, or None.
+    """
+    positions = {index: position for position, index in enumerate(wanted)}
+    steps = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.PACKAGE]
+
+    def neighbour(index: Index) -> Index | None:
+        last = next((i for i in reversed(steps) if index[i] > 0), None)
+        return None if last is None else (*index[:last], index[last] - 1, *index[last + 1 :])
+
+    found: list[int | None] = []
+    for index in wanted:
+        near = neighbour(index)
+        while near is not None and near not in positions:
+            near = neighbour(near)
+        found.append(None if near is None else positions[near])
+    return found
 
 
 def lock_all(
@@ -130,7 +163,7 @@ def lock_all(
         if on_progress is not None:
             on_progress(answered, len(requests))
 
-    results = provider.lock_many(requests, workers=workers, on_done=count)
+    results = provider.lock_many(requests, workers=workers, on_done=count, prefer=preferences(grid, wanted))
     locks: dict[Index, Lock] = {}
     unsolvable: dict[Index, UnsolvableError] = {}
     for index, result in zip(wanted, results, strict=True):

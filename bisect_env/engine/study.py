@@ -15,7 +15,7 @@ from typing import Any
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
 from bisect_env.engine.loop import StudyLoop
-from bisect_env.engine.prepare import Prepared, check_supported, lock_all
+from bisect_env.engine.prepare import Prepared, lock_all
 from bisect_env.engine.reuse import reusable
 from bisect_env.environments.lockfiles import write_locks
 from bisect_env.environments.provider import EnvironmentProvider
@@ -88,7 +88,6 @@ def run_study(
     Raises:
         BisectEnvError: Whatever a user can mend; everything finished by then is stored.
     """
-    check_supported(matrix)
     as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
     grid = expand(matrix, provider.catalogue, as_of)
     study = store.open_study(_definition(matrix, grid, as_of, fresh=fresh))

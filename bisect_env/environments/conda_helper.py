@@ -38,6 +38,8 @@ _RETRIES = 2
 _NEAR_NAMES = 3
 # Patience, in seconds, with a server that does not answer at all; archives may take as long as they need.
 _REPODATA_TIMEOUT = 60
+_PLATFORMS = ("linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-arm64", "win-64")
+_MINORS = ("2.7", *(f"3.{minor}" for minor in range(4, 31)))
 _HASHED_AT_ONCE = 1 << 20
 
 
@@ -109,6 +111,16 @@ class _Channels:
         )
         return [record for group in found for record in group]
 
+    async def elsewhere(self, name: str) -> list[str]:
+        """Versions that are built for other platforms, as far as the channels tell."""
+        others: list[Any] = [platform for platform in _PLATFORMS if platform not in self.platforms]
+        try:
+            found = await self.gateway.query(self.sources, others, [name], recursive=False, **self.options)
+        except GatewayError:
+            # It only explains why a version is not there; many private channels have one platform.
+            return []
+        return sorted({str(record.version) for group in found for record in group})
+
     async def near(self, name: str) -> list[str]:
         names = await self.gateway.names(self.sources, self.platforms)
         return difflib.get_close_matches(name, sorted({n.normalized for n in names}), _NEAR_NAMES)
@@ -171,7 +183,8 @@ class Helper:
             return {"missing": name, "near": await channels.near(name)}
         # Strict priority: what a more important channel has under this name hides all others.
         first = next(s.base_url for s in channels.sources if any(_is_from(r, s.base_url) for r in records))
-        return {"records": [json.loads(r.to_json()) for r in records if _is_from(r, first)]}
+        found = [_build_of(record) for record in records if _is_from(record, first)]
+        return {"records": found, "elsewhere": await channels.elsewhere(name)}
 
     async def _install(self, request: Message) -> Message:
         records = [_record(facts, request["archives"]) for facts in request["packages"]]
@@ -248,6 +261,25 @@ def _joined(versions: Sequence[str], builds: Sequence[str]) -> str:
     # Two patterns for one build string cannot be written as one; conda-lock's own writer keeps none.
     build = builds[0] if len(builds) == 1 else ""
     return f"{version or '*'} {build}" if build else version
+
+
+def _build_of(record: rattler.RepoDataRecord) -> Message:
+    facts = json.loads(record.to_json())
+    asked = [rattler.MatchSpec(text, strict=False) for text in facts.get("depends", ())]
+    about = [spec.version for spec in asked if spec.name.normalized in ("python", "python_abi")]
+    specs = [rattler.VersionSpec(text) for text in about if text not in (None, "*")]
+    fitting = [minor for minor in _MINORS if all(_allows(spec, minor) for spec in specs)]
+    return {
+        "version": str(record.version),
+        "build": facts.get("build", ""),
+        "timestamp": facts.get("timestamp"),
+        "pythons": fitting if specs else None,
+    }
+
+
+def _allows(spec: rattler.VersionSpec, minor: str) -> bool:
+    # `python >=3.11.4,<3.12` is met by a late patch release, `python_abi 3.11.*` by the bare version.
+    return spec.matches(rattler.Version(f"{minor}.99")) or spec.matches(rattler.Version(minor))
 
 
 def _virtual(name: str, version: str, build: str) -> rattler.GenericVirtualPackage:

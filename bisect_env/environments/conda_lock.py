@@ -18,7 +18,7 @@ from bisect_env.environments.conda_failures import answered, channel_failure, un
 from bisect_env.environments.conda_process import HelperDiedError, HelperPool, shared_pool
 from bisect_env.environments.failures import UnsolvableError
 from bisect_env.environments.lock import LockedPackage
-from bisect_env.environments.request import CondaRequest, EnvironmentRequest
+from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError, UsageError
 
 _ATTEMPTS = 3
@@ -81,7 +81,7 @@ class CondaSolver:
             UsageError: A spec or a channel cannot be read.
         """
         assert request.conda is not None
-        places = self.places(request.conda)
+        places = self.places(request.conda.channels)
         message = {
             "op": "solve",
             **self.base(places, request.platform),
@@ -97,11 +97,22 @@ class CondaSolver:
         packages = tuple(_locked(facts) for facts in answer["records"])
         return SolvedConda(packages, {facts["url"]: facts["record"] for facts in answer["records"]})
 
-    def places(self, conda: CondaRequest) -> ChannelPlaces:
-        """Where the channels of a request are."""
+    def versions(self, package: str, channels: Sequence[str], platform: str) -> dict[str, Any]:
+        """Builds of a package (`records`), and versions for other platforms (`elsewhere`).
+
+        Raises:
+            PackageNotFoundError: No channel has it.
+            IndexUnavailableError: A channel cannot be used.
+        """
+        places = self.places(channels)
+        message = {"op": "versions", **self.base(places, platform), "name": package}
+        return self.ask(message, f"listing the versions of {package}", places)
+
+    def places(self, channels: Sequence[str]) -> ChannelPlaces:
+        """Where channels are, by their names in a matrix."""
         if self._config is None:
             self._config = read_conda_config()
-        return channel_places(conda.channels, self._config)
+        return channel_places(channels, self._config)
 
     def base(self, places: ChannelPlaces, platform: str) -> dict[str, Any]:
         """What every request about channels says."""

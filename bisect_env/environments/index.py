@@ -25,7 +25,7 @@ from pypi_simple import (
 from bisect_env.environments.failures import PackageNotFoundError
 from bisect_env.environments.interpreters import Interpreters, machine_interpreters, uv_python_versions
 from bisect_env.environments.settings import configured_index, without_credentials
-from bisect_env.environments.wheels import fits_platform
+from bisect_env.environments.wheels import fits_platform, pythons_of
 from bisect_env.errors import IndexUnavailableError, UsageError
 from bisect_env.matrix.catalogue import Release
 from bisect_env.matrix.versions import Manager
@@ -174,9 +174,20 @@ def releases(files: Iterable[IndexFile]) -> list[Release]:
             yanked=all(f.yanked for f in group),
             requires_python=next((f.requires_python for f in group if f.requires_python), None),
             has_wheel=any(f.is_wheel and fits_platform(f.filename) for f in group),
+            pythons=_pythons(f.filename for f in group if f.is_wheel and fits_platform(f.filename)),
         )
         for version, group in sorted(groups.items())
     ]
+
+
+def _pythons(wheels: Iterable[str]) -> frozenset[str] | None:
+    found: set[str] = set()
+    for wheel in wheels:
+        pythons = pythons_of(wheel)
+        if pythons is None:
+            return None
+        found |= pythons
+    return frozenset(found)
 
 
 def _web_page(base: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_env.environments.bundle import Answers, Bundle, request_digest
+from bisect_env.environments.conda_config import public_address
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.environments.pypi_lock import LockResult
@@ -37,10 +38,15 @@ class RecordingCatalogue:
     def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
         """See `VersionCatalogue.versions`."""
         found = self._inner.versions(package, manager=manager, index=index)
-        data = [asdict(release) for release in found]
-        for entry in data:
-            entry["uploaded"] = entry["uploaded"] and entry["uploaded"].isoformat()
-        self._answers[_question(package, manager, index)] = data
+        self._answers[_question(package, manager, index)] = [_as_data(release) for release in found]
+        return found
+
+    def conda_versions(
+        self, package: str, *, channels: Sequence[str], platform: str, build: str | None
+    ) -> list[Release]:
+        """See `VersionCatalogue.conda_versions`."""
+        found = self._inner.conda_versions(package, channels=channels, platform=platform, build=build)
+        self._answers[_conda_question(package, channels, platform, build)] = [_as_data(r) for r in found]
         return found
 
     def python_versions(self) -> list[str]:
@@ -64,14 +70,20 @@ class OfflineCatalogue:
 
     def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
         """See `VersionCatalogue.versions`."""
-        return [
-            Release(**{**entry, "uploaded": entry["uploaded"] and datetime.fromisoformat(entry["uploaded"])})
-            for entry in self._answer(_question(package, manager, index), f"the versions of {package}")
-        ]
+        return self._releases(_question(package, manager, index), package)
+
+    def conda_versions(
+        self, package: str, *, channels: Sequence[str], platform: str, build: str | None
+    ) -> list[Release]:
+        """See `VersionCatalogue.conda_versions`."""
+        return self._releases(_conda_question(package, channels, platform, build), package)
 
     def python_versions(self) -> list[str]:
         """See `VersionCatalogue.python_versions`."""
         return list(self._answer(_PYTHONS, "the versions of Python"))
+
+    def _releases(self, key: str, package: str) -> list[Release]:
+        return [_from_data(entry) for entry in self._answer(key, f"the versions of {package}")]
 
     def _answer(self, key: str, what: str) -> Any:
         if key not in self._answers:
@@ -120,8 +132,10 @@ class OfflineEnvironments:
         requests: Sequence[EnvironmentRequest],
         workers: int = 2,
         on_done: Callable[[int, LockResult], None] | None = None,
+        *,
+        prefer: Sequence[int | None] | None = None,
     ) -> list[LockResult]:
-        """See `Locker.lock_many`.
+        """See `Locker.lock_many`; what was locked with the network took `prefer` into account.
 
         Raises:
             InfrastructureError: The directory was fetched for another matrix.
@@ -142,6 +156,29 @@ class OfflineEnvironments:
         return ensure_prefix(
             lock, cache_dir=self._cache_dir, allow_source=allow_source, offline=self._bundle.root
         )
+
+
+def _as_data(release: Release) -> dict[str, Any]:
+    data = asdict(release)
+    data["uploaded"] = release.uploaded and release.uploaded.isoformat()
+    data["pythons"] = None if release.pythons is None else sorted(release.pythons)
+    return data
+
+
+def _from_data(data: dict[str, Any]) -> Release:
+    pythons = data.get("pythons")
+    return Release(
+        **{
+            **data,
+            "uploaded": data["uploaded"] and datetime.fromisoformat(data["uploaded"]),
+            "pythons": None if pythons is None else frozenset(pythons),
+        }
+    )
+
+
+def _conda_question(package: str, channels: Sequence[str], platform: str, build: str | None) -> str:
+    places = [public_address(channel) for channel in channels]
+    return json.dumps([package, str(Manager.CONDA), places, platform, build])
 
 
 def _question(package: str, manager: Manager, index: str | None) -> str:

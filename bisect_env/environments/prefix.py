@@ -19,7 +19,7 @@ from pathlib import Path
 
 import filelock
 
-from bisect_env.environments import conda_prefix, integrity, old_python, scripts
+from bisect_env.environments import conda_prefix, integrity, old_python, pylock, scripts
 from bisect_env.environments.bundle import Bundle
 from bisect_env.environments.cache import MARKER, damage, drop_damaged_archives, evict
 from bisect_env.environments.failures import UnbuildableError
@@ -308,7 +308,7 @@ class _Builder:
         packages = self._wheels()
         if not packages:
             return
-        (place / "pylock.toml").write_text(_pylock(packages, without_credentials(uv.index)), "utf-8")
+        (place / "pylock.toml").write_text(pylock.text(packages, without_credentials(uv.index)), "utf-8")
         install: list[str | Path] = ["pip", "install", "--preview-features", "pylock", "--no-deps"]
         install += ["--link-mode", "hardlink", "-p", place / "bin" / "python", "-r", place / "pylock.toml"]
         if not any(package.is_source for package in packages):
@@ -336,21 +336,6 @@ class _Builder:
         return UnbuildableError(
             words or f"uv ended with {finished.returncode}", transient=is_transient(words)
         )
-
-
-def _pylock(packages: tuple[LockedPackage, ...], index: str) -> str:
-    # PEP 751. JSON strings are TOML strings too. The index is not asked for anything: naming it makes uv
-    # keep archives as long as its settings for that index say, where it would fetch them for every prefix
-    # from hosts that send no cache headers.
-    lines = ['lock-version = "1.0"', 'created-by = "bisect-env"']
-    for package in packages:
-        archive = (
-            f"{{ url = {json.dumps(package.url)}, hashes = {{ sha256 = {json.dumps(package.sha256)} }} }}"
-        )
-        lines += ["", "[[packages]]", f"name = {json.dumps(package.name)}"]
-        lines += [f"version = {json.dumps(package.version)}", f"index = {json.dumps(index)}"]
-        lines += [f"sdist = {archive}" if package.is_source else f"wheels = [{archive}]"]
-    return "\n".join(lines) + "\n"
 
 
 def _seal(place: Path) -> None:

@@ -7,11 +7,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from bisect_env.environments.catalogue import Catalogue
+from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.index import PypiCatalogue
 from bisect_env.environments.interpreters import Interpreters, machine_interpreters
 from bisect_env.environments.lock import Lock
+from bisect_env.environments.locker import Locker
 from bisect_env.environments.prefix import Prefix, ensure_prefix
-from bisect_env.environments.pypi_lock import Locker, LockResult
+from bisect_env.environments.pypi_lock import LockResult
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.matrix.catalogue import VersionCatalogue
@@ -35,6 +38,8 @@ class EnvironmentProvider(Protocol):
         requests: Sequence[EnvironmentRequest],
         workers: int = 2,
         on_done: Callable[[int, LockResult], None] | None = None,
+        *,
+        prefer: Sequence[int | None] | None = None,
     ) -> list[LockResult]:
         """See `Locker.lock_many`."""
         ...
@@ -45,7 +50,7 @@ class EnvironmentProvider(Protocol):
 
 
 class Environments:
-    """PyPI environments on this host.
+    """Environments of conda and PyPI packages on this host.
 
     Args:
         cache_dir: Our cache directory; `BISECT_ENV_CACHE` or the user's cache directory if None.
@@ -66,8 +71,11 @@ class Environments:
     ) -> None:
         self.cache_dir = (cache_dir or default_cache_dir()).absolute()
         self._interpreters = interpreters or machine_interpreters()
-        self._catalogue = PypiCatalogue(index, interpreters=self._interpreters)
-        self._locker = Locker(self.cache_dir, interpreters=self._interpreters, timeout=lock_timeout)
+        conda = CondaSolver(self.cache_dir, timeout=lock_timeout)
+        self._catalogue = Catalogue(PypiCatalogue(index, interpreters=self._interpreters), conda)
+        self._locker = Locker(
+            self.cache_dir, interpreters=self._interpreters, timeout=lock_timeout, conda=conda
+        )
         self._build_timeout = build_timeout
 
     @property
@@ -76,7 +84,7 @@ class Environments:
         return None
 
     @property
-    def catalogue(self) -> PypiCatalogue:
+    def catalogue(self) -> Catalogue:
         """Lists releases and Pythons."""
         return self._catalogue
 
@@ -85,9 +93,11 @@ class Environments:
         requests: Sequence[EnvironmentRequest],
         workers: int = 2,
         on_done: Callable[[int, LockResult], None] | None = None,
+        *,
+        prefer: Sequence[int | None] | None = None,
     ) -> list[LockResult]:
         """See `Locker.lock_many`."""
-        return self._locker.lock_many(requests, workers, on_done)
+        return self._locker.lock_many(requests, workers, on_done, prefer=prefer)
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
         """See `bisect_env.environments.prefix.ensure_prefix`."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,14 +15,13 @@ import requests
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from bisect_env.environments.conda_lock import CondaSolver
+from bisect_env.environments import pylock
 from bisect_env.environments.failures import PackageNotFoundError, UnsolvableError
 from bisect_env.environments.index import IndexFile, PypiCatalogue
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
 from bisect_env.environments.lock import Lock, LockedPackage
-from bisect_env.environments.lock_text import make_lock
 from bisect_env.environments.process import Finished
-from bisect_env.environments.request import EnvironmentRequest, host_platform
+from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import without_credentials
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.environments.wheels import choose_wheel, tag_ranks
@@ -42,115 +40,94 @@ class _Archive:
     sha256: str
 
 
-class Locker:
-    """Turns requests into locks.
+class PypiSolver:
+    """Solves what comes from a PyPI-like index.
 
     Args:
         cache_dir: Our cache directory.
         interpreters: Where Pythons are looked for.
         timeout: Seconds for one solution, builds for metadata included.
-        conda: Solves what comes from conda channels.
     """
 
     def __init__(
-        self,
-        cache_dir: Path,
-        *,
-        interpreters: Interpreters | None = None,
-        timeout: float = 900.0,
-        conda: CondaSolver | None = None,
+        self, cache_dir: Path, *, interpreters: Interpreters | None = None, timeout: float = 900.0
     ) -> None:
         self._cache_dir = cache_dir
         self._interpreters = interpreters or machine_interpreters()
         self._catalogue = PypiCatalogue(interpreters=self._interpreters)
-        self._conda = conda or CondaSolver(cache_dir, timeout=timeout)
         self._timeout = timeout
 
-    def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> Lock:
-        """Lock one environment; the same request on the same index gives the same text, byte for byte.
+    def solve(self, request: EnvironmentRequest, prefer: Sequence[LockedPackage] = ()) -> list[LockedPackage]:
+        """Solve a request for an interpreter of this machine.
 
         Args:
-            request: What is asked for.
-            prefer: A neighbour's lock, whose packages are taken again where nothing speaks against it.
+            request: Without conda packages.
+            prefer: Packages that are taken again where nothing speaks against it.
 
         Raises:
             UnsolvableError: Nothing satisfies the request.
             InterpreterNotFoundError: Its Python is not to be had.
             IndexUnavailableError: The index fails.
-            InfrastructureError: uv cannot work here, or the platform is not this machine's.
+            InfrastructureError: uv cannot work here.
         """
-        if request.platform != host_platform():
-            raise InfrastructureError(
-                f"an environment for {request.platform} cannot be locked on {host_platform()}",
-                remedy="leave `platform` out, or lock on a machine of that platform",
-            )
-        if request.conda is not None:
-            solved = self._conda.solve(request, prefer.packages if prefer else ())
-            return make_lock(solved.python, request.platform, solved.packages, records=solved.records)
         interpreter = self._interpreters.find(request.python)
         uv = Uv(self._cache_dir, request.index)
         if interpreter.release < OLDEST_FOR_UV:
-            packages = self._lock_old(request, interpreter, uv)
+            packages = self._lock_old(request, interpreter, uv, prefer)
         else:
-            packages = self._lock_with_uv(request, interpreter, uv)
+            python: list[str | Path] = ["-p", interpreter.path]
+            packages = self._lock_with_uv(request, interpreter, uv, python, prefer)
         _check_pins(request, packages)
-        return make_lock(request.python, request.platform, packages, request.exclude_newer_text)
+        return packages
 
-    def lock_many(
+    def solve_upon(
         self,
-        requests: Sequence[EnvironmentRequest],
-        workers: int = 2,
-        on_done: Callable[[int, LockResult], None] | None = None,
-    ) -> list[LockResult]:
-        """Lock several environments at the same time; equal requests are solved once.
+        request: EnvironmentRequest,
+        conda: Sequence[LockedPackage],
+        provided: Mapping[str, str],
+        prefer: Sequence[LockedPackage] = (),
+    ) -> list[LockedPackage]:
+        """Solve the wheels that go on top of conda packages.
 
         Args:
-            requests: Any number.
-            workers: How many solvers run at once.
-            on_done: Called in the calling thread with the position of each request that is answered.
-
-        Returns:
-            For each request its lock, or why there is none, in order.
+            request: Its PyPI part counts.
+            conda: The environment so far; its Python is the interpreter.
+            provided: What it has of PyPI's packages, name to version: they are taken for granted.
+            prefer: Packages that are taken again where nothing speaks against it.
 
         Raises:
-            InfrastructureError: The first failure that is not a property of a combination; solutions that
-                were not begun are given up.
+            UnsolvableError: Nothing satisfies the request beside these packages.
         """
-        positions: dict[str, list[int]] = {}
-        for position, request in enumerate(requests):
-            positions.setdefault(request.key, []).append(position)
-        results: dict[int, LockResult] = {}
-        pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="lock")
-        try:
-            futures: dict[Future[LockResult], str] = {
-                pool.submit(self._attempt, requests[where[0]]): key for key, where in positions.items()
-            }
-            waiting = set(futures)
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    result = future.result()
-                    for position in positions[futures[future]]:
-                        results[position] = result
-                        if on_done is not None:
-                            on_done(position, result)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-        return [results[position] for position in range(len(requests))]
+        version = next(package.version for package in conda if package.name == "python")
+        interpreter = _of_conda(version)
+        uv = Uv(self._cache_dir, request.index)
+        # The interpreter is not there yet. uv needs some other one to run on, best one of the same kind.
+        stand_in = self._stand_in(interpreter)
+        python: list[str | Path] = ["-p", stand_in.path, "--python-version", version]
+        packages = self._lock_with_uv(request, interpreter, uv, python, prefer, provided)
+        own = [package for package in packages if package.name not in provided]
+        _check_pins(request, packages)
+        return own
 
-    def _attempt(self, request: EnvironmentRequest) -> LockResult:
-        try:
-            return self.lock(request)
-        except UnsolvableError as error:
-            return error
+    def _stand_in(self, interpreter: Interpreter) -> Interpreter:
+        same = [i for i in self._interpreters.installed() if i.release[:2] == interpreter.release[:2]]
+        return max(same, key=lambda i: i.release) if same else self._newest_for_uv()
 
     def _lock_with_uv(
-        self, request: EnvironmentRequest, interpreter: Interpreter, uv: Uv
+        self,
+        request: EnvironmentRequest,
+        interpreter: Interpreter,
+        uv: Uv,
+        python: Sequence[str | Path],
+        prefer: Sequence[LockedPackage],
+        provided: Mapping[str, str] | None = None,
     ) -> list[LockedPackage]:
         ranks = tag_ranks(interpreter)
         wheels_only: set[str] = set()
         while True:
-            entries = self._solve(request, uv, ["-p", interpreter.path], request.allow_source, wheels_only)
+            entries = self._solve(
+                request, uv, python, request.allow_source, wheels_only, prefer, provided or {}
+            )
             packages: list[LockedPackage] = []
             refused: set[str] = set()
             for entry in entries:
@@ -174,12 +151,18 @@ class Locker:
             # the solver takes them, and each round names at least one more, so that this ends.
             wheels_only |= refused
 
-    def _lock_old(self, request: EnvironmentRequest, interpreter: Interpreter, uv: Uv) -> list[LockedPackage]:
+    def _lock_old(
+        self,
+        request: EnvironmentRequest,
+        interpreter: Interpreter,
+        uv: Uv,
+        prefer: Sequence[LockedPackage],
+    ) -> list[LockedPackage]:
         # uv solves for a Python that it cannot run, but knows none of its wheels; those are read off the
         # index's pages. Building is out of the question: nothing that is kept up still does it there.
-        python = ".".join(str(part) for part in interpreter.release[:2])
-        newer = self._newest_for_uv()
-        entries = self._solve(request, uv, ["-p", newer.path, "--python-version", python], False, set())
+        version = ".".join(str(part) for part in interpreter.release[:2])
+        python: list[str | Path] = ["-p", self._newest_for_uv().path, "--python-version", version]
+        entries = self._solve(request, uv, python, False, set(), prefer, {})
         ranks = tag_ranks(interpreter)
         packages: list[LockedPackage] = []
         for entry in entries:
@@ -219,6 +202,8 @@ class Locker:
         python: Sequence[str | Path],
         allow_source: bool | frozenset[str],
         wheels_only: set[str],
+        prefer: Sequence[LockedPackage],
+        provided: Mapping[str, str],
     ) -> list[Mapping[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="bisect-env-lock-") as folder:
             # An empty folder of its own: uv takes settings from a project that it is started in.
@@ -226,6 +211,16 @@ class Locker:
             (cwd / "requirements.in").write_text("\n".join((*request.requirements, "")), "utf-8")
             args: list[str | Path] = ["pip", "compile", "requirements.in", *python]
             args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]
+            wheels = [package for package in prefer if not package.is_conda]
+            if wheels:
+                # What stands in the file that uv is to write, it takes again if it may.
+                known = pylock.text(wheels, without_credentials(uv.index))
+                (cwd / "pylock.toml").write_text(known, "utf-8")
+                args += ["-o", "pylock.toml"]
+            if provided:
+                lines = [f"{name}=={version}" for name, version in sorted(provided.items())]
+                (cwd / "constraints.txt").write_text("\n".join((*lines, "")), "utf-8")
+                args += ["-c", "constraints.txt"]
             if not allow_source:
                 args += ["--only-binary", ":all:"]
             for name in sorted(wheels_only):
@@ -275,6 +270,13 @@ class Locker:
         if "--no-build" in words:
             words += "\nA matrix allows to build from source with `solver: {allow_source: true}`."
         return UnsolvableError(words, building=not no_solution and "Failed to build" in words)
+
+
+def _of_conda(version: str) -> Interpreter:
+    """An interpreter that does not exist yet, for its tags."""
+    major, minor = version.split(".")[:2]
+    flags = "m" if int(minor) < 8 else ""
+    return Interpreter(Path("/nowhere/python"), version, f"cp{major}{minor}{flags}", Path("/nowhere"))
 
 
 def _check_pins(request: EnvironmentRequest, packages: Iterable[LockedPackage]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from packaging import tags
@@ -11,6 +12,11 @@ from bisect_env.environments.interpreters import Interpreter
 
 Ranks = Mapping[tags.Tag, int]
 """Tag to preference, 0 first."""
+
+
+_INTERPRETER = re.compile(r"(?:cp|py)(\d)(\d+)?")
+_LAST_MINOR = 30
+"""The stable ABI has no end; this one is years away."""
 
 
 @functools.cache
@@ -61,6 +67,22 @@ def fits_platform(filename: str, platforms: Sequence[str] | None = None) -> bool
     parts = _split(filename)
     accepted = {"any", *(host_platforms() if platforms is None else platforms)}
     return parts is not None and any(tag.platform in accepted for tag in parts[1])
+
+
+def pythons_of(filename: str) -> frozenset[str] | None:
+    """Minor versions of Python (`3.11`) that a wheel is for; None for every Python 3."""
+    parts = _split(filename)
+    found: set[str] = set()
+    for tag in parts[1] if parts is not None else ():
+        if tag.interpreter == "py3":
+            return None
+        match = _INTERPRETER.fullmatch(tag.interpreter)
+        if match is None:
+            continue
+        major, minor = int(match[1]), int(match[2] or 0)
+        last = _LAST_MINOR if tag.abi == "abi3" else minor
+        found |= {f"{major}.{n}" for n in range(minor, last + 1)}
+    return frozenset(found)
 
 
 def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:

@@ -21,7 +21,16 @@ from pydantic import (
 
 from bisect_env.matrix.dates import cutoff, days_between
 from bisect_env.matrix.grid import AxisKind, Direction
-from bisect_env.matrix.scalars import DateText, DayText, PackageName, StepText, Text, Value, VersionText
+from bisect_env.matrix.scalars import (
+    BuildPattern,
+    DateText,
+    DayText,
+    PackageName,
+    StepText,
+    Text,
+    Value,
+    VersionText,
+)
 from bisect_env.matrix.versions import Manager, Step, check_version, order_key, parse_range, same_version
 
 
@@ -50,6 +59,9 @@ class PackageAxis(StrictModel):
 
     package: PackageName = Field(description="Name of the package; `python` is the interpreter itself.")
     manager: Manager = Field(default=Manager.PYPI, description="Where the package comes from.")
+    build: BuildPattern | None = Field(
+        default=None, description="Of a conda package: a pattern for its build string, such as 'cuda*'."
+    )
     versions: Versions = Field(
         description="A list of exact versions (withdrawn ones too), or a range such as '>=2.1,<2.6'."
     )
@@ -87,6 +99,12 @@ class PackageAxis(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _builds_are_condas(self) -> Self:
+        if self.build is not None and self.manager is not Manager.CONDA:
+            raise ValueError("`build` belongs to conda packages; remove it, or add `manager: conda`")
+        return self
+
     @property
     def kind(self) -> AxisKind:
         """Always `AxisKind.PACKAGE`."""
@@ -99,8 +117,8 @@ class PackageAxis(StrictModel):
 
     @property
     def canonical_package(self) -> str:
-        """The package's normalised name."""
-        return str(canonicalize_name(self.package))
+        """The package's name as its manager writes it: to conda `a_b` and `a-b` are two packages."""
+        return self.package.lower() if self.manager is Manager.CONDA else str(canonicalize_name(self.package))
 
 
 class ValueAxis(StrictModel):

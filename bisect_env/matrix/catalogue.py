@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -18,7 +19,9 @@ class Release:
         uploaded: When its first file appeared, with a time zone; None when the index does not say.
         yanked: Whether it was withdrawn.
         requires_python: The range of interpreters that its metadata names, or None.
-        has_wheel: Whether any built archive exists for the platform (always for conda).
+        has_wheel: Whether any built archive exists for the platform.
+        pythons: Minor versions (`3.11`) that it has built archives for; None when it has one for any.
+        lacks: Why it cannot be had, in the catalogue's words, or "".
     """
 
     version: str
@@ -26,6 +29,8 @@ class Release:
     yanked: bool = False
     requires_python: str | None = None
     has_wheel: bool = True
+    pythons: frozenset[str] | None = None
+    lacks: str = ""
 
 
 class VersionCatalogue(Protocol):
@@ -41,6 +46,22 @@ class VersionCatalogue(Protocol):
 
         Raises:
             IndexUnavailableError: The index cannot be reached or read.
+        """
+        ...
+
+    def conda_versions(
+        self, package: str, *, channels: Sequence[str], platform: str, build: str | None
+    ) -> list[Release]:
+        """Every version of a conda package, in any order; empty when no channel has it.
+
+        Args:
+            package: As conda writes it.
+            channels: Names or addresses, most important first.
+            platform: conda's name of it.
+            build: Pattern that build strings have to match, or None.
+
+        Raises:
+            IndexUnavailableError: A channel cannot be reached or read.
         """
         ...
 

@@ -15,7 +15,7 @@ from bisect_env.matrix.rules import check_comparison, is_comparison, matching
 from bisect_env.matrix.scalars import package_of
 from bisect_env.matrix.schema import Packages, Rule
 from bisect_env.matrix.trial import Trial, placeholders, variable
-from bisect_env.matrix.versions import order_key
+from bisect_env.matrix.versions import Manager, order_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Parts:
         rules: Path of each right rule to the rule.
         ends: `good` and `bad` where they are right.
         has_exclude_newer: Whether the file sets it.
+        has_channels: Whether it names conda channels, right or wrong.
     """
 
     axis_names: tuple[str, ...]
@@ -39,6 +40,7 @@ class Parts:
     rules: Mapping[Path, Rule] = field(default_factory=dict)
     ends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     has_exclude_newer: bool = False
+    has_channels: bool = True
 
 
 def listed_values(axis: Axis) -> tuple[str, ...] | None:
@@ -55,6 +57,7 @@ def cross_checks(parts: Parts, lines: Mapping[Path, int]) -> list[Problem]:
     found = [
         *_axes_among_themselves(parts),
         *_packages_and_axes(parts),
+        *_channels(parts),
         *_placeholders(parts),
         *_rules(parts),
         *_ends(parts),
@@ -107,7 +110,9 @@ def _axes_among_themselves(parts: Parts) -> Iterator[Finding]:
 def _packages_and_axes(parts: Parts) -> Iterator[Finding]:
     if parts.packages is None:
         return
-    by_package = {a.canonical_package: name for name, a in parts.axes.items() if isinstance(a, PackageAxis)}
+    by_package = {
+        package_of(axis.package): name for name, axis in parts.axes.items() if isinstance(axis, PackageAxis)
+    }
     for manager, requirements in (("pypi", parts.packages.pypi), ("conda", parts.packages.conda)):
         seen: dict[str, int] = {}
         for i, requirement in enumerate(requirements):
@@ -122,6 +127,18 @@ def _packages_and_axes(parts: Parts) -> Iterator[Finding]:
             else:
                 continue
             yield ("packages", manager, i), text
+
+
+def _channels(parts: Parts) -> Iterator[Finding]:
+    if parts.has_channels:
+        return
+    text = "comes from conda, and the file names no channel; add `channels: [conda-forge]` or others"
+    for name, axis in parts.axes.items():
+        if isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA:
+            yield ("axes", name, "manager"), f"the axis {name!r} {text}"
+            return
+    if parts.packages is not None and parts.packages.conda:
+        yield ("packages", "conda"), f"{parts.packages.conda[0]!r} {text}"
 
 
 def _placeholders(parts: Parts) -> Iterator[Finding]:

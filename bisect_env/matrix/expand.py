@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from bisect_env.matrix.axes import Axis, PackageAxis
@@ -16,7 +17,7 @@ from bisect_env.matrix.grid import Grid, GridAxis, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.problems import Problem, matrix_error
 from bisect_env.matrix.rules import RuleSet, matching
-from bisect_env.matrix.versions import newest_of_each, parse_range
+from bisect_env.matrix.versions import Manager, newest_of_each, parse_range
 
 MAX_COMBINATIONS = 250_000
 """Above this the lattice no longer fits the memory of the search; such a matrix is a slip of the pen."""
@@ -40,16 +41,21 @@ def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None =
         IndexUnavailableError: From the catalogue.
     """
     problems: list[Problem] = []
-    axes: list[GridAxis] = []
-    for name, axis in matrix.file.axes.items():
+    expanded: dict[str, GridAxis] = {}
+    pythons: tuple[str, ...] | None = None
+    # Python first: of the other packages, what has no build for any of these is no value.
+    for name, axis in sorted(matrix.file.axes.items(), key=lambda item: not _is_python(item[1])):
         values = listed_values(axis)
         dropped: Mapping[str, str] = {}
         if values is None:
             assert isinstance(axis, PackageAxis)
-            values, dropped, problem = _range_values(matrix, name, axis, catalogue, as_of)
+            values, dropped, problem = _range_values(matrix, name, axis, catalogue, as_of, pythons)
             if problem:
                 problems.append(Problem(problem, matrix.line("axes", name, "versions")))
-        axes.append(GridAxis(name, axis.kind, values, axis.direction, dropped))
+        expanded[name] = GridAxis(name, axis.kind, values, axis.direction, dropped)
+        if _is_python(axis):
+            pythons = values
+    axes = [expanded[name] for name in matrix.file.axes]
     if problems:
         raise matrix_error(str(matrix.path), problems)
     size = math.prod(len(axis.values) for axis in axes)
@@ -68,24 +74,43 @@ def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None =
     return Grid(tuple(axes), excluded, good, bad)
 
 
+def _is_python(axis: Axis) -> bool:
+    return isinstance(axis, PackageAxis) and axis.is_python
+
+
 def _range_values(
-    matrix: Matrix, name: str, axis: PackageAxis, catalogue: VersionCatalogue, as_of: datetime | None
+    matrix: Matrix,
+    name: str,
+    axis: PackageAxis,
+    catalogue: VersionCatalogue,
+    as_of: datetime | None,
+    pythons: Sequence[str] | None,
 ) -> tuple[tuple[str, ...], Mapping[str, str], str | None]:
     """Values, dropped versions with reasons, and a problem when nothing is left."""
-    if axis.is_python:
+    file = matrix.file
+    if axis.manager is Manager.CONDA or (axis.is_python and file.uses_conda):
+        releases = catalogue.conda_versions(
+            axis.canonical_package, channels=matrix.channels, platform=matrix.platform, build=axis.build
+        )
+    elif axis.is_python:
         releases = [Release(version) for version in catalogue.python_versions()]
     else:
-        releases = catalogue.versions(axis.canonical_package, manager=axis.manager, index=matrix.file.index)
+        releases = catalogue.versions(axis.canonical_package, manager=axis.manager, index=file.index)
     limit = cutoff(matrix.file.exclude_newer) if matrix.file.exclude_newer else as_of
     needs_wheel = not axis.is_python and not matrix.file.solver.allows_source(axis.canonical_package)
-    values, dropped = select_releases(axis, releases, limit, needs_wheel=needs_wheel)
+    values, dropped = select_releases(axis, releases, limit, needs_wheel=needs_wheel, pythons=pythons)
     if values:
         return values, dropped, None
     return values, dropped, _nothing_left(name, axis, releases, dropped)
 
 
 def select_releases(
-    axis: PackageAxis, releases: Iterable[Release], limit: datetime | None, *, needs_wheel: bool
+    axis: PackageAxis,
+    releases: Iterable[Release],
+    limit: datetime | None,
+    *,
+    needs_wheel: bool,
+    pythons: Sequence[str] | None = None,
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Choose the releases that a range stands for.
 
@@ -94,6 +119,7 @@ def select_releases(
         releases: Everything the index has; a version that stands twice counts once.
         limit: First instant that is too new, or None.
         needs_wheel: Leave out releases without a built archive.
+        pythons: Leave out what fits none of these versions of Python; None: whatever it fits.
 
     Returns:
         The chosen versions, ascending, and version to reason for those in the range that were left out.
@@ -112,7 +138,9 @@ def select_releases(
         # The flag alone decides about pre-releases; packaging's own rule depends on what else there is.
         if not specifier.contains(version, prereleases=True):
             continue
-        reason = _why_dropped(axis, release, version, limit, needs_wheel)
+        reason = _why_dropped(axis, release, version, limit, needs_wheel) or _fits_no_python(
+            release, pythons, needs_wheel
+        )
         if reason is None:
             kept.setdefault(version, release.version)
         else:
@@ -123,6 +151,8 @@ def select_releases(
 def _why_dropped(
     axis: PackageAxis, release: Release, version: Version, limit: datetime | None, needs_wheel: bool
 ) -> str | None:
+    if release.lacks:
+        return release.lacks
     if limit is not None and release.uploaded is not None and release.uploaded >= limit:
         return f"uploaded on {release.uploaded:%Y-%m-%d}, after exclude_newer"
     if release.yanked and not axis.yanked:
@@ -131,6 +161,24 @@ def _why_dropped(
         return "pre-release"
     if needs_wheel and not release.has_wheel:
         return "no wheel, and solver.allow_source does not allow to build it"
+    return None
+
+
+def _fits_no_python(release: Release, pythons: Sequence[str] | None, needs_wheel: bool) -> str | None:
+    if not pythons:
+        return None
+    shown = pythons[0] if len(pythons) == 1 else f"{', '.join(pythons[:-1])} or {pythons[-1]}"
+    try:
+        asked = SpecifierSet(release.requires_python or "")
+    except InvalidSpecifier:
+        asked = SpecifierSet()
+    # 3.11 stands for its newest patch release.
+    newest = [python if python.count(".") > 1 else f"{python}.99" for python in pythons]
+    if not any(asked.contains(python, prereleases=True) for python in newest):
+        return f"asks for Python {release.requires_python}, not for {shown}"
+    minors = {".".join(python.split(".")[:2]) for python in pythons}
+    if needs_wheel and release.pythons is not None and not release.pythons & minors:
+        return f"no build for Python {shown}"
     return None
 
 

@@ -57,6 +57,14 @@ class Matrix:
         """The study's name."""
         return self.file.name
 
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The conda channels; one beside the file (`./channel`) is one wherever the command is given."""
+        return tuple(
+            str((self.path.parent / name).resolve()) if name.startswith(("./", "../")) else name
+            for name in self.file.channels
+        )
+
     def command(self, combination: Combination) -> tuple[str, ...]:
         """The argument vector of a trial of this combination."""
         return fill(self.file.trial.effective_command, combination.as_dict())
@@ -197,6 +205,7 @@ class _Validator:
             rules=self.rules(),
             ends=ends if isinstance(raw_axes, dict) else {},
             has_exclude_newer=done.get("exclude_newer") is not None,
+            has_channels=bool(self.data.get("channels")),
         )
 
     def axes(self) -> dict[str, Any]:
@@ -268,9 +277,21 @@ def _digest(file: MatrixFile, files: tuple[StudyFile, ...], platform: str) -> st
     content = file.model_dump(mode="json", by_alias=True, exclude={"description", "search"})
     for key in ("exclude", "include"):
         content[key] = [rule["when"] for rule in content[key]]
+    _leave_out_later_keys(content)
     content["platform"] = platform
     content["files"] = [(f.name, hashlib.sha256(f.content).hexdigest(), f.executable) for f in files]
     # Axes are ordered, every other mapping is not; both are kept apart by listing the axes as pairs.
     content["axes"] = list(content["axes"].items())
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _leave_out_later_keys(content: dict[str, Any]) -> None:
+    """Drop keys that version 1 got later, where they say nothing: studies begun before go on."""
+    if not content["virtual_packages"]:
+        del content["virtual_packages"]
+    if content["solver"]["engine"] == "rattler":
+        del content["solver"]["engine"]
+    for axis in content["axes"].values():
+        if axis.get("build", "") is None:
+            del axis["build"]

@@ -22,6 +22,7 @@ _DURATION_PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 _AXIS_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_BUILD_PATTERN = re.compile(r"[A-Za-z0-9_.+*]+")
 _CONDA_SPEC = re.compile(r"[A-Za-z0-9_.\-]+(\s*[=<>!~ ].*)?")
 
 MAX_SECONDS = 30 * 86400.0
@@ -128,6 +129,31 @@ def _conda_spec(value: str) -> str:
     return value
 
 
+def _build_pattern(value: str) -> str:
+    if not _BUILD_PATTERN.fullmatch(value):
+        raise ValueError(f"{value!r} is not a pattern for build strings; write one like 'cuda*' or '*_cp312'")
+    return value
+
+
+def _virtual_package(name: str) -> str:
+    if not re.fullmatch(r"__[a-z0-9_]+", name):
+        raise ValueError(f"{name!r} is not a virtual package; write one like __cuda or __glibc")
+    return name
+
+
+def _channel(value: str) -> str:
+    if any(character.isspace() for character in value):
+        raise ValueError(f"{value!r} is not a channel; write a name, an address or a folder")
+    if "://" in value:
+        url = urlsplit(value)
+        if url.username or url.password or re.search(r"/t/[^/]+/", url.path):
+            raise ValueError(
+                "the address of a channel holds a password or token, and this file is shared; "
+                "put it into ~/.condarc or rattler's authentication file"
+            )
+    return value
+
+
 def _package_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?", value):
         raise ValueError(f"{value!r} is not the name of a package; write the name alone, without a version")
@@ -194,6 +220,9 @@ Slug = Annotated[str, AfterValidator(_slug), WithJsonSchema({"type": "string", "
 EnvName = Annotated[str, AfterValidator(_env_name)]
 PypiRequirement = Annotated[str, AfterValidator(_requirement)]
 CondaSpec = Annotated[str, AfterValidator(_conda_spec)]
+BuildPattern = Annotated[str, AfterValidator(_build_pattern)]
+VirtualPackage = Annotated[str, AfterValidator(_virtual_package)]
+ChannelName = Annotated[str, AfterValidator(_not_blank), AfterValidator(_channel)]
 PackageName = Annotated[str, AfterValidator(_package_name)]
 Regex = Annotated[str, AfterValidator(_regex)]
 IndexUrl = Annotated[str, AfterValidator(_index_url)]

@@ -5,7 +5,7 @@ What one key alone can get wrong is refused here; what two keys get wrong togeth
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from packaging.utils import canonicalize_name
 from pydantic import (
@@ -19,8 +19,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from bisect_env.matrix.axes import Axis, StrictModel
+from bisect_env.matrix.axes import Axis, PackageAxis, StrictModel
 from bisect_env.matrix.scalars import (
+    ChannelName,
     CondaSpec,
     DateText,
     IndexUrl,
@@ -30,9 +31,11 @@ from bisect_env.matrix.scalars import (
     Slug,
     Text,
     Value,
+    VirtualPackage,
     check_axis_name,
 )
 from bisect_env.matrix.trial import Trial
+from bisect_env.matrix.versions import Manager
 
 Platform = Literal["linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-arm64", "win-64"]
 
@@ -68,8 +71,16 @@ class _OrListOfRequirements:
         return {"anyOf": [handler(core), {"type": "array", "items": {"type": "string"}}]}
 
 
+Engine = Literal["rattler", "conda-lock"]
+
+
 class Solver(StrictModel):
     """How a combination becomes an environment."""
+
+    engine: Engine = Field(
+        default="rattler",
+        description="What solves conda packages: rattler, or conda-lock with the conda or micromamba here.",
+    )
 
     dependencies: Literal["resolve", "none"] = Field(
         default="resolve",
@@ -93,6 +104,17 @@ class Solver(StrictModel):
         if isinstance(self.allow_source, bool):
             return self.allow_source
         return package in {canonicalize_name(name) for name in self.allow_source}
+
+
+def _text_is_engine(value: Any) -> Any:
+    return {"engine": value} if isinstance(value, str) else value
+
+
+class _OrEngine:
+    """Says in the JSON schema what `_text_is_engine` allows."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(core), {"type": "string", "enum": list(get_args(Engine))}]}
 
 
 def _texts(value: Any) -> Any:
@@ -160,8 +182,17 @@ class MatrixFile(StrictModel):
         default_factory=Packages,
         description="In every environment: a list of PyPI requirements, or {pypi: [...], conda: [...]}.",
     )
-    solver: Solver = Field(default_factory=Solver, description="How environments are solved.")
-    channels: tuple[Text, ...] = Field(default=(), description="conda channels, most important first.")
+    solver: Annotated[Solver, BeforeValidator(_text_is_engine), _OrEngine()] = Field(
+        default_factory=Solver, description="How environments are solved; a text is short for `engine`."
+    )
+    channels: tuple[ChannelName, ...] = Field(
+        default=(), description="conda channels, most important first; a package comes from the first."
+    )
+    virtual_packages: dict[VirtualPackage, Value] = Field(
+        default_factory=dict,
+        description="What conda takes the hosts to have, such as {__glibc: 2.17}; `none` takes one away. "
+        "Default: __cuda as the CUDA axis says, and a Linux of today.",
+    )
     index: IndexUrl | None = Field(
         default=None, description="Address of the PyPI-like index; default: the one uv and pip use."
     )
@@ -184,3 +215,11 @@ class MatrixFile(StrictModel):
     )
     trial: Trial = Field(description="How the script is run once.")
     search: Search = Field(default_factory=Search, description="When the search may stop.")
+
+    @property
+    def uses_conda(self) -> bool:
+        """Whether environments are conda's: Python then comes from there, too."""
+        axes = self.axes.values()
+        return bool(self.packages.conda) or any(
+            isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA for axis in axes
+        )

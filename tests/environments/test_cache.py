@@ -21,8 +21,8 @@ from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.integrity import packages_in, remove_tree
 from bisect_env.environments.lease import archives, hold, taking_away
 from bisect_env.environments.lock_text import make_lock
+from bisect_env.environments.locker import Locker
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.pypi_lock import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest, host_platform
 from bisect_env.environments.settings import parse_size
 from bisect_env.errors import UsageError

@@ -11,8 +11,8 @@ import pytest
 
 from bisect_env.environments.failures import PackageNotFoundError, UnbuildableError, UnsolvableError
 from bisect_env.environments.lock_text import parse_lock
+from bisect_env.environments.locker import Locker
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.pypi_lock import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest, host_platform
 from bisect_env.errors import UsageError
 

@@ -1,6 +1,6 @@
 """Matrices from text, and an index that exists in memory alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,12 @@ class FakeCatalogue:
 
     def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
         self.asked.append((package, str(manager), index))
+        return list(self.releases.get(package, []))
+
+    def conda_versions(
+        self, package: str, *, channels: Sequence[str], platform: str, build: str | None
+    ) -> list[Release]:
+        self.asked.append((package, " ".join(channels), build))
         return list(self.releases.get(package, []))
 
     def python_versions(self) -> list[str]:

@@ -91,11 +91,45 @@ class TestRanges:
 
     def test_what_the_catalogue_is_asked(self, matrix_of):
         matrix = matrix_of(
-            "axes:\n  a: {package: My_Package, manager: conda, versions: '>=1'}\nindex: https://index.example/simple\n"
+            """
+axes:
+  a: {package: My_Package, versions: '>=1'}
+  b: {package: My_Package.b, manager: conda, build: "cuda*", versions: '>=1'}
+  python: {package: python, versions: '>=3.9'}
+index: https://index.example/simple
+channels: [mine, ./beside]
+"""
         )
-        catalogue = FakeCatalogue({"my-package": [Release("1.0")]})
-        assert expand(matrix, catalogue).axes[0].values == ("1.0",)
-        assert catalogue.asked == [("my-package", "conda", "https://index.example/simple")]
+        one = [Release("1.0")]
+        catalogue = FakeCatalogue({"my-package": one, "my_package.b": one, "python": [Release("3.9")]})
+        assert [axis.values for axis in expand(matrix, catalogue).axes] == [("1.0",), ("1.0",), ("3.9",)]
+        channels = f"mine {(matrix.path.parent / 'beside').resolve()}"
+        assert catalogue.asked == [
+            ("python", channels, None),
+            ("my-package", "pypi", "https://index.example/simple"),
+            ("my_package.b", channels, "cuda*"),
+        ]
+
+    def test_what_fits_no_python_of_the_matrix(self, matrix_of):
+        matrix = matrix_of(
+            "axes:\n  python: {package: python, versions: ['3.9', '3.10']}\n"
+            "  numpy: {package: numpy, versions: '>=1'}\n"
+        )
+        releases = [
+            Release("1.0", requires_python=">=3.7,<3.9"),
+            Release("1.1", pythons=frozenset({"3.8"})),
+            Release("1.2", requires_python=">=3.10.4", pythons=frozenset({"3.10", "3.11"})),
+            Release("1.3", requires_python=">=3.11"),
+            Release("1.4", lacks="no build for linux-64"),
+        ]
+        axis = expand(matrix, FakeCatalogue({"numpy": releases})).axes[1]
+        assert axis.values == ("1.2",)
+        assert axis.dropped == {
+            "1.0": "asks for Python >=3.7,<3.9, not for 3.9 or 3.10",
+            "1.1": "no build for Python 3.9 or 3.10",
+            "1.3": "asks for Python >=3.11, not for 3.9 or 3.10",
+            "1.4": "no build for linux-64",
+        }
 
     @pytest.mark.parametrize(
         ("releases", "message"),
@@ -128,6 +162,7 @@ axes:
   python: {package: python, versions: [3.10, 3.9, "3.8"]}
   regex: {package: regex, versions: [2021.8.27, 2020.7.14, 2021.8.3]}
   cuml: {package: cuml, manager: conda, versions: [25.12.00, 25.02.00a1, 25.02.00]}
+channels: [rapidsai]
 """
         )
         catalogue = FakeCatalogue()
