@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from bisect_env.storage.transfer import Merged
 
 DatabaseOption = Annotated[
     str | None,
@@ -68,3 +72,81 @@ def stats(
         return
     lines = [f"{name:<13}{value}\n" for name, value in {"database": shown, **measured}.items()]
     deliver("".join(lines), None)
+
+
+@db_app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="New SQLite file.")],
+    study: Annotated[
+        list[str] | None, typer.Option("--study", help="Only this study; may be given several times.")
+    ] = None,
+    db: DatabaseOption = None,
+) -> None:
+    """Write the database, or some studies, into one file, logs and all."""
+    from bisect_env.storage.exchange import export as export_database
+
+    _tell_merged(f"{file} has", export_database(db, file, study or ()))
+
+
+@db_app.command(name="import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="SQLite file of this or an older release.")],
+    db: DatabaseOption = None,
+) -> None:
+    """Add what an exported file, or a copy of a database, holds."""
+    from bisect_env.storage.exchange import import_file
+
+    _tell_merged("read", import_file(db, file))
+
+
+@db_app.command()
+def merge(
+    other: Annotated[str, typer.Argument(help="Another database: a file or a URL.")],
+    db: DatabaseOption = None,
+) -> None:
+    """Add what another database holds, which stays as it is."""
+    from bisect_env.storage.exchange import merge_databases
+
+    _tell_merged("read", merge_databases(db, other))
+
+
+@db_app.command()
+def gc(
+    limit: Annotated[
+        str | None,
+        typer.Option(help="Bytes that logs may take, such as 5GB; kept for later. Default: the one kept."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
+    db: DatabaseOption = None,
+) -> None:
+    """Drop the oldest logs beyond a limit, never what a verdict cites, and never a trial."""
+    from bisect_env.environments.settings import parse_size
+    from bisect_env.storage.store import Store
+
+    bytes_allowed = None if limit is None else parse_size(limit, "--limit")
+    # A database that is not there has no logs to drop: opening it for writing would make one.
+    Store.open(db, read_only=True).close()
+    with Store.open(db, read_only=dry_run) as store:
+        done = store.collect(bytes_allowed, dry=dry_run)
+    verb = "would be dropped" if dry_run else "dropped"
+    typer.echo(
+        f"{done.logs + done.orphans} logs {verb}: {done.before} bytes became {done.after}, "
+        f"of {done.limit} allowed",
+        err=True,
+    )
+    if done.after > done.limit:
+        typer.echo(f"verdicts cite {done.cited} bytes, which stay", err=True)
+
+
+def _tell_merged(what: str, merged: Merged) -> None:
+    typer.echo(
+        f"{what} {merged.studies} studies ({merged.new_studies} new) "
+        f"and {merged.trials} trials ({merged.new_trials} new)",
+        err=True,
+    )
+    if merged.conflicts:
+        typer.echo(
+            f"warning: {len(merged.conflicts)} trials differ from those of the same id here, which stayed; "
+            f"the first is {merged.conflicts[0]}",
+            err=True,
+        )

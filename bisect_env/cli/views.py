@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bisect_env.engine import events
+from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.secrets import public_json, without_passwords
 from bisect_env.report.origins import told_origins
@@ -124,7 +126,15 @@ class JsonView(View):
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
         # ASCII: stdout's encoding is the locale's, and what a script printed may be no text at all.
-        print(json.dumps(public_json(as_json(event))), file=self._stream, flush=True)
+        try:
+            print(json.dumps(public_json(as_json(event))), file=self._stream, flush=True)
+        except BrokenPipeError:
+            # Python would complain once more when it flushes at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            raise StudyInterruptedError(
+                "whoever read the events reads no more; every trial that ended is stored",
+                remedy="give the same command again: it goes on from here",
+            ) from None
 
 
 def as_json(event: events.Event) -> dict[str, Any]:

@@ -92,6 +92,7 @@ def run_study(
     grid = expand(matrix, provider.catalogue, as_of)
     study = store.open_study(_definition(matrix, grid, as_of, fresh=fresh))
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
+    _keep_logs_within_limit(store, notify)
 
     def watched(event: events.Event) -> None:
         notify(event)
@@ -134,6 +135,17 @@ def run_study(
         notify(events.Failed.of(error))
         notify(events.Concluded(report_document(store, study.id)))
         raise
+
+
+def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
+    if store.logs_beyond_limit():
+        done = store.collect()
+        notify(
+            events.Warned(
+                f"logs took {done.before} bytes of {done.limit}: the {done.logs} oldest ones without a citation "
+                "were dropped (`bisect-env db gc --limit SIZE` allows more)"
+            )
+        )
 
 
 def _end_with(error: BisectEnvError, store: Store, study_id: str) -> None:

@@ -110,7 +110,10 @@ def create(path: Path, fill: Callable[[Path], None], application_id: int) -> Non
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=_LOCK_PATIENCE, mode=0o600):
+        lock = path.with_name(f".{path.name}.lock")
+        # Where no file can be made, a file lock would wait as if somebody else held it.
+        os.close(os.open(lock, os.O_CREAT | os.O_RDWR, 0o600))
+        with filelock.FileLock(lock, timeout=_LOCK_PATIENCE, mode=0o600):
             if not is_new(path, application_id):
                 return
             with _beside(path) as temporary:

@@ -13,8 +13,10 @@ import pytest
 
 from bisect_env import cli
 from bisect_env.storage.store import Store
-from tests.storage.samples import opened_study
+from bisect_env.trials.records import Evidence
+from tests.storage.samples import opened_study, record
 from tests.storage.test_migrations import FROZEN
+from tests.storage.test_sqlite_store import noise
 
 RunCommand = Callable[..., tuple[int, str, str]]
 
@@ -90,3 +92,38 @@ def test_a_file_that_is_no_database(tmp_path: Path, run: RunCommand, command: st
     assert code == 6
     assert "is not a SQLite database; it was left as it is" in err
     assert path.read_text() == "remember the milk\n"
+
+
+def test_export_import_and_merge(db: Path, tmp_path: Path, run: RunCommand) -> None:
+    file, other = tmp_path / "export.benv", str(tmp_path / "other.sqlite")
+    with Store.open() as store:
+        study = store.study()
+        store.record_trial(study.id, record(), Evidence.GOOD)
+    assert run("db", "export", str(file)) == (
+        0,
+        "",
+        f"{file} has 1 studies (1 new) and 1 trials (1 new)\n",
+    )
+    assert run("db", "export", str(file))[0] == 2
+    told = "read 1 studies (1 new) and 1 trials (1 new)\n"
+    assert run("db", "import", str(file), "--db", other) == (0, "", told)
+    assert run("db", "merge", str(db), "--db", other) == (0, "", told.replace("1 new", "0 new"))
+    assert run("db", "export", str(tmp_path / "x"), "--study", "gone")[0] == 2
+    assert run("db", "check", "--db", other)[0] == 0
+    assert run("db", "merge", str(tmp_path / "nowhere"), "--db", other)[0] == 6
+
+
+def test_gc(db: Path, tmp_path: Path, run: RunCommand) -> None:
+    with Store.open() as store:
+        study = store.study()
+        one = record(stdout=noise(1))
+        store.record_trial(study.id, one, Evidence.GOOD)
+    code, out, err = run("db", "gc", "--limit", "1KB", "--dry-run")
+    assert (code, out) == (0, "")
+    assert "1 logs would be dropped" in err
+    assert "1 logs dropped" in run("db", "gc", "--limit", "1KB")[2]
+    assert "0 logs dropped: 0 bytes became 0, of 1000 allowed" in run("db", "gc")[2]
+    assert run("db", "gc", "--limit", "much")[0] == 2
+    nowhere = str(tmp_path / "nowhere.sqlite")
+    assert run("db", "gc", "--db", nowhere)[0] == 6
+    assert not Path(nowhere).exists()

@@ -145,3 +145,17 @@ def test_what_a_killed_command_had_claimed_is_done_by_the_other(
     with Store.open(db) as store:
         assert store.claim(study.id, "somebody", [], lease=1) == []
     assert claims(db) == 0
+
+
+def test_a_reader_who_has_seen_enough_interrupts_the_study(studies: Studies, start: Start, db: str) -> None:
+    process = start(studies.matrix(SCRIPT))
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    told = process.stderr.read()
+    assert process.wait(PATIENCE) == 130
+    assert "reads no more" in told
+    assert "goes on from here" in told
+    with Store.open(db, read_only=True) as store:
+        assert store.study().status == "interrupted"

@@ -384,6 +384,14 @@ def test_a_place_where_nothing_can_be_made(public: Path) -> None:
     assert "cannot be reached" in as_nobody("write", public.with_name("new.sqlite"))
 
 
+@pytest.mark.parametrize("folder", ["/proc", "/sys", "/dev/null"])
+def test_a_place_that_is_no_directory_for_files(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A file lock takes these for locked by somebody else.
+    monkeypatch.setattr(sqlite_file, "_LOCK_PATIENCE", 600.0)
+    with pytest.raises(StorageError, match="cannot be reached"):
+        Store.open(f"{folder}/new.sqlite")
+
+
 @pytest.mark.parametrize("reference", ["sqlite://", "sqlite:///:memory:", "mysql://me:secret@db/results"])
 def test_urls_that_cannot_be_served(reference: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -1,0 +1,265 @@
+"""From one database into another: export, import and merge are one thing.
+
+What is there already stays; what is new is added; saying it twice is saying it once. A study that both know,
+because it was copied once and went on in both, gets the trials of both, and the verdict that was stored last.
+Everything is written in small transactions, so that studies which run on the target go on meanwhile; whoever
+is killed in between starts the same command again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlmodel import Session, col, select
+
+from bisect_env.errors import UsageError
+from bisect_env.storage import blobs
+from bisect_env.storage.backend import Database
+from bisect_env.storage.failures import speaking
+from bisect_env.storage.records import CombinationStatus
+from bisect_env.storage.tables import (
+    ArtefactRow,
+    BlobRow,
+    CombinationRow,
+    DecisionRow,
+    LockRow,
+    PackageRow,
+    ReusedRow,
+    StudyRow,
+    TrialRow,
+)
+
+_CHUNK = 300
+"""Trials of one transaction: long enough to be quick, short enough that nobody waits."""
+
+
+@dataclass(slots=True)
+class Merged:
+    """What a merge did.
+
+    Attributes:
+        studies: Studies that were read.
+        new_studies: Of those, how many the target did not know.
+        trials: Trials that were read.
+        new_trials: Of those, how many the target did not have.
+        conflicts: Ids of trials that both have and that differ; the target's stayed.
+    """
+
+    studies: int = 0
+    new_studies: int = 0
+    trials: int = 0
+    new_trials: int = 0
+    conflicts: list[str] = field(default_factory=list)
+
+
+def merge(
+    source: Database,
+    target: Database,
+    chosen: Sequence[str] | None = None,
+    *,
+    one_file: bool = False,
+    on_progress: Callable[[Merged], None] = lambda _merged: None,
+) -> Merged:
+    """Add what one database has to another.
+
+    Args:
+        source: Only read, as one state.
+        target: Open for writing.
+        chosen: Ids of studies, None for all; those whose trials they reuse come along.
+        one_file: Keep every log in the target's tables.
+        on_progress: Called after each chunk.
+
+    Raises:
+        UsageError: They are one database.
+        StorageError: One of them fails.
+    """
+    if source.shown == target.shown:
+        raise UsageError(f"{source.shown} would be merged into itself", remedy="name another database")
+    with speaking(source.shown), Session(source.reader) as reading:
+        copier = _Copier(reading, source.folder, target, None if one_file else target.folder, on_progress)
+        wanted = _with_origins(reading, chosen)
+        for study in _studies(reading, wanted):
+            copier.study(study)
+        for study in _studies(reading, wanted):
+            copier.reused(study.id)
+        return copier.merged
+
+
+def _studies(reading: Session, wanted: set[str] | None) -> Iterator[StudyRow]:
+    query = select(StudyRow).order_by(col(StudyRow.created_at), col(StudyRow.id))
+    return (study for study in reading.exec(query).all() if wanted is None or study.id in wanted)
+
+
+def _with_origins(reading: Session, chosen: Sequence[str] | None) -> set[str] | None:
+    if chosen is None:
+        return None
+    wanted = set(chosen)
+    query = (
+        select(TrialRow.study_id)
+        .join(ReusedRow, col(ReusedRow.trial_sequence) == col(TrialRow.sequence))
+        .where(col(ReusedRow.study_id).in_(chosen))
+        .distinct()
+    )
+    return wanted | set(reading.exec(query))
+
+
+def _values(row: Any, *without: str) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in type(row).__table__.columns.keys() if name not in without}  # noqa: SIM118
+
+
+class _Copier:
+    def __init__(
+        self,
+        reading: Session,
+        folder: Path | None,
+        target: Database,
+        target_folder: Path | None,
+        on_progress: Callable[[Merged], None],
+    ) -> None:
+        self._reading = reading
+        self._folder = folder
+        self._target = target
+        self._target_folder = target_folder
+        self._on_progress = on_progress
+        self.merged = Merged()
+
+    def study(self, study: StudyRow) -> None:
+        self._locks(study.id)
+        with self._writing() as session:
+            self.merged.studies += 1
+            known = session.get(StudyRow, study.id)
+            if known is None:
+                self.merged.new_studies += 1
+                session.add(StudyRow(**_values(study)))
+            elif study.updated_at > known.updated_at:
+                for name, value in _values(study, "id").items():
+                    setattr(known, name, value)
+            session.flush()
+            ids = self._combinations(session, study.id)
+            self._decisions(session, study.id)
+            session.commit()
+        self._trials(study.id, ids)
+
+    def _writing(self) -> Session:
+        return Session(self._target.engine)
+
+    def _locks(self, study_id: str) -> None:
+        here = select(CombinationRow.lock_hash).where(CombinationRow.study_id == study_id)
+        there = select(TrialRow.lock_hash).where(TrialRow.study_id == study_id).distinct()
+        wanted = {*self._reading.exec(here), *self._reading.exec(there)} - {None}
+        for lock_hash in sorted(str(one) for one in wanted):
+            with self._writing() as session:
+                if session.get(LockRow, lock_hash) is not None:
+                    continue
+                session.add(LockRow(**_values(self._reading.get_one(LockRow, lock_hash))))
+                session.flush()
+                packages = select(PackageRow).where(PackageRow.lock_hash == lock_hash)
+                session.add_all(PackageRow(**_values(p)) for p in self._reading.exec(packages))
+                session.commit()
+
+    def _combinations(self, session: Session, study_id: str) -> dict[int, int]:
+        """Ids there to ids here."""
+        query = select(CombinationRow).where(CombinationRow.study_id == study_id)
+        query = query.order_by(col(CombinationRow.id))
+        known = {row.key: row for row in session.exec(query)}
+        ids: dict[int, int] = {}
+        for row in self._reading.exec(query):
+            mine = known.get(row.key)
+            if mine is None:
+                mine = CombinationRow(**_values(row, "id"))
+                session.add(mine)
+                session.flush()
+            elif _is_learnt(row) and not _is_learnt(mine) and row.lock_hash == mine.lock_hash:
+                mine.status, mine.reason = row.status, row.reason
+            assert row.id is not None
+            assert mine.id is not None
+            ids[row.id] = mine.id
+        return ids
+
+    def _decisions(self, session: Session, study_id: str) -> None:
+        query = select(DecisionRow).where(DecisionRow.study_id == study_id).order_by(col(DecisionRow.id))
+        known = {(row.at, row.kind, repr(row.payload)) for row in session.exec(query)}
+        for row in self._reading.exec(query):
+            if (row.at, row.kind, repr(row.payload)) not in known:
+                session.add(DecisionRow(**_values(row, "id")))
+
+    def _trials(self, study_id: str, ids: dict[int, int]) -> None:
+        last = 0
+        while True:
+            query = select(TrialRow).where(TrialRow.study_id == study_id)
+            query = query.where(col(TrialRow.sequence) > last).order_by(col(TrialRow.sequence))
+            rows = self._reading.exec(query.limit(_CHUNK)).all()
+            if not rows:
+                return
+            last = rows[-1].sequence or 0
+            with self._writing() as session:
+                self._chunk(session, rows, ids)
+                session.commit()
+            # What was copied need not stay in memory.
+            self._reading.expunge_all()
+            self._on_progress(self.merged)
+
+    def _chunk(self, session: Session, rows: Sequence[TrialRow], ids: dict[int, int]) -> None:
+        wanted = [row.trial_id for row in rows]
+        query = select(TrialRow).where(col(TrialRow.trial_id).in_(wanted))
+        known = {row.trial_id: row for row in session.exec(query)}
+        self.merged.trials += len(rows)
+        for row in rows:
+            mine = known.get(row.trial_id)
+            if mine is not None:
+                if (mine.outcome, mine.lock_hash) != (row.outcome, row.lock_hash):
+                    self.merged.conflicts.append(row.trial_id)
+                continue
+            self.merged.new_trials += 1
+            copy = TrialRow(
+                **_values(row, "sequence", "combination_id"), combination_id=ids[row.combination_id]
+            )
+            session.add(copy)
+            session.flush()
+            assert row.sequence is not None
+            assert copy.sequence is not None
+            self._artefacts(session, row.sequence, copy.sequence)
+
+    def _artefacts(self, session: Session, theirs: int, ours: int) -> None:
+        query = (
+            select(ArtefactRow.name, BlobRow)
+            .join(BlobRow, col(BlobRow.content_hash) == col(ArtefactRow.content_hash))
+            .where(ArtefactRow.trial_sequence == theirs)
+        )
+        for name, blob in self._reading.exec(query):
+            content = blobs.get(blob, self._folder)
+            if content is not None:
+                blobs.put(session, self._target_folder, content)
+            elif session.get(BlobRow, blob.content_hash) is None:
+                session.add(BlobRow(**_values(blob, "data")))
+                session.flush()
+            session.add(ArtefactRow(trial_sequence=ours, name=name, content_hash=blob.content_hash))
+
+    def reused(self, study_id: str) -> None:
+        query = (
+            select(TrialRow.trial_id, CombinationRow.key, ReusedRow.evidence)
+            .join(ReusedRow, col(ReusedRow.trial_sequence) == col(TrialRow.sequence))
+            .join(CombinationRow, col(CombinationRow.id) == col(ReusedRow.combination_id))
+            .where(ReusedRow.study_id == study_id)
+        )
+        cited = self._reading.exec(query).all()
+        for i in range(0, len(cited), _CHUNK):
+            with self._writing() as session:
+                for trial_id, key, evidence in cited[i : i + _CHUNK]:
+                    trial = select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)
+                    here = select(CombinationRow.id).where(CombinationRow.study_id == study_id)
+                    row = ReusedRow(
+                        study_id=study_id,
+                        trial_sequence=session.exec(trial).one() or 0,
+                        combination_id=session.exec(here.where(CombinationRow.key == key)).one() or 0,
+                        evidence=evidence,
+                    )
+                    session.merge(row)
+                session.commit()
+
+
+def _is_learnt(row: CombinationRow) -> bool:
+    return CombinationStatus(row.status).is_learnt

@@ -1,0 +1,228 @@
+"""Export, import and merge, from each back end to each."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bisect_env.errors import StorageError, UsageError
+from bisect_env.storage import exchange, maintenance
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence, Machine, Outcome
+from tests.storage.postgres_server import Server
+from tests.storage.samples import combination, opened_study, record, whole_record
+from tests.storage.test_migrations import FROZEN
+from tests.storage.test_sqlite_store import noise
+
+POSTGRES = pytest.param("postgresql", marks=pytest.mark.integration)
+
+
+@pytest.fixture(params=["sqlite", POSTGRES])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgres_url"))
+    return str(tmp_path / "results.sqlite")
+
+
+def fill(reference: str) -> tuple[str, str]:
+    """Two studies, of which the second reuses trials of the first; a large log, and a small one."""
+    with Store.open(reference) as store:
+        first, second = opened_study(store, "first"), opened_study(store, "second")
+        store.record_trial(first.id, whole_record(), Evidence.BAD)
+        one = record("1.0", stdout=noise(1), machine=Machine("x86_64", "H100", "570.1"))
+        store.record_trial(first.id, one, Evidence.GOOD, trial_key="k")
+        store.add_artefact(one.trial_id, "core", bytes(range(256)))
+        store.record_trial(second.id, record("2.0", Outcome.CRASH, signature="s"), Evidence.BAD)
+        store.reuse(second.id, [(one.trial_id, combination("1.0"), Evidence.GOOD)])
+        store.set_combination(first.id, combination("1.1"), "unbuildable", "no compiler")
+        store.record_decision(first.id, "ask", {"n": 1})
+        store.claim(first.id, "me", [], lease=60)
+        store.finish_study(first.id, "finished", {"status": "confirmed", "first_bad": {"orjson": "2.0"}})
+        return first.id, second.id
+
+
+def content(reference: str) -> dict[str, Any]:
+    """Everything that a store tells, whatever its numbers and its order of studies."""
+
+    def told(trial: Any) -> Any:
+        return dataclasses.replace(trial, sequence=0)
+
+    found: dict[str, Any] = {}
+    with Store.open(reference, read_only=True) as store:
+        for study in store.studies():
+            trials = store.trials(study.id)
+            found[study.id] = {
+                "study": study,
+                "combinations": store.combinations(study.id),
+                "trials": [told(trial) for trial in trials],
+                "whole": [store.trial(trial.trial_id) for trial in trials],
+                "artefacts": [store.artefacts(trial.trial_id) for trial in trials],
+                "reused": [told(trial) for trial in store.reused(study.id)],
+                "counts": store.counts(study.id),
+                "decisions": store.decisions(study.id),
+                "origins": store.origins(study.id),
+                "locks": [store.lock(trial.lock_hash) for trial in trials],
+            }
+    return found
+
+
+def test_what_was_exported_and_imported_is_the_same(db: str, tmp_path: Path) -> None:
+    fill(db)
+    file, other = tmp_path / "export.benv", tmp_path / "other" / "results.sqlite"
+    done = exchange.export(db, file)
+    assert (done.studies, done.trials, done.new_trials) == (2, 3, 3)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    # One file is all: nothing lies beside it.
+    assert [p.name for p in tmp_path.iterdir() if "export" in p.name] == [file.name]
+    assert content(str(file)) == content(db)
+    assert maintenance.problems(str(file))[1] == []
+    assert exchange.import_file(str(other), file).new_trials == 3
+    assert content(str(other)) == content(db)
+    before = file.read_bytes()
+    again = exchange.import_file(str(other), file)
+    assert (again.trials, again.new_trials, again.new_studies) == (3, 0, 0)
+    assert content(str(other)) == content(db)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.integration
+def test_a_file_becomes_a_server_and_back(postgres: Server, postgres_url: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "results.sqlite")
+    fill(path)
+    assert exchange.merge_databases(postgres_url, path).new_trials == 3
+    assert content(postgres_url) == content(path)
+    assert exchange.merge_databases(str(tmp_path / "back.sqlite"), postgres_url).new_trials == 3
+    assert content(str(tmp_path / "back.sqlite")) == content(path)
+
+
+def test_studies_that_went_on_in_two_places_get_the_trials_of_both(db: str, tmp_path: Path) -> None:
+    first, _ = fill(db)
+    other = str(tmp_path / "other.sqlite")
+    exchange.merge_databases(other, db)
+    for reference, evidence in ((db, Evidence.GOOD), (other, Evidence.BAD)):
+        with Store.open(reference) as store:
+            for _ in range(3):
+                store.record_trial(first, record("2.0"), evidence)
+    with Store.open(other) as store:
+        store.set_combination(first, combination("2.0"), "set-aside", "enough")
+        store.finish_study(first, "finished", {"status": "likely"})
+    exchange.merge_databases(db, other)
+    exchange.merge_databases(other, db)
+    with Store.open(db) as store:
+        counts = store.counts(first)[combination("2.0")]
+        assert (counts.good, counts.bad) == (3, 4)
+        assert store.study(first).verdict == {"status": "likely"}
+        assert store.combinations(first)[2].status == "set-aside"
+    with Store.open(other) as store:
+        assert store.counts(first)[combination("2.0")] == counts
+
+
+def test_one_study_comes_with_those_whose_trials_it_reuses(db: str, tmp_path: Path) -> None:
+    first, second = fill(db)
+    with Store.open(db) as store:
+        opened_study(store, "third")
+    file = tmp_path / "one.sqlite"
+    exchange.export(db, file, ["second"])
+    assert set(content(str(file))) == {first, second}
+    exchange.export(db, tmp_path / "other.sqlite", [first[:12]])
+    assert set(content(str(tmp_path / "other.sqlite"))) == {first}
+    with pytest.raises(UsageError, match="there is no study 'gone'"):
+        exchange.export(db, tmp_path / "none.sqlite", ["gone"])
+    assert not (tmp_path / "none.sqlite").exists()
+
+
+def test_a_trial_that_differs_stays_and_is_named(db: str, tmp_path: Path) -> None:
+    first, _ = fill(db)
+    other = tmp_path / "other.sqlite"
+    exchange.merge_databases(str(other), db)
+    with contextlib.closing(sqlite3.connect(other)) as connection:
+        connection.execute("UPDATE trials SET outcome = 'hang' WHERE outcome = 'crash'")
+        connection.commit()
+    before = content(db)
+    done = exchange.merge_databases(db, str(other))
+    assert len(done.conflicts) == 2
+    assert content(db)[first]["trials"] == before[first]["trials"]
+
+
+def test_collected_logs_stay_collected_and_come_back_from_who_has_them(db: str, tmp_path: Path) -> None:
+    first, _ = fill(db)
+    kept = str(tmp_path / "kept.sqlite")
+    exchange.merge_databases(kept, db)
+    with Store.open(db) as store:
+        large = store.trials(first)[1].trial_id
+        store.finish_study(first, "finished", {"status": "none"})
+        store.collect(0)
+    exchange.export(db, tmp_path / "small.sqlite")
+    with Store.open(str(tmp_path / "small.sqlite")) as store:
+        found = store.trial(large)
+        assert found is not None
+        assert found.collected
+    exchange.merge_databases(db, kept)
+    with Store.open(db) as store:
+        found = store.trial(large)
+        assert found is not None
+        assert found.collected, "the trial was there already, and its log was given up on purpose"
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_file_of_an_older_release_is_imported(db: str, schema: int, tmp_path: Path) -> None:
+    old = tmp_path / "old.sqlite"
+    shutil.copy(FROZEN / f"schema-{schema}.sqlite", old)
+    before = old.read_bytes()
+    assert exchange.import_file(db, old).new_trials == 4
+    assert old.read_bytes() == before
+    with Store.open(db) as store:
+        assert len(store.trials(store.study("orjson").id)) == 4
+    with pytest.raises(StorageError, match="older release"):
+        exchange.merge_databases(db, str(old))
+
+
+def test_what_cannot_be_exchanged(db: str, tmp_path: Path) -> None:
+    fill(db)
+    exists = tmp_path / "exists"
+    exists.write_text("mine")
+    with pytest.raises(UsageError, match=r"exists[^$]*name a new file"):
+        exchange.export(db, exists)
+    assert exists.read_text() == "mine"
+    with pytest.raises(UsageError, match="there is no directory"):
+        exchange.export(db, tmp_path / "gone" / "x.sqlite")
+    with pytest.raises(StorageError, match="is not a SQLite database"):
+        exchange.import_file(db, exists)
+    with pytest.raises(StorageError, match="no results in"):
+        exchange.import_file(db, tmp_path / "nowhere.sqlite")
+    with pytest.raises(UsageError, match="into itself"):
+        exchange.merge_databases(db, db)
+
+
+def test_writers_go_on_while_a_database_is_merged(db: str, tmp_path: Path) -> None:
+    first, second = fill(db)
+    source = str(tmp_path / "source.sqlite")
+    exchange.merge_databases(source, db)
+    with Store.open(source) as store:
+        for _ in range(400):
+            store.record_trial(first, record("2.0"), Evidence.GOOD)
+    written: list[str] = []
+    with Store.open(db) as writer:
+        stop = threading.Event()
+
+        def write() -> None:
+            while not stop.is_set():
+                one = record("1.0")
+                assert writer.record_trial(second, one, Evidence.GOOD)
+                written.append(one.trial_id)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        assert exchange.merge_databases(db, source).new_trials == 400
+        stop.set()
+        thread.join(timeout=60)
+        assert written
+        assert {t.trial_id for t in writer.trials(second)} >= set(written)
