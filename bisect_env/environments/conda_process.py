@@ -85,14 +85,9 @@ class HelperProcess:
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-            line = self._line(time.monotonic() + timeout)
-            answer: dict[str, Any] = json.loads(line)
-            return answer
+            return self._answer(self._line(time.monotonic() + timeout))
         except BrokenPipeError:
             raise self._died() from None
-        except ValueError as error:
-            self.close()
-            raise HelperDiedError(f"the conda solver gave no answer that can be read: {error}") from error
         except BaseException:
             # Also on Ctrl-C: what comes later would be taken for the answer to the next request.
             self.close()
@@ -129,6 +124,13 @@ class HelperProcess:
                 self._pending += piece
         line, _, self._pending = self._pending.partition(b"\n")
         return line
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            raise HelperDiedError(f"the conda solver gave no answer that can be read: {error}") from error
+        return answer
 
     def _died(self) -> HelperDiedError:
         code = self._process.wait()

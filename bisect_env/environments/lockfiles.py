@@ -1,4 +1,8 @@
-"""Lock files on disk: `<folder>/<matrix>/<content hash>.conda-lock.yml` and an `index.json` beside them."""
+"""Lock files on disk: `<folder>/<matrix>/<content hash>.conda-lock.yml` and an `index.json` beside them.
+
+conda-lock's format has no place for what a channel says of a package beyond its dependencies (`constrains`,
+timestamps, build numbers, ...): `<content hash>.records.json` has all of it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_passwords
 
 SUFFIX = ".conda-lock.yml"
+RECORDS = ".records.json"
 INDEX = "index.json"
 _VERSION = 1
 
@@ -46,16 +51,24 @@ def write_locks(folder: Path, matrix: str, results: Mapping[str, LockResult]) ->
         target.mkdir(parents=True, exist_ok=True)
         for content_hash, lock in locks.items():
             _write(target / f"{content_hash}{SUFFIX}", lock.text)
+            if lock.records:
+                _write(target / f"{content_hash}{RECORDS}", records_text(lock))
         _write(target / INDEX, index_text(results))
-        for path in target.glob(f"*{SUFFIX}"):
-            if path.name.removesuffix(SUFFIX) not in locks:
-                path.unlink(missing_ok=True)
+        for suffix in (SUFFIX, RECORDS):
+            for path in target.glob(f"*{suffix}"):
+                if path.name.removesuffix(suffix) not in locks:
+                    path.unlink(missing_ok=True)
     except OSError as error:
         raise InfrastructureError(
             f"lock files cannot be written to {target}: {error}",
             remedy="make that directory writable, or name another",
         ) from error
     return target
+
+
+def records_text(lock: Lock) -> str:
+    """The side file of a lock: the whole record of each conda package, in the lock's order. Pure."""
+    return "[\n" + ",\n".join(lock.records) + "\n]\n"
 
 
 def index_text(results: Mapping[str, LockResult]) -> str:

@@ -1,0 +1,174 @@
+"""Solvers that die never look like anything else: they are killed before, after and between answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bisect_env.environments.conda_lock import CondaSolver
+from bisect_env.environments.conda_prefix import fill
+from bisect_env.environments.conda_process import HelperDiedError, HelperPool, HelperProcess
+from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.locker import Locker
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.errors import InfrastructureError
+
+from .conda_channel import Channel
+from .test_conda import request
+
+pytestmark = pytest.mark.integration
+
+# A helper whose process dies of SIGSEGV at a given point, as py-rattler can: DEATHS times, counted by files.
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from bisect_env.environments import conda_helper
+
+folder, when, deaths = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+
+def die():
+    if len(list(folder.iterdir())) < deaths:
+        (folder / str(os.getpid())).touch()
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+answer = conda_helper.Helper.answer
+
+async def dying(self, request):
+    if when == "before":
+        die()
+    result = await answer(self, request)
+    if when == "instead":
+        die()
+    return result
+
+conda_helper.Helper.answer = dying
+if when == "after":
+    # The answer is out when the next line is waited for.
+    lines = sys.stdin
+    class Dying:
+        def __iter__(self):
+            yield lines.readline()
+            die()
+            yield from lines
+    sys.stdin = Dying()
+conda_helper.main()
+"""
+
+
+@pytest.fixture
+def channel(tmp_path):
+    channel = Channel(tmp_path / "channel")
+    channel.add_python()
+    channel.add_library("demo", "1.0")
+    channel.write()
+    return channel
+
+
+def dying_pool(tmp_path, when, deaths):
+    folder = tmp_path / "deaths"
+    folder.mkdir()
+    return HelperPool(
+        lambda: HelperProcess([sys.executable, "-c", DYING, str(folder), when, str(deaths)])
+    ), folder
+
+
+@pytest.mark.parametrize("when", ["before", "instead"])
+def test_a_solver_that_crashes_is_asked_again_in_another_process(channel, tmp_path, python, when):
+    pool, folder = dying_pool(tmp_path, when, 2)
+    solver = CondaSolver(tmp_path / "cache", pool=pool)
+    lock = Locker(tmp_path / "cache", conda=solver).lock(request(channel, python, demo="1.0"))
+    assert [package.name for package in lock.packages] == ["demo", "python"]
+    assert len(list(folder.iterdir())) == 2
+    pool.close()
+
+
+def test_a_solver_that_keeps_crashing_stops_the_study_and_says_so(channel, tmp_path, python):
+    pool, _ = dying_pool(tmp_path, "instead", 99)
+    solver = CondaSolver(tmp_path / "cache", pool=pool)
+    with pytest.raises(InfrastructureError, match=r"the conda solver died of SIGSEGV \(3 times\)"):
+        Locker(tmp_path / "cache", conda=solver).lock(request(channel, python, demo="1.0"))
+
+
+def test_a_crash_after_the_answer_is_not_heard_of(channel, tmp_path, python):
+    pool, folder = dying_pool(tmp_path, "after", 1)
+    solver = CondaSolver(tmp_path / "cache", pool=pool)
+    lock = Locker(tmp_path / "cache", conda=solver).lock(request(channel, python, demo="1.0"))
+    assert pool._idle[0]._process.wait(30) == -11, "it died by itself, after it had answered"
+    assert len(list(folder.iterdir())) == 1
+    # The pool notices when it asks the next time, and starts another one.
+    again = Locker(tmp_path / "cache", conda=solver).lock(request(channel, python, demo="1.0"))
+    assert again == lock
+    pool.close()
+
+
+def test_an_installer_that_crashes_says_nothing_about_the_environment(channel, tmp_path, python):
+    cache = tmp_path / "cache"
+    lock = Locker(cache).lock(request(channel, python, demo="1.0"))
+    pool, _ = dying_pool(tmp_path, "instead", 1)
+    with pytest.raises(UnbuildableError, match="died of SIGSEGV") as raised:
+        fill(tmp_path / "place", tmp_path / "final", lock, cache, 60, pool=pool)
+    assert raised.value.transient
+    assert ensure_prefix(lock, cache_dir=cache).build_seconds > 0
+
+
+def test_a_defect_of_ours_is_not_tried_again():
+    starts = []
+
+    def start():
+        starts.append(1)
+        return HelperProcess([sys.executable, "-c", "input(); raise SystemExit('no such thing')"])
+
+    with pytest.raises(HelperDiedError, match="ended with status 1: no such thing"):
+        HelperPool(start).ask({"op": "solve"}, 60, attempts=3)
+    assert len(starts) == 1
+
+
+def test_silence_ends_with_the_process_group():
+    code = (
+        "import subprocess, sys\n"
+        "print(subprocess.Popen(['sleep', '300']).pid, file=sys.stderr)\n"
+        "input(); input()\n"
+    )
+    helper = HelperProcess([sys.executable, "-c", code])
+    with pytest.raises(HelperDiedError, match="no answer in time") as raised:
+        helper.ask({}, 1.0)
+    assert raised.value.timed_out
+    child = raised.value.text.split()[-1]
+    for _ in range(100):
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", child], capture_output=True, text=True
+        ).stdout.strip()
+        if not state or state.startswith("Z"):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the helper's child is still alive")
+
+
+def test_an_answer_that_is_none():
+    helper = HelperProcess([sys.executable, "-c", "input(); print('hello'); input()"])
+    with pytest.raises(HelperDiedError, match="no answer that can be read"):
+        helper.ask({}, 60)
+
+
+def test_helpers_end_with_the_process_that_started_them(tmp_path):
+    code = (
+        "import os, sys, time\n"
+        "from bisect_env.environments.conda_process import shared_pool\n"
+        "pool = shared_pool()\n"
+        "helper = pool._start()\n"
+        "print(helper.pid, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    for _ in range(100):
+        if not subprocess.run(["ps", "-p", done.stdout.strip()], capture_output=True).stdout.count(b"python"):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the helper outlives its parent")
