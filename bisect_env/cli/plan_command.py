@@ -34,6 +34,9 @@ def plan(
     workers: Annotated[int, typer.Option(min=1, help="Assumed number of workers.")] = 1,
     json_output: Annotated[bool, typer.Option("--json", help="The plan as one JSON object.")] = False,
     whole: Annotated[bool, typer.Option("--all", help="List combinations that can be run, too.")] = False,
+    why: Annotated[
+        bool, typer.Option("--why", help="Give the solver's whole text for what has no environment.")
+    ] = False,
     cache: Annotated[
         Path | None, typer.Option(envvar="BISECT_ENV_CACHE", help="Where environments are built.")
     ] = None,
@@ -75,16 +78,27 @@ def plan(
         json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
-        _print(document, whole=whole)
+        _print(document, whole=whole, why=why)
 
 
 def _document(matrix: Matrix, prepared: Prepared, forecasts: list[Forecast]) -> dict[str, Any]:
+    from bisect_env.matrix.rules import RuleSet
+
     grid = prepared.grid
     combinations = []
+    rules = RuleSet(
+        matrix.file.axes,
+        {axis.name: axis.values for axis in grid.axes},
+        matrix.file.exclude,
+        matrix.file.include,
+    )
     for index in grid.indices():
         row: dict[str, Any] = {"combination": grid.combination(index).as_dict()}
         if index in grid.excluded:
             row |= {"status": "excluded", "reason": grid.excluded[index]}
+            position = rules.excluding(grid.combination(index))
+            line = matrix.line("include") if position is None else matrix.line("exclude", position)
+            row["rule"] = {"key": "include" if position is None else f"exclude[{position}]", "line": line}
         elif index in prepared.unsolvable:
             error = prepared.unsolvable[index]
             row |= {
@@ -93,6 +107,7 @@ def _document(matrix: Matrix, prepared: Prepared, forecasts: list[Forecast]) -> 
             }
         else:
             row |= {"status": "solvable", "lock": prepared.locks[index].content_hash}
+            row["warnings"] = list(prepared.warnings.get(index, ()))
         combinations.append(row)
     return {
         "schema": 1,
@@ -124,11 +139,36 @@ def _document(matrix: Matrix, prepared: Prepared, forecasts: list[Forecast]) -> 
     }
 
 
-def _print(document: dict[str, Any], *, whole: bool) -> None:
+_WORDS = {
+    "solvable": "buildable",
+    "excluded": "excluded",
+    "env-unsolvable": "unsolvable",
+    "env-unbuildable": "unbuildable",
+}
+
+
+def one_line(reason: str) -> str:
+    """A solver's text without the tree that it draws over several lines."""
+    lines = [line.strip(" │├└─╰▶\t") for line in reason.splitlines()]
+    kept = [line.removesuffix(":") for line in lines if line and line not in _HEADINGS]
+    text = "; ".join(kept)
+    for heading in _HEADINGS:
+        text = text.removeprefix(heading).lstrip()
+    return text
+
+
+_HEADINGS = (
+    "Cannot solve the request because of:",
+    "The following packages are incompatible",
+    "No solution found when resolving dependencies:",
+)
+
+
+def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from bisect_env.report.untrusted import clean, shortened
+    from bisect_env.report.untrusted import clean, clean_lines, shortened
 
     # One fact a line and no folding: a plan is read with grep as often as by eye.
     console = Console(highlight=False, soft_wrap=True)
@@ -145,15 +185,27 @@ def _print(document: dict[str, Any], *, whole: bool) -> None:
         line(2, f"{axis['name']} ({axis['direction']}, {_counted(len(values), 'value')}): {shown}")
         for value, why in axis["dropped"].items():
             line(4, f"left out: {value} ({why})", "dim")
-    counts = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
+    counts = ", ".join(f"{by_status[status]} {word}" for status, word in _WORDS.items() if by_status[status])
     environments = _counted(document["environments"], "distinct environment")
     line(0, f"{_counted(len(rows), 'combination')}: {counts}; {environments}")
     for row in rows:
         if row["status"] == "solvable" and not whole:
             continue
         named = " ".join(f"{axis}={value}" for axis, value in row["combination"].items())
-        reason = clean(row.get("reason", ""))
-        line(2, f"{named}: {row['status']}" + (f": {shortened(reason, _REASON)}" if reason else ""))
+        reason = shortened(one_line(clean_lines(row.get("reason", ""))), _REASON)
+        if rule := row.get("rule"):
+            reason += f" ({rule['key']}, line {rule['line']})"
+        line(2, f"{named}: {_WORDS[row['status']]}" + (f": {reason}" if reason else ""))
+        for text in clean_lines(row["reason"]).splitlines() if why and row["status"].startswith("env-") else ():
+            line(6, text, "dim")
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        for warning in row.get("warnings", ()):
+            named = " ".join(f"{axis}={value}" for axis, value in row["combination"].items())
+            groups.setdefault(warning, []).append(named)
+    for warning, names in groups.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        line(2, f"warning: {names[0]}{more}: {warning}", "yellow")
     for cost in document["forecast"]:
         low, high = cost["trials_90_percent_range"]
         environments = _counted(round(cost["environments"]), "environment")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from bisect_env.environments.failures import UnsolvableError
+from bisect_env.environments.honesty import lock_warnings
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
@@ -30,12 +31,14 @@ class Prepared:
         unsolvable: Why the others have none.
         groups: For each lockable combination the first one with the same lock and the same values of value
             axes: trials of one are trials of all.
+        warnings: What should be known of the environment of a combination, where there is something.
     """
 
     grid: Grid
     locks: Mapping[Index, Lock]
     unsolvable: Mapping[Index, UnsolvableError]
     groups: Mapping[Index, Index]
+    warnings: Mapping[Index, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def environments(self) -> int:
@@ -166,12 +169,16 @@ def lock_all(
     results = provider.lock_many(requests, workers=workers, on_done=count, prefer=preferences(grid, wanted))
     locks: dict[Index, Lock] = {}
     unsolvable: dict[Index, UnsolvableError] = {}
-    for index, result in zip(wanted, results, strict=True):
+    warnings: dict[Index, tuple[str, ...]] = {}
+    for index, request, result in zip(wanted, requests, results, strict=True):
         if isinstance(result, UnsolvableError):
             unsolvable[index] = result
-        else:
-            locks[index] = result
-    return Prepared(grid, locks, unsolvable, group(grid, locks))
+            continue
+        locks[index] = result
+        cuda = request.conda is not None and "__cuda" in request.conda.virtual_packages
+        if found := lock_warnings(result, cuda=cuda):
+            warnings[index] = found
+    return Prepared(grid, locks, unsolvable, group(grid, locks), warnings)
 
 
 def group(grid: Grid, locks: Mapping[Index, Lock]) -> dict[Index, Index]:

@@ -270,7 +270,8 @@ def _state(prepared: Prepared, index: Index) -> CombinationState:
         status = CombinationStatus.UNBUILDABLE if error.building else CombinationStatus.UNSOLVABLE
         return CombinationState(combination, status, error.message)
     lock_hash = prepared.locks[index].content_hash
-    return CombinationState(combination, CombinationStatus.SOLVABLE, "", lock_hash)
+    warnings = "; ".join(prepared.warnings.get(index, ()))
+    return CombinationState(combination, CombinationStatus.SOLVABLE, warnings, lock_hash)
 
 
 def conclude(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import filelock
 
-from bisect_env.environments import conda_prefix, integrity, old_python, pylock, scripts
+from bisect_env.environments import conda_prefix, honesty, integrity, old_python, pylock, scripts
 from bisect_env.environments.bundle import Bundle
 from bisect_env.environments.cache import MARKER, damage, drop_damaged_archives, evict
 from bisect_env.environments.failures import UnbuildableError
@@ -213,6 +213,7 @@ class _Builder:
                 self._fill(place, interpreter)
             damaged = [name for name, files in damage(place, memory=self.cache / "verified") if files]
             if not damaged:
+                self._compare(place)
                 _seal(place)
                 return
             text = f"files of {', '.join(damaged)} are not what the package lists, installed {attempt}"
@@ -221,6 +222,15 @@ class _Builder:
                 raise UnbuildableError(text, transient=True)
             self.notes.append(f"{text}: fetched again")
             self._drop_archives()
+
+    def _compare(self, place: Path) -> None:
+        """Ask the new prefix what it holds: another environment than the lock's is none."""
+        comparison = honesty.compare(self.lock, honesty.held_by(place))
+        if comparison.errors:
+            raise UnbuildableError(
+                f"the prefix is not what was locked: {'; '.join(comparison.errors)}", transient=False
+            )
+        self.notes += [f"{self.lock.content_hash[:12]}: {text}" for text in comparison.warnings]
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:

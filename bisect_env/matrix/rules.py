@@ -112,6 +112,12 @@ class RuleSet:
         self._exclude = [(rule, _allowed(axes, values, rule)) for rule in exclude]
         self._include = [(rule, _allowed(axes, values, rule)) for rule in include]
 
+    def excluding(self, combination: Combination) -> int | None:
+        """Position in `exclude` of the rule that takes a combination out, None if none of them does."""
+        if any(_matches(combination, allowed) for _, allowed in self._include):
+            return None
+        return next((i for i, (_, a) in enumerate(self._exclude) if _matches(combination, a)), None)
+
     def why_excluded(self, combination: Combination) -> str | None:
         """The reason for which a combination is out, or None when it is in."""
         if any(_matches(combination, allowed) for _, allowed in self._include):

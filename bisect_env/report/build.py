@@ -102,7 +102,7 @@ def build_report(
         reused=tuple(OriginReport(**dataclasses.asdict(origin)) for origin in origins),
         combinations=combinations,
         failures=tuple(_failure(group, example) for group, example in failures),
-        warnings=(*_warnings(study, counts), *_mixed(machines)),
+        warnings=(*_warnings(study, counts), *_environment_warnings(states), *_mixed(machines)),
     )
 
 
@@ -221,6 +221,20 @@ def _warnings(study: Study, counts: Mapping[Combination, Counts]) -> list[str]:
             f"({_outcomes(total, Evidence.VOID)}); they say nothing about the script"
         )
     return warnings
+
+
+def _environment_warnings(states: Sequence[CombinationState]) -> list[str]:
+    """What the solver said of environments that can be run, each text once."""
+    groups: dict[str, list[Combination]] = {}
+    for state in states:
+        if state.status is CombinationStatus.SOLVABLE and state.reason:
+            groups.setdefault(state.reason, []).append(state.combination)
+    warnings = [
+        f"{members[0]}{f' and {len(members) - 1} more' if len(members) > 1 else ''}: {text}"
+        for text, members in groups.items()
+    ]
+    more = len(warnings) - _SHOWN
+    return [*warnings[:_SHOWN], *([f"{more} more environments have warnings"] if more > 0 else [])]
 
 
 def _mixed(machines: Sequence[Machine]) -> list[str]:

@@ -76,7 +76,8 @@ class CombinationReport(_Frozen):
     Attributes:
         combination: Axis to value, in matrix order.
         status: `solvable`, `excluded`, `env-unsolvable`, `env-unbuildable` or `set-aside`.
-        reason: Why, "" for solvable ones; others' words, line breaks included.
+        reason: Why; of a solvable one what its environment warns of, mostly "". Others' words, line breaks
+            included.
         lock: Hash of its environment's lock, or None.
         good, bad, other, void, skip: Trials of it, or of the combination that it is the same as.
         outcomes: Outcome to number of these trials.

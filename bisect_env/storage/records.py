@@ -118,7 +118,7 @@ class CombinationState:
     Attributes:
         combination: The point of the matrix.
         status: A `CombinationStatus`.
-        reason: Why, "" for solvable ones.
+        reason: Why; of solvable ones what their environment warns of, mostly "".
         lock_hash: Of its lock, if it has one.
     """
 

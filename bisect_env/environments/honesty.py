@@ -1,0 +1,176 @@
+"""Whether an environment is what was asked for: what a lock says of CUDA, and what a prefix holds.
+
+A solver that may choose takes a CPU-only build, or puts the libraries of two CUDA versions side by side, and
+calls it a solution.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from bisect_env.environments.conda_names import provided_to_pypi
+from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.virtual_packages import CUDA_PACKAGES
+
+_CONDA_BUILD = re.compile(r"(?:^|_)cuda_?(\d{2})\d?(?:_|$|py|h)")
+_CPU_BUILD = re.compile(r"(?:^|_)cpu(?:_|$|py)")
+_WHEEL_NAME = re.compile(r"-cu(\d{2})\d?$")
+_WHEEL_LOCAL = re.compile(r"\+.*?cu(\d{2})\d?")
+_RUNTIMES = ("nvidia-cuda-runtime", "cuda-toolkit")
+_TORCH_CUDA = re.compile(r"^cuda(?::[^=]+)?\s*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
+_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(?:-py[\d.]+)?\.(?:dist-info|egg-info)")
+_SHOWN = 3
+
+
+def cuda_majors(packages: Iterable[LockedPackage]) -> dict[int, list[str]]:
+    """Major versions of CUDA that packages are built for, with the packages that say so. Pure."""
+    found: dict[int, list[str]] = {}
+    for package in packages:
+        if (major := _major(package)) is not None:
+            found.setdefault(major, []).append(package.name)
+    return dict(sorted(found.items()))
+
+
+def _major(package: LockedPackage) -> int | None:
+    if package.is_conda:
+        if package.name in CUDA_PACKAGES:
+            return int(package.version.split(".")[0])
+        match = _CONDA_BUILD.search(package.build)
+    else:
+        if package.name in _RUNTIMES:
+            return int(package.version.split(".")[0])
+        match = _WHEEL_NAME.search(package.name) or _WHEEL_LOCAL.search(package.version)
+    return int(match[1]) if match else None
+
+
+def lock_warnings(lock: Lock, *, cuda: bool) -> tuple[str, ...]:
+    """What should be known of an environment before trials in it are believed. Pure.
+
+    Args:
+        lock: As solved.
+        cuda: Whether the matrix has an axis, or a package, that is CUDA's version.
+
+    Returns:
+        A sentence each.
+    """
+    warnings = []
+    majors = cuda_majors(lock.packages)
+    if len(majors) > 1:
+        sides = "; ".join(f"{major} ({_some(names)})" for major, names in majors.items())
+        warnings.append(f"two major versions of CUDA in one environment: {sides}")
+    if cuda:
+        bare = [p for p in lock.packages if p.is_conda and _CPU_BUILD.search(p.build)]
+        bare += [p for p in lock.packages if not p.is_conda and p.version.endswith("+cpu")]
+        if bare:
+            shown = _some([f"{p.name} {p.version} {p.build}".rstrip() for p in bare])
+            warnings.append(f"CPU-only builds beside a CUDA axis: {shown}; `build: cuda*` forbids them")
+    return tuple(warnings)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a prefix holds, by its own account.
+
+    Attributes:
+        conda: conda package to (version, build string).
+        wheels: Normalised name of each installed distribution to its version.
+        torch_cuda: CUDA version that torch was built with; "" where torch was built without, None
+            without torch.
+    """
+
+    conda: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    wheels: Mapping[str, str] = field(default_factory=dict)
+    torch_cuda: str | None = None
+
+
+def held_by(prefix: Path) -> Held:
+    """Ask a prefix what it holds; nothing in it is run."""
+    conda = {}
+    for path in (prefix / "conda-meta").glob("*.json"):
+        data = json.loads(path.read_text("utf-8"))
+        conda[str(data["name"])] = (str(data["version"]), str(data["build"]))
+    wheels: dict[str, str] = {}
+    torch_cuda = None
+    for site in prefix.glob("lib/python*/site-packages"):
+        for path in site.iterdir():
+            if match := _INFO.fullmatch(path.name):
+                wheels[canonicalize_name(match["name"])] = match["version"]
+        version_file = site / "torch" / "version.py"
+        if version_file.is_file():
+            stated = _TORCH_CUDA.search(version_file.read_text("utf-8", "replace"))
+            torch_cuda = f"{stated[1]}.{stated[2]}" if stated else ""
+    return Held(conda, wheels, torch_cuda)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a prefix differs from its lock.
+
+    Attributes:
+        errors: It is another environment than the lock's.
+        warnings: It says things about itself that do not go together.
+    """
+
+    errors: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def compare(lock: Lock, held: Held) -> Comparison:
+    """Compare a prefix with the lock that it was made from. Pure."""
+    errors = []
+    for package in lock.packages:
+        if package.is_conda:
+            found = held.conda.get(package.name)
+            if found != (package.version, package.build):
+                has = " ".join(found) if found else "none"
+                errors.append(f"{package.name} {package.version} {package.build} was locked, it has {has}")
+        else:
+            version = held.wheels.get(canonicalize_name(package.name))
+            if not _same(version, package.version):
+                errors.append(f"{package.name} {package.version} was locked, it has {version or 'none'}")
+    locked = {package.name for package in lock.packages if package.is_conda}
+    errors += [f"{name} was not locked, and is there" for name in sorted(held.conda.keys() - locked)]
+    return Comparison(tuple(errors), tuple(_odd(lock, held)))
+
+
+def _odd(lock: Lock, held: Held) -> Iterable[str]:
+    conda = [package for package in lock.packages if package.is_conda]
+    for name, version in provided_to_pypi(conda).items():
+        found = held.wheels.get(name)
+        if found is not None and not _same(found, version):
+            yield f"the conda package of {name} is {version}, and calls itself {found}"
+    if held.torch_cuda is None:
+        return
+    majors = cuda_majors(p for p in lock.packages if p.name in ("torch", "pytorch")) or cuda_majors(
+        lock.packages
+    )
+    if held.torch_cuda == "" and majors and not any(_CPU_BUILD.search(p.build) for p in conda):
+        yield f"torch was built without CUDA, and the environment is one for CUDA {_either(majors)}"
+    elif held.torch_cuda and majors and int(held.torch_cuda.split(".")[0]) not in majors:
+        yield f"torch was built with CUDA {held.torch_cuda}, and the environment is one for {_either(majors)}"
+
+
+def _either(majors: Iterable[int]) -> str:
+    return " and ".join(str(major) for major in majors)
+
+
+def _same(found: str | None, locked: str) -> bool:
+    if found is None or found == locked:
+        return found is not None
+    try:
+        # Directory names write `1.0+cu128` as `1.0_cu128` in old wheels, and leave zeros out.
+        return Version(found.replace("_", "+")) == Version(locked)
+    except InvalidVersion:
+        return canonicalize_name(found) == canonicalize_name(locked)
