@@ -196,7 +196,9 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
         if rule := row.get("rule"):
             reason += f" ({rule['key']}, line {rule['line']})"
         line(2, f"{named}: {_WORDS[row['status']]}" + (f": {reason}" if reason else ""))
-        for text in clean_lines(row["reason"]).splitlines() if why and row["status"].startswith("env-") else ():
+        for text in (
+            clean_lines(row["reason"]).splitlines() if why and row["status"].startswith("env-") else ()
+        ):
             line(6, text, "dim")
     groups: dict[str, list[str]] = {}
     for row in rows:

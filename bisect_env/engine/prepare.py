@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -103,35 +103,31 @@ def _conda_request(matrix: Matrix, pins: Mapping[str, str], builds: Mapping[str,
     )
 
 
-def preferences(grid: Grid, wanted: Sequence[Index]) -> list[int | None]:
-    """Whose lock each combination is to be like: its neighbour's, so that little else changes. Pure.
+def preferences(grid: Grid, wanted: Sequence[Index]) -> list[list[int]]:
+    """Whose lock each combination is to be like: a neighbour's, so that little else changes. Pure.
 
-    The neighbour is one step back on the last axis on which there is one, and that one's neighbour where it
-    is excluded: a tree that depends on the grid alone, so that locks do not depend on who is solved when.
-    No step is taken along dates, for what the day before had is just what a day may not hold on to, nor
-    along values, which are one environment.
+    These are the combinations before it that differ on one axis alone, the nearest first, and of equally
+    near ones that on the last axis; the first of them that has a lock is taken. The order depends on the
+    grid alone, so that locks do not depend on who is solved when. No step is taken along dates, for what the
+    day before had is just what a day may not hold on to, nor along values, which are one environment.
 
     Args:
         grid: As expanded.
         wanted: The combinations to lock, in the grid's order.
 
     Returns:
-        For each of them the position in `wanted` of its neighbour, which comes before it, or None.
+        For each of them positions in `wanted`, all before its own, most welcome first.
     """
     positions = {index: position for position, index in enumerate(wanted)}
-    steps = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.PACKAGE]
+    axes = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.PACKAGE]
 
-    def neighbour(index: Index) -> Index | None:
-        last = next((i for i in reversed(steps) if index[i] > 0), None)
-        return None if last is None else (*index[:last], index[last] - 1, *index[last + 1 :])
+    def before(index: Index) -> Iterator[Index]:
+        for step in range(1, max((index[i] for i in axes), default=0) + 1):
+            for i in reversed(axes):
+                if step <= index[i]:
+                    yield (*index[:i], index[i] - step, *index[i + 1 :])
 
-    found: list[int | None] = []
-    for index in wanted:
-        near = neighbour(index)
-        while near is not None and near not in positions:
-            near = neighbour(near)
-        found.append(None if near is None else positions[near])
-    return found
+    return [[positions[near] for near in before(index) if near in positions] for index in wanted]
 
 
 def lock_all(
@@ -176,7 +172,8 @@ def lock_all(
             continue
         locks[index] = result
         cuda = request.conda is not None and "__cuda" in request.conda.virtual_packages
-        if found := lock_warnings(result, cuda=cuda):
+        asked = (*request.pins, *(request.conda.pins if request.conda else ()))
+        if found := lock_warnings(result, asked=asked, cuda=cuda):
             warnings[index] = found
     return Prepared(grid, locks, unsolvable, group(grid, locks), warnings)
 

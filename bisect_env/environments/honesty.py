@@ -26,6 +26,9 @@ _WHEEL_LOCAL = re.compile(r"\+.*?cu(\d{2})\d?")
 _RUNTIMES = ("nvidia-cuda-runtime", "cuda-toolkit")
 _TORCH_CUDA = re.compile(r"^cuda(?::[^=]+)?\s*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
 _INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(?:-py[\d.]+)?\.(?:dist-info|egg-info)")
+_FRAMEWORKS = frozenset(
+    {"torch", "pytorch", "libtorch", "jaxlib", "tensorflow", "tensorflow-base", "xgboost", "py-xgboost"}
+)
 _SHOWN = 3
 
 
@@ -50,11 +53,13 @@ def _major(package: LockedPackage) -> int | None:
     return int(match[1]) if match else None
 
 
-def lock_warnings(lock: Lock, *, cuda: bool) -> tuple[str, ...]:
+def lock_warnings(lock: Lock, *, asked: Iterable[str] = (), cuda: bool = False) -> tuple[str, ...]:
     """What should be known of an environment before trials in it are believed. Pure.
 
     Args:
         lock: As solved.
+        asked: Packages that the matrix names. That libraries below them have no CUDA is mostly as it should
+            be; that these, or a framework for GPUs, have none is not.
         cuda: Whether the matrix has an axis, or a package, that is CUDA's version.
 
     Returns:
@@ -66,12 +71,18 @@ def lock_warnings(lock: Lock, *, cuda: bool) -> tuple[str, ...]:
         sides = "; ".join(f"{major} ({_some(names)})" for major, names in majors.items())
         warnings.append(f"two major versions of CUDA in one environment: {sides}")
     if cuda:
-        bare = [p for p in lock.packages if p.is_conda and _CPU_BUILD.search(p.build)]
-        bare += [p for p in lock.packages if not p.is_conda and p.version.endswith("+cpu")]
+        named = {canonicalize_name(name) for name in asked} | _FRAMEWORKS
+        bare = [p for p in lock.packages if canonicalize_name(p.name) in named and _is_bare(p)]
         if bare:
             shown = _some([f"{p.name} {p.version} {p.build}".rstrip() for p in bare])
             warnings.append(f"CPU-only builds beside a CUDA axis: {shown}; `build: cuda*` forbids them")
     return tuple(warnings)
+
+
+def _is_bare(package: LockedPackage) -> bool:
+    if package.is_conda:
+        return _CPU_BUILD.search(package.build) is not None
+    return package.version.endswith("+cpu")
 
 
 def _some(names: list[str]) -> str:

@@ -76,7 +76,7 @@ class Locker:
         workers: int = 2,
         on_done: Callable[[int, LockResult], None] | None = None,
         *,
-        prefer: Sequence[int | None] | None = None,
+        prefer: Sequence[Sequence[int]] | None = None,
     ) -> list[LockResult]:
         """Lock several environments at the same time; equal requests are solved once.
 
@@ -87,8 +87,8 @@ class Locker:
             requests: Any number.
             workers: How many solvers run at once.
             on_done: Called in the calling thread with the position of each request that is answered.
-            prefer: For each request the position of an earlier one, whose lock it is to be like. Where that
-                has none, the one that it was to be like stands in.
+            prefer: For each request the positions of earlier ones, most welcome first: it is to be like the
+                first of them that has a lock.
 
         Returns:
             For each request its lock, or why there is none, in order.
@@ -100,29 +100,34 @@ class Locker:
         positions: dict[str, list[int]] = {}
         for position, request in enumerate(requests):
             positions.setdefault(request.key, []).append(position)
-        parents = _parents(requests, positions, prefer)
+        models = _models(requests, positions, prefer)
         results: dict[str, LockResult] = {}
+        waiting: dict[str, list[str]] = {}
         pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="lock")
         running: dict[Future[LockResult], str] = {}
 
-        def begin(key: str) -> None:
-            leader = requests[positions[key][0]]
-            running[pool.submit(self._attempt, leader, _nearest(key, parents, results))] = key
+        def consider(key: str) -> None:
+            """Begin with a request, or let it wait for the first model that is not decided."""
+            for model in models[key]:
+                if model not in results:
+                    waiting.setdefault(model, []).append(key)
+                    return
+                if isinstance(found := results[model], Lock):
+                    break
+            else:
+                found = None
+            running[pool.submit(self._attempt, requests[positions[key][0]], found)] = key
 
-        children: dict[str, list[str]] = {}
         try:
-            for key, parent in parents.items():
-                if parent is None:
-                    begin(key)
-                else:
-                    children.setdefault(parent, []).append(key)
+            for key in positions:
+                consider(key)
             while running:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     key = running.pop(future)
                     results[key] = future.result()
-                    for child in children.get(key, ()):
-                        begin(child)
+                    for follower in waiting.pop(key, ()):
+                        consider(follower)
                     if on_done is not None:
                         for position in positions[key]:
                             on_done(position, results[key])
@@ -137,29 +142,17 @@ class Locker:
             return error
 
 
-def _parents(
+def _models(
     requests: Sequence[EnvironmentRequest],
     positions: dict[str, list[int]],
-    prefer: Sequence[int | None] | None,
-) -> dict[str, str | None]:
-    """For each distinct request the one that it is to be like; who asks for it first decides."""
-    parents: dict[str, str | None] = {}
+    prefer: Sequence[Sequence[int]] | None,
+) -> dict[str, list[str]]:
+    """For each distinct request those that it may be like, in order; who asks for it first decides."""
+    models: dict[str, list[str]] = {}
     for key, (leader, *_) in positions.items():
-        near = prefer[leader] if prefer is not None else None
-        if near is not None and near >= leader:
-            raise ValueError(f"request {leader} prefers {near}, which does not come before it")
-        while near is not None and requests[near].key == key:
-            near = prefer[near] if prefer is not None else None
-        parents[key] = None if near is None else requests[near].key
-    return parents
-
-
-def _nearest(key: str, parents: dict[str, str | None], results: dict[str, LockResult]) -> Lock | None:
-    """The lock of the nearest ancestor that has one; all of them are answered."""
-    parent = parents[key]
-    while parent is not None:
-        result = results[parent]
-        if not isinstance(result, UnsolvableError):
-            return result
-        parent = parents[parent]
-    return None
+        wanted = prefer[leader] if prefer is not None else ()
+        if any(position >= leader for position in wanted):
+            raise ValueError(f"request {leader} prefers one that does not come before it")
+        # An earlier position may ask for the same: its models are then these.
+        models[key] = list(dict.fromkeys(k for k in (requests[p].key for p in wanted) if k != key))
+    return models

@@ -133,7 +133,7 @@ class OfflineEnvironments:
         workers: int = 2,
         on_done: Callable[[int, LockResult], None] | None = None,
         *,
-        prefer: Sequence[int | None] | None = None,
+        prefer: Sequence[Sequence[int]] | None = None,
     ) -> list[LockResult]:
         """See `Locker.lock_many`; what was locked with the network took `prefer` into account.
 

@@ -39,7 +39,7 @@ class EnvironmentProvider(Protocol):
         workers: int = 2,
         on_done: Callable[[int, LockResult], None] | None = None,
         *,
-        prefer: Sequence[int | None] | None = None,
+        prefer: Sequence[Sequence[int]] | None = None,
     ) -> list[LockResult]:
         """See `Locker.lock_many`."""
         ...
@@ -94,7 +94,7 @@ class Environments:
         workers: int = 2,
         on_done: Callable[[int, LockResult], None] | None = None,
         *,
-        prefer: Sequence[int | None] | None = None,
+        prefer: Sequence[Sequence[int]] | None = None,
     ) -> list[LockResult]:
         """See `Locker.lock_many`."""
         return self._locker.lock_many(requests, workers, on_done, prefer=prefer)
