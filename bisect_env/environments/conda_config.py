@@ -21,7 +21,7 @@ from bisect_env.errors import InfrastructureError, UsageError
 DEFAULT_ALIAS = "https://conda.anaconda.org"
 DEFAULT_CHANNELS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
 
-_TOKEN = re.compile(r"/t/[A-Za-z0-9-]+(?=/)")
+_TOKEN = re.compile(r"/t/[A-Za-z0-9-]+(?=/|$)")
 _MAPPINGS = ("custom_channels", "custom_multichannels", "mirrored_channels")
 
 

@@ -8,6 +8,7 @@ output was at the start; when the input ends, the process leaves by `os._exit`, 
 from __future__ import annotations
 
 import asyncio
+import base64
 import difflib
 import hashlib
 import json
@@ -17,11 +18,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import rattler
 from rattler.exceptions import GatewayError, InstallerError, InvalidMatchSpecError, IoError, SolverError
 from rattler.networking import (
+    AddHeadersMiddleware,
     AuthenticationMiddleware,
     Client,
     GCSMiddleware,
@@ -205,12 +207,45 @@ class Helper:
         return {}
 
 
+class _Credentials:
+    """User names and passwords that addresses in the user's configuration hold, as HTTP wants them.
+
+    Args:
+        mirrors: Address to the addresses that are asked in its place.
+    """
+
+    def __init__(self, mirrors: dict[str, list[str]]) -> None:
+        self.mirrors: dict[str, list[str]] = {}
+        self._headers: list[tuple[str, str, str]] = []
+        for url, places in mirrors.items():
+            self.mirrors[url] = [self._without(place) for place in places]
+
+    def header(self, host: str, path: str) -> dict[str, str] | None:
+        """What a request gets on top."""
+        for known, start, value in self._headers:
+            if host == known and path.startswith(start):
+                return {"Authorization": value}
+        return None
+
+    def _without(self, place: str) -> str:
+        parts = urlsplit(place)
+        if "@" not in parts.netloc:
+            return place
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        value = base64.b64encode(f"{user}:{password}".encode()).decode()
+        self._headers.append((parts.hostname or "", f"{parts.path.rstrip('/')}/", f"Basic {value}"))
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
 def client(mirrors: dict[str, list[str]], timeout: int | None) -> Client:
     """HTTP with the user's own credentials: rattler's storage, the keyring and `.netrc`."""
+    # A mirror's own user and password are lost by rattler.
+    credentials = _Credentials(mirrors)
     return Client(
         [
             RetryMiddleware(_RETRIES),
-            MirrorMiddleware(mirrors),
+            MirrorMiddleware(credentials.mirrors),
+            AddHeadersMiddleware(credentials.header),
             AuthenticationMiddleware(),
             OciMiddleware(),
             GCSMiddleware(),

@@ -47,8 +47,10 @@ def provided_to_pypi(packages: Iterable[LockedPackage]) -> dict[str, str]:
             continue
         name = canonicalize_name(package.name)
         try:
-            version = str(Version(package.version))
+            version = Version(package.version)
         except InvalidVersion:
             continue
-        provided[_OTHER_NAMES.get(name, name)] = version
+        # conda's `2025b` is the second release of a year, not PEP 440's second-to-last try.
+        if not version.is_prerelease or str(version) == package.version:
+            provided[_OTHER_NAMES.get(name, name)] = str(version)
     return provided

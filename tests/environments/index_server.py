@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 
 def make_wheel(
@@ -68,7 +69,10 @@ class IndexServer:
     on_request: Callable[[str], int | None] = lambda path: None
     """Called with each path; a status given back is answered instead of the content."""
     raw: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)
+    """Beginning of a path to a folder whose files are served below it."""
     requests: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
 
     def add(
         self,
@@ -121,6 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.index.requests.append(self.path)
+        self.index.headers.append({name.lower(): value for name, value in self.headers.items()})
         status = self.index.on_request(self.path)
         kind, body = "text/plain", b"no"
         if status is None:
@@ -138,6 +143,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _find(self) -> tuple[int, str, bytes]:
         if self.path in self.index.raw:
             return 200, *self.index.raw[self.path]
+        for start, folder in self.index.folders.items():
+            file = folder / self.path.removeprefix(start).lstrip("/")
+            if self.path.startswith(f"{start}/") and file.is_file():
+                return 200, "application/octet-stream", file.read_bytes()
         parts = self.path.strip("/").split("/")
         if parts[0] == "simple" and len(parts) == 2 and parts[1] in self.index.packages:
             return 200, *self.index.page(parts[1])
