@@ -19,8 +19,20 @@ MAY_IMPORT = {
     "storage": {"matrix", "trials", "environments", "errors"},
     "cluster": {"trials", "environments", "matrix", "errors"},
     "report": {"matrix", "search", "storage", "trials", "errors"},
+    "web": {"matrix", "storage", "trials", "report", "errors"},
     "engine": {"matrix", "search", "trials", "environments", "storage", "cluster", "report", "errors"},
-    "cli": {"matrix", "search", "trials", "environments", "storage", "cluster", "report", "engine", "errors"},
+    "cli": {
+        "matrix",
+        "search",
+        "trials",
+        "environments",
+        "storage",
+        "cluster",
+        "report",
+        "engine",
+        "web",
+        "errors",
+    },
 }
 PURE = {"search"}
 EFFECTS = {"os", "time", "subprocess", "socket", "pathlib", "threading", "requests", "random", "datetime"}

@@ -15,6 +15,7 @@ from bisect_env.cli.query_command import query
 from bisect_env.cli.report_command import report
 from bisect_env.cli.run_command import run
 from bisect_env.cli.schema_command import schema
+from bisect_env.cli.serve_command import serve
 from bisect_env.cli.trials_command import studies, trials
 
 app = typer.Typer(
@@ -48,6 +49,7 @@ app.command()(report)
 app.command()(studies)
 app.command()(trials)
 app.command()(query)
+app.command()(serve)
 app.command()(schema)
 app.add_typer(db_app, name="db")
 app.add_typer(env_app, name="env")

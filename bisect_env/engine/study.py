@@ -142,8 +142,8 @@ def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
         done = store.collect()
         notify(
             events.Warned(
-                f"logs took {done.before} bytes of {done.limit}: the {done.logs} oldest ones without a citation "
-                "were dropped (`bisect-env db gc --limit SIZE` allows more)"
+                f"logs took {done.before} bytes of {done.limit}; the oldest that nothing cites were dropped "
+                f"({done.logs} of them; `bisect-env db gc --limit SIZE` allows more)"
             )
         )
 

@@ -153,7 +153,8 @@ def test_a_reader_who_has_seen_enough_interrupts_the_study(studies: Studies, sta
     assert process.stdout.readline()
     process.stdout.close()
     assert process.stderr is not None
-    told = process.stderr.read()
+    with process.stderr:
+        told = process.stderr.read()
     assert process.wait(PATIENCE) == 130
     assert "reads no more" in told
     assert "goes on from here" in told

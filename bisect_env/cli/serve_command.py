@@ -1,0 +1,30 @@
+"""`bisect-env serve`: the results database in a browser."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    db: Annotated[
+        str | None,
+        typer.Option(envvar="BISECT_ENV_DB", help="Results database: a file or a URL."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8001,
+) -> None:
+    """Open the results database in a browser, for reading, for this machine alone.
+
+    Needs the extra `web`. Prints the address; Ctrl-C ends it.
+    """
+    from bisect_env.cli.output import deliver
+    from bisect_env.web.serve import serve as serve_database
+
+    def tell(address: str, note: str | None) -> None:
+        if note is not None:
+            typer.echo(note, err=True)
+        typer.echo("Ctrl-C ends it", err=True)
+        deliver(f"{address}\n", None)
+
+    serve_database(db, port, tell=tell)

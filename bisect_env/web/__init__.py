@@ -1,0 +1,1 @@
+"""The results database in a browser: Datasette, read-only, on the loopback address."""

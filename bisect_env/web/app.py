@@ -1,0 +1,195 @@
+"""Datasette on the results database: what it serves, to whom, and that it cannot write."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from datasette import hookimpl
+from datasette.app import Datasette
+from datasette.database import Database
+from datasette.plugins import pm
+from datasette.utils.asgi import Response
+from markupsafe import Markup
+
+from bisect_env.errors import BisectEnvError
+from bisect_env.report.document import load_report
+from bisect_env.storage import sqlite_file
+from bisect_env.storage.store import Store
+from bisect_env.storage.tables import METADATA
+from bisect_env.web.pages import POLICY, page, report_page, trial_page
+from bisect_env.web.questions import metadata
+
+NAME = "results"
+"""Of the database in addresses."""
+_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_SETTINGS = {
+    # The file may be written to while it is served: what was true is not to be kept.
+    "default_cache_ttl": 0,
+    "sql_time_limit_ms": 5000,
+    "allow_download": False,
+    "suggest_facets": False,
+    "truncate_cells_html": 300,
+}
+# Datasette's own pages have scripts in them; nothing is to come from, or go to, anywhere else.
+_DATASETTE_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+Scope = dict[str, Any]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class ReadOnlyDatabase(Database):  # type: ignore[misc]
+    """The file, opened as every reader of ours opens it."""
+
+    def connect(self, write: bool = False) -> sqlite3.Connection:
+        """A connection that SQLite itself keeps from writing.
+
+        Raises:
+            PermissionError: Somebody wants to write.
+        """
+        if write:
+            raise PermissionError("the results are served for reading")
+        connection = sqlite_file.connector(Path(self.path), read_only=True)()
+        connection.execute("PRAGMA query_only = ON")
+        # Readers wait for nobody but a writer that is just finishing its log.
+        connection.execute("PRAGMA busy_timeout = 5000")
+        return connection
+
+
+def make_app(path: Path, shown: str) -> Asgi:
+    """The application.
+
+    Args:
+        path: SQLite file of ours, of this release's schema.
+        shown: The database as messages name it: a copy is shown under its origin's name.
+    """
+    served = Datasette(
+        files=[],
+        metadata=metadata(NAME, [*METADATA.tables, "alembic_version"], shown),
+        settings=_SETTINGS,
+        cors=False,
+        pdb=False,
+    )
+    served.add_database(ReadOnlyDatabase(served, path=str(path), is_mutable=True), name=NAME)
+    return guarded(served.app())
+
+
+@contextlib.contextmanager
+def our_pages(path: Path) -> Iterator[None]:
+    """Datasette knows plugins of the whole process: ours is one while this lasts."""
+    plugin = _Plugin(path)
+    pm.register(plugin, name="bisect-env")
+    # Where rich is installed, Datasette prints every exception with its local variables, a mistyped question
+    # as well.
+    handler: Any = pm.get_plugin("datasette.handle_exception")
+    printer, handler.rich = handler.rich, None
+    try:
+        yield
+    finally:
+        handler.rich = printer
+        pm.unregister(name="bisect-env")
+
+
+def guarded(app: Asgi) -> Asgi:
+    """Only for browsers on this machine, and only for the pages themselves.
+
+    A page of another site cannot read ours; but its owner can let its name point to 127.0.0.1 once it is
+    loaded, and the browser then takes both for one site. The name it asked for gives that away.
+    """
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1").partition(":")[0]
+        if host not in ("127.0.0.1", "localhost"):
+            await Response.text("ask for http://127.0.0.1\n", status=403).asgi_send(send)
+            return
+
+        async def send_with_policy(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.lower(), value) for name, value in message.get("headers", [])]
+                added = {
+                    b"content-security-policy": _DATASETTE_POLICY.encode(),
+                    b"x-content-type-options": b"nosniff",
+                    b"referrer-policy": b"no-referrer",
+                }
+                known = {name for name, _ in own}
+                own += [(name, value) for name, value in added.items() if name not in known]
+                message = {**message, "headers": own}
+            await send(message)
+
+        await app(scope, receive, send_with_policy)
+
+    return guard
+
+
+class _Plugin:
+    """Our pages, and links to them from Datasette's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # Datasette looks for static files and templates in the package of this name.
+        self.__name__ = "bisect_env.web"
+
+    @hookimpl  # type: ignore[untyped-decorator]
+    def register_routes(self) -> list[tuple[str, Callable[..., Awaitable[Response]]]]:
+        """The pages."""
+        return [
+            (r"^/-/report/(?P<study>[^/]+)$", self._report),
+            (r"^/-/trial/(?P<trial>[^/]+)$", self._trial),
+        ]
+
+    @hookimpl  # type: ignore[untyped-decorator]
+    def render_cell(self, value: object, column: str) -> Markup | None:
+        """Links from ids to pages; everything else is escaped by Datasette."""
+        target = {"study_id": "report", "trial_id": "trial"}.get(column)
+        if target is None or not isinstance(value, str) or not _ID.fullmatch(value):
+            return None
+        return Markup(f'<a href="/-/{target}/{escape(value)}">{escape(value)}</a>')
+
+    @hookimpl  # type: ignore[untyped-decorator]
+    def menu_links(self) -> list[dict[str, str]]:
+        """The way to the reports."""
+        return [{"href": f"/{NAME}/studies", "label": "Studies and reports"}]
+
+    async def _report(self, request: Any) -> Response:
+        def read() -> str:
+            with Store.open(str(self._path), read_only=True) as store:
+                report = load_report(store, store.study(request.url_vars["study"]).id)
+            return report_page(report, [failure.trial for failure in report.failures])
+
+        return await _answer(read)
+
+    async def _trial(self, request: Any) -> Response:
+        def read() -> str | None:
+            with Store.open(str(self._path), read_only=True) as store:
+                found = store.trial(request.url_vars["trial"])
+            return None if found is None else trial_page(found)
+
+        return await _answer(read)
+
+
+async def _answer(read: Callable[[], str | None]) -> Response:
+    import asyncio
+
+    headers = {"content-security-policy": POLICY}
+    try:
+        text = await asyncio.to_thread(read)
+    except BisectEnvError as error:
+        text = page("That did not work", f"<pre>{escape(str(error))}</pre>")
+        return Response.html(text, status=404, headers=headers)
+    if text is None:
+        return Response.html(page("There is no such trial", ""), status=404, headers=headers)
+    return Response.html(text, headers=headers)

@@ -1,0 +1,89 @@
+"""Serving until somebody ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.storage.connect import open_database
+from bisect_env.storage.exchange import export
+from bisect_env.storage.location import database_location, shown_location
+
+LOOPBACK = "127.0.0.1"
+
+
+def serve(reference: str | None, port: int, *, tell: Callable[[str, str | None], None]) -> None:
+    """Serve the database in a browser until Ctrl-C.
+
+    Args:
+        reference: As `Store.open` takes it.
+        port: To listen on; 0 for any that is free.
+        tell: Called once with the address, and with what should be known about a copy, if it is one.
+
+    Raises:
+        UsageError: Datasette is not installed, or the port is taken.
+        StorageError: There is no database that this release could use.
+    """
+    if importlib.util.find_spec("datasette") is None:
+        raise UsageError("Datasette is not installed", remedy="pip install 'bisect-env[web]'")
+    with _file(reference) as (path, note), listening(port) as listener:
+        import uvicorn
+
+        from bisect_env.web.app import make_app, our_pages
+
+        with our_pages(path):
+            app = make_app(path, shown_location(reference))
+            server = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False))
+            tell(f"http://{LOOPBACK}:{listener.getsockname()[1]}/", note)
+            # uvicorn ends in an orderly way, and then raises the signal again.
+            with contextlib.suppress(KeyboardInterrupt):
+                server.run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def _file(reference: str | None) -> Iterator[tuple[Path, str | None]]:
+    location = database_location(reference)
+    if isinstance(location, Path):
+        open_database(reference, read_only=True).engine.dispose()
+        yield location, None
+        return
+    with tempfile.TemporaryDirectory(prefix="bisect-env-serve-") as folder:
+        copy = Path(folder) / "results.sqlite"
+        done = export(reference, copy)
+        size = f"{done.studies} studies, {done.trials} trials"
+        note = f"this is a copy of {shown_location(reference)} as it is now ({size}); "
+        yield copy, f"{note}start the command again to see what comes later"
+
+
+@contextlib.contextmanager
+def listening(port: int) -> Iterator[socket.socket]:
+    """A socket on the loopback address, which other machines cannot reach.
+
+    Raises:
+        UsageError: The port is taken, or needs rights.
+        InfrastructureError: There is no loopback address.
+    """
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((LOOPBACK, port))
+        except (PermissionError, OverflowError) as error:
+            raise UsageError(
+                f"port {port} cannot be used: {error}", remedy="name one above 1023 with `--port`"
+            ) from error
+        except OSError as error:
+            if error.errno == 99:
+                raise InfrastructureError(
+                    f"there is no address {LOOPBACK} here", remedy="bring up the loopback device"
+                ) from error
+            raise UsageError(
+                f"port {port} is taken", remedy="name another with `--port`, or 0 for any"
+            ) from error
+        # From now on the address answers: who comes early waits until the server runs.
+        listener.listen()
+        yield listener

@@ -1,0 +1,78 @@
+"""`bisect-env serve` in a real browser: Debian's chromium, headless."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from tests.web.test_serve import fill, serving
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+REQUIRED = "BISECT_ENV_TEST_CHROMIUM"
+"""Set to `required`, the tests fail instead of skipping where there is no browser."""
+
+
+@pytest.fixture
+def browser_page() -> Iterator[Page]:
+    program = shutil.which("chromium")
+    if program is None:
+        reason = "no chromium here (Debian: apt-get install chromium)"
+        if os.environ.get(REQUIRED) == "required":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        # Its sandbox needs rights that containers, and root, do not have.
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        try:
+            yield browser.new_page()
+        finally:
+            browser.close()
+
+
+def test_a_person_finds_the_way_from_a_question_to_the_logs(browser_page: Page, tmp_path: Path) -> None:
+    path = str(tmp_path / "results.sqlite")
+    study_id, trial_id = fill(path)
+    page, errors, foreign = browser_page, [], []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    with serving(path) as (address, _):
+        page.on("request", lambda r: None if r.url.startswith((address, "data:")) else foreign.append(r.url))
+        page.goto(address)
+        page.get_by_role("link", name="results", exact=True).first.click()
+        page.get_by_role("link", name="v_trials", exact=True).click()
+        assert "2 rows" in page.inner_text("body")
+        page.goto(f"{address}results")
+        page.get_by_role("link", name="Which versions of a package").click()
+        for name, value in (
+            ("package", "orjson"),
+            ("beside", "zipp"),
+            ("version", "3"),
+            ("gpu_model", "H100"),
+        ):
+            page.fill(f"input[name={name}]", value)
+        page.get_by_role("button", name="Run SQL").click()
+        assert page.inner_text("table.rows-and-columns tbody").split()[:2] == ["2.0", "1"]
+        page.goto(f"{address}results/studies")
+        page.get_by_role("link", name=study_id).click()
+        assert "2 trials (1 bad, 1 good)" in page.inner_text("pre")
+        page.get_by_role("link", name=trial_id).click()
+        assert page.title() == f"trial {trial_id}"
+        shown = page.inner_text("body")
+        # What the script wrote is read as text, to the last character, and did nothing.
+        assert "<script>document.title='taken'</script>" in shown
+        assert page.locator("script, img").count() == 0
+        for place in (
+            "results/failures_of_a_study?study=orjson",
+            "results/v_trials",
+            "results/crashes",
+            "results/hosts",
+        ):
+            page.goto(address + place)
+            assert "taken" not in page.title()
+            assert "document.title='taken'" in page.inner_text("body")
+    assert errors == []
+    assert foreign == []

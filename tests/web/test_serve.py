@@ -1,0 +1,205 @@
+"""`bisect-env serve` as programs meet it: what is served, to whom, and that nothing can be written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bisect_env.errors import UsageError
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence, Machine, Outcome
+from bisect_env.web.questions import QUESTIONS
+from bisect_env.web.serve import listening
+from tests.storage.conftest import postgres, postgres_url
+from tests.storage.samples import opened_study, record
+
+__all__ = ["postgres", "postgres_url"]
+
+pytestmark = pytest.mark.integration
+PATIENCE = 60.0
+HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\x1b[2J"
+
+
+def fill(reference: str) -> tuple[str, str]:
+    """A study whose trials say hostile things; its id, and that of the crash."""
+    with Store.open(reference) as store:
+        study = opened_study(store)
+        crash = record(
+            "2.0",
+            Outcome.CRASH,
+            detail=HOSTILE,
+            signature=f"segv {HOSTILE}",
+            stdout=HOSTILE * 3,
+            stderr=f"naïve \udc80 \0 {HOSTILE}",
+            stack=HOSTILE,
+            host=HOSTILE,
+            machine=Machine("x86_64", "NVIDIA H100", "570.1"),
+        )
+        store.record_trial(study.id, crash, Evidence.BAD)
+        store.record_trial(study.id, record("1.0"), Evidence.GOOD)
+        verdict = {"status": "confirmed", "probability": 0.97, "first_bad": {"orjson": "2.0"}}
+        store.finish_study(study.id, "finished", verdict)
+        return study.id, crash.trial_id
+
+
+@contextlib.contextmanager
+def serving(reference: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A running `serve`; its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bisect_env", "serve", "--port", "0", *options],
+        env={**os.environ, "BISECT_ENV_DB": reference},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address, process.communicate(timeout=PATIENCE)[1]
+        yield address, process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        with process:
+            try:
+                process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def get(address: str, **headers: str) -> tuple[int, str, Any]:
+    try:
+        answer: HTTPResponse
+        with urllib.request.urlopen(
+            urllib.request.Request(address, headers=headers), timeout=PATIENCE
+        ) as answer:
+            return answer.status, answer.read().decode("utf-8"), answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode("utf-8"), error.headers
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgres_url"))
+    return str(tmp_path / "odd name?#%20.sqlite")
+
+
+def test_views_queries_and_pages_are_served(db: str) -> None:
+    study_id, trial_id = fill(db)
+    with serving(db) as (address, process):
+        assert address.startswith("http://127.0.0.1:")
+        status, index, headers = get(f"{address}results")
+        assert status == 200
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert headers.get("access-control-allow-origin") is None
+        for name in ("v_trials", "v_combinations", "v_verdicts", "v_packages", *QUESTIONS):
+            assert name in index
+        found = json.loads(get(f"{address}results/v_trials.json?_shape=array&outcome=crash")[1])
+        assert [trial["trial_id"] for trial in found] == [trial_id]
+        asked = {
+            "package": "orjson",
+            "beside": "zipp",
+            "version": "3.",
+            "gpu_model": "H100",
+            "_shape": "array",
+        }
+        answer = get(f"{address}results/crashing_versions.json?{urllib.parse.urlencode(asked)}")
+        assert [row["version"] for row in json.loads(answer[1])] == ["2.0"]
+        for name in QUESTIONS:
+            assert get(f"{address}results/{name}.json?study=orjson")[0] == 200, name
+        _, listed, _ = get(f"{address}results/studies")
+        assert f'<a href="/-/report/{study_id}">' in listed
+        status, report, headers = get(f"{address}-/report/{study_id}")
+        assert status == 200
+        assert "2 trials (1 bad, 1 good)" in report
+        assert f'<a href="/-/trial/{trial_id}">' in report
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+        status, trial, _ = get(f"{address}-/trial/{trial_id}")
+        assert (status, "<script>" in trial, "\x1b" in trial) == (200, False, False)
+        assert "&lt;script&gt;" in trial
+        for gone in ("-/report/gone", "-/trial/gone", "-/report/%3Cscript%3E"):
+            status, text, _ = get(address + gone)
+            assert (status, "<script>" in text) == (404, False)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    if db.startswith("postgresql"):
+        assert "this is a copy of postgresql+psycopg://owner:***@" in err
+        assert "1 studies, 2 trials" in err
+        assert "hunter2" not in err
+
+
+def test_only_this_machine_and_only_by_its_own_name(tmp_path: Path) -> None:
+    path = str(tmp_path / "results.sqlite")
+    fill(path)
+    with serving(path) as (address, _):
+        port = urllib.parse.urlsplit(address).port
+        assert get(address, Host=f"localhost:{port}")[0] == 200
+        # A site whose owner lets its name point here once its page is loaded.
+        assert get(address, Host="evil.example")[0] == 403
+        assert get(f"{address}results/v_trials.json", Host=f"evil.example:{port}")[0] == 403
+        with socket.socket() as other:
+            other.settimeout(5)
+            assert other.connect_ex(("127.0.0.2", port)) != 0
+
+
+def test_nothing_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "results.sqlite"
+    fill(str(path))
+    with serving(str(path)) as (address, process):
+        statements = ["DELETE FROM trials", "PRAGMA query_only = OFF", "ATTACH '/tmp/x' AS x", "VACUUM"]
+        for statement in statements:
+            status, _, _ = get(f"{address}results.json?{urllib.parse.urlencode({'sql': statement})}")
+            assert status == 400, statement
+        assert get(f"{address}results.db")[0] in (403, 404)
+        process.send_signal(signal.SIGINT)
+        # Mistakes are told to whoever asked, not to whoever started it.
+        assert process.communicate(timeout=PATIENCE)[1] == "Ctrl-C ends it\n"
+    with Store.open(str(path)) as store:
+        assert len(store.trials(store.study().id)) == 2
+
+
+def test_what_is_recorded_meanwhile_is_seen_and_writers_do_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "results.sqlite")
+    study_id, _ = fill(path)
+    monkeypatch.setattr("bisect_env.storage.backend.BUSY_SECONDS", 0.5)
+    with serving(path) as (address, _), Store.open(path) as store:
+        for number in range(20):
+            question = {"sql": "SELECT count(*) AS n FROM v_trials", "_shape": "array"}
+            (answer,) = json.loads(get(f"{address}results.json?{urllib.parse.urlencode(question)}")[1])
+            assert answer["n"] == 2 + number
+            # Half a second is all that it would wait for a reader who held a lock.
+            assert store.record_trial(study_id, record(), Evidence.GOOD)
+
+
+def test_a_port_that_is_taken() -> None:
+    with listening(0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"port {port} is taken[^$]*--port"), listening(port):
+            pass
+
+
+def test_without_datasette(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bisect_env.web import serve
+
+    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"not installed[^$]*bisect-env\[web\]"):
+        serve.serve(str(tmp_path / "x"), 0, tell=lambda _address, _note: None)
