@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format cases cases-heavy bench lock schema clean
+.PHONY: help setup run test test-fast lint format cases cases-heavy bench bench-search lock schema clean
 
 help:           ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ cases-heavy: setup ## the same for the cases with wheels of 500 MB and more
 bench: setup    ## measure what running trials costs beside the trials
 	$(BIN)/python -m benchmarks.cluster
 	$(BIN)/python -m benchmarks.environments
+
+bench-search: setup ## compare the search with its rivals on planted truths (ARGS=--full: an hour)
+	$(BIN)/python -m benchmarks.search $(ARGS)
 
 schema: setup   ## write matrices/schema.json
 	$(BIN)/bisect-env schema --output matrices/schema.json

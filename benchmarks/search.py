@@ -1,7 +1,9 @@
-"""What the search costs and how often it is wrong, on planted truths; controls and certificate count.
+"""What the search costs and how often it is wrong, beside its rivals, on planted truths.
 
-`python -m benchmarks.search [--scale S] [--seed N] [--processes P] [ROW ...]` prints one line a row, each
-figure with its standard error; without names all rows. `--list` names them.
+`python -m benchmarks.search [--full] [--seed N] [--processes P] [ROW ...]` plays whole studies and counts all
+of their trials and environments: controls, ends and certificate too. Without names it plays every row, writes
+`benchmarks/results/search.json`, and puts table and pictures into `docs/statistics.md`. `--list` names the
+rows.
 """
 
 # ruff: noqa: E402
@@ -9,126 +11,99 @@ figure with its standard error; without names all rows. `--list` names them.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple
 from multiprocessing import Pool
+from pathlib import Path
+from typing import Any
 
 # One study is small: threads inside a matrix product only get in each other's way.
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
-from bisect_env.search.searcher import SearchSettings
-from bisect_env.search.simulate import simulate
-from bisect_env.search.verdict import Status
+from benchmarks.search_methods import CONFIDENCE, METHODS, Played, methods_for
+from benchmarks.search_rows import Row, rows
 
-
-@dataclass(frozen=True)
-class Row:
-    """One kind of planted truth.
-
-    Attributes:
-        shape: Of the lattice; every axis is a regression.
-        p0: Background rate.
-        p1: Rate of bad combinations; None = each its own, uniform between .03 and .3.
-        workers: Trials at a time.
-        build_cost: Price of an environment in trials.
-        repetitions: Studies at scale 1.
-    """
-
-    shape: tuple[int, ...]
-    p0: float
-    p1: float | None
-    workers: int = 1
-    build_cost: float = 0.0
-    repetitions: int = 400
-
-    @property
-    def name(self) -> str:
-        """Shape, rates, and what else is special: `32:0,0.1:K8`."""
-        rates = f"{self.p0:g},{self.p1:g}" if self.p1 is not None else f"{self.p0:g},differing"
-        extra = (f":K{self.workers}" if self.workers > 1 else "") + (
-            f":B{self.build_cost:g}" if self.build_cost else ""
-        )
-        return "x".join(map(str, self.shape)) + f":{rates}{extra}"
+RESULTS = Path(__file__).parent / "results" / "search.json"
+SHORT = 0.1
+_HEADINGS = (
+    f"{'row':22} {'method':20} {'n':>4} {'trials':>16} {'environments':>14} {'rounds':>14} "
+    f"{'trials + B x env':>16} {'wrong %':>13} {'not confirmed %':>15}"
+)
 
 
-def rows() -> Iterator[Row]:
-    """All rows, those with a mark first."""
-    line, cube = (32,), (6, 6, 4, 4)
-    for p0, p1 in ((0.0, 0.1), (0.01, 0.1), (0.02, 0.3), (0.05, 0.15), (0.0, 1.0), (0.0, None)):
-        yield Row(line, p0, p1)
-    yield Row(line, 0.0, 0.1, workers=8)
-    yield Row(line, 0.0, 0.1, build_cost=90)
-    yield Row((128,), 0.0, 0.1, build_cost=20, repetitions=200)
-    yield Row(cube, 0.0, 0.1, build_cost=20, repetitions=100)
-    yield Row(cube, 0.01, 0.1, build_cost=20, repetitions=100)
-    for n in (8, 128):
-        for p0, p1 in ((0.0, 0.1), (0.01, 0.1), (0.02, 0.3), (0.05, 0.15), (0.0, 1.0), (0.0, None)):
-            yield Row((n,), p0, p1, repetitions=200)
-    for p0, p1 in ((0.0, 0.03), (0.0, 0.5), (0.01, None)):
-        yield Row(line, p0, p1)
-    for p0, p1 in ((0.0, 0.1), (0.0, 1.0), (0.0, None)):
-        yield Row((8, 8), p0, p1, repetitions=200)
-    yield Row(cube, 0.0, 0.1, repetitions=100)
-    yield Row(cube, 0.0, 1.0, repetitions=100)
-    yield Row(line, 0.0, 0.1, workers=64)
-
-
-def plant(row: Row, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """One culprit axis, or with more axes one or two, each from a random value on."""
-    axes = len(row.shape)
-    culprits = rng.choice(axes, int(rng.integers(1, min(axes, 2) + 1)), replace=False)
-    bad = np.ones(row.shape, dtype=bool)
-    for axis in culprits:
-        along = np.arange(row.shape[axis]) >= rng.integers(1, row.shape[axis])
-        bad &= along.reshape([-1 if a == axis else 1 for a in range(axes)])
-    return bad
-
-
-def study(work: tuple[Row, int, float]) -> tuple[float, ...]:
-    """Trials, environments, rounds, wrong, not confirmed, seconds of one study."""
-    row, seed, confidence = work
-    rng = np.random.default_rng(seed)
-    bad = plant(row, rng)
-    shown = rng.uniform(0.03, 0.3, row.shape) if row.p1 is None else np.full(row.shape, row.p1)
-    axes = tuple(
-        GridAxis(f"a{i}", AxisKind.PACKAGE, tuple(map(str, range(n))), Direction.REGRESSION)
-        for i, n in enumerate(row.shape)
-    )
-    grid = Grid(axes)
+def study(work: tuple[Row, str, int]) -> tuple[float, ...]:
+    """One study of one method, with the seconds it took."""
+    row, method, seed = work
     started = time.perf_counter()
-    end = simulate(
-        grid,
-        {i: i for i in grid.indices()},
-        np.where(bad, shown, row.p0),
-        rng,
-        settings=SearchSettings(confidence=confidence),
-        workers=row.workers,
-        build_cost=row.build_cost,
+    return (*map(float, astuple(METHODS[method](row, seed))), time.perf_counter() - started)
+
+
+def summary(row: Row, method: str, results: Sequence[tuple[float, ...]]) -> dict[str, Any]:
+    """A row of the JSON file: means with standard errors."""
+    table = np.array(results)
+    columns = {name: table[:, i] for i, name in enumerate(Played.__dataclass_fields__)}
+    columns["total"] = columns["trials"] + row.build_cost * columns["environments"]
+    out: dict[str, Any] = {"row": row.name, "method": method, "repetitions": len(table)}
+    for name in ("trials", "environments", "rounds", "total", "wrong", "not_confirmed"):
+        values = columns[name]
+        out[name] = float(values.mean())
+        out[f"{name}_error"] = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+    out["milliseconds_a_trial"] = float(1e3 * table[:, -1].sum() / max(1.0, columns["trials"].sum()))
+    out["marks"] = dict(row.marks) if method == "bisect-env" else {}
+    return out
+
+
+def line(found: dict[str, Any]) -> str:
+    """A row for people."""
+
+    def shown(name: str, width: int, factor: float = 1.0) -> str:
+        return f"{factor * found[name]:.1f} ± {factor * found[f'{name}_error']:.1f}".rjust(width)
+
+    marks = "".join(
+        f"  {name} {'meets' if found[name] <= most else 'MISSES'} {most:g}"
+        for name, most in found["marks"].items()
     )
-    right = bool((end.verdict.best.hypothesis.bad_cells() == bad).all())
-    unconfirmed = end.verdict.status is not Status.CONFIRMED
-    return end.trials, end.environments, end.rounds, not right, unconfirmed, time.perf_counter() - started
-
-
-def line(row: Row, results: NDArray[np.float64]) -> str:
-    """The results of one row, each with its standard error."""
-    count = len(results)
-    mean, error = results.mean(axis=0), results.std(axis=0) / np.sqrt(count)
-    total = results[:, 0] + row.build_cost * results[:, 1]
+    wrong = found["wrong"] - 2 * found["wrong_error"] > 1 - CONFIDENCE
     return (
-        f"{row.name:26} trials {mean[0]:6.1f} ± {error[0]:4.1f}"
-        f"  environments {mean[1]:5.1f} ± {error[1]:3.1f}"
-        f"  rounds {mean[2]:5.0f}  total {total.mean():6.0f} ± {total.std() / np.sqrt(count):3.0f}"
-        f"  wrong {100 * mean[3]:4.1f} ± {100 * error[3]:3.1f} %  not confirmed {100 * mean[4]:4.1f} %"
-        f"  n {count}  {1e3 * results[:, 5].sum() / results[:, 0].sum():.1f} ms a trial"
+        f"{found['row']:22} {found['method']:20} {found['repetitions']:4} {shown('trials', 16)} "
+        f"{shown('environments', 14)} {shown('rounds', 14)} {shown('total', 16)} "
+        f"{shown('wrong', 13, 100)} {shown('not_confirmed', 15, 100)}{marks}"
+        + ("  WRONG TOO OFTEN" if wrong and found["method"] == "bisect-env" else "")
     )
+
+
+def play(
+    wanted: Sequence[Row], methods: Sequence[str], scale: float, seed: int, processes: int
+) -> Iterator[dict[str, Any]]:
+    """Play all studies on all processes; each row is printed and given out once it is done."""
+    work = [
+        (row, method, seed * 1_000_000 + i)
+        for row in wanted
+        for method in methods_for(row)
+        if method in methods
+        for i in range(max(2, round(row.repetitions * scale)))
+    ]
+    left: defaultdict[tuple[Row, str], int] = defaultdict(int)
+    for row, method, _ in work:
+        left[row, method] += 1
+    done: defaultdict[tuple[Row, str], list[tuple[float, ...]]] = defaultdict(list)
+    print(_HEADINGS)
+    with Pool(processes, initializer=os.nice, initargs=(5,)) as pool:
+        for (row, method, _), result in zip(work, pool.imap(study, work, chunksize=2), strict=True):
+            done[row, method].append(result)
+            left[row, method] -= 1
+            if not left[row, method]:
+                found = summary(row, method, done.pop((row, method)))
+                print(line(found), flush=True)
+                yield found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -136,23 +111,52 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("rows", nargs="*", metavar="ROW", help="a row's name, or how it begins")
-    parser.add_argument("--scale", type=float, default=1.0, help="repetitions, times this")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="a row's name, or with a * how it begins")
+    parser.add_argument("--full", action="store_true", help="all repetitions instead of a tenth")
+    parser.add_argument("--scale", type=float, help="share of all repetitions")
+    parser.add_argument("--method", action="append", choices=list(METHODS), help="these methods alone")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--confidence", type=float, default=0.95)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--output", type=Path, help=f"where the JSON goes; all rows: {RESULTS.name}")
     parser.add_argument("--list", action="store_true", help="name the rows")
     options = parser.parse_args(arguments)
-    wanted = [r for r in rows() if not options.rows or r.name.startswith(tuple(options.rows))]
+    wanted = [
+        row
+        for row in rows()
+        if not options.rows
+        or any(row.name == r or (r.endswith("*") and row.name.startswith(r[:-1])) for r in options.rows)
+    ]
     if options.list:
         print(*(row.name for row in wanted), sep="\n")
         return
-    print(f"seed {options.seed}, confidence {options.confidence:g}", flush=True)
-    with Pool(options.processes) as pool:
-        for row in wanted:
-            count = max(2, round(row.repetitions * options.scale))
-            work = [(row, options.seed * 1_000_000 + i, options.confidence) for i in range(count)]
-            print(line(row, np.array(pool.map(study, work, chunksize=4), dtype=float)), flush=True)
+    scale = options.scale or (1.0 if options.full else SHORT)
+    print(f"seed {options.seed}, confidence {CONFIDENCE:g}, {scale:g} of all repetitions", flush=True)
+    started = time.monotonic()
+    whole = not options.rows and not options.method
+    output = options.output or (RESULTS if whole else None)
+    document: dict[str, Any] = {
+        "seed": options.seed,
+        "confidence": CONFIDENCE,
+        "scale": scale,
+        "seconds": 0,
+        "processes": options.processes,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "rows": [],
+    }
+    for found in play(wanted, options.method or list(METHODS), scale, options.seed, options.processes):
+        document["rows"].append(found)
+        document["seconds"] = round(time.monotonic() - started)
+        if output is not None:
+            # Row by row, so that a run that is stopped leaves what it has found.
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(f"{document['seconds']} s on {options.processes} processes")
+    if whole and output == RESULTS:
+        # Drawing needs what playing does not.
+        from benchmarks.search_pictures import publish
+
+        publish(document)
 
 
 if __name__ == "__main__":

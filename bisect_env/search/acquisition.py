@@ -11,13 +11,25 @@ fail, only serves it later on: it counts with the weight `RATES_WEIGHT`. At 1 ma
 are known well enough; at 0 the background is never learnt, and answers are wrong too often. The sums need
 only the cell's posterior weight of being bad at each (m, σ), and of being good at each p0.
 
+Once one answer leads, what counts is which hypothesis h is true, and nothing else:
+
+    I(h; O) = H(O) − Σ_h P(h)·H(O | h)
+
+whose sums run over the few hypotheses that are left and the cells that the first score likes best.
+
 Score: `max_k I_k(x) / (k + B_x)`, where B_x is the price, in trials, of an environment that is not built yet.
 Single-trial information per cost would keep buying nearly worthless trials in environments that are built.
+Where B_x = 0 a single trial always scores best, for I_k ≤ k·I_1: k trials tell at most k times what one tells,
+and "any of them hit" tells no more than the k outcomes.
+
+Source of the sums: D. V. Lindley, *On a measure of the information provided by an experiment*, Annals of
+Mathematical Statistics 27 (1956), 986-1005.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import entr
 
 from bisect_env.search.families import FloatArray
@@ -26,34 +38,46 @@ from bisect_env.search.space import HypothesisSpace
 
 RATES_WEIGHT = 0.5
 BLOCKS = np.array([1.0, 4.0, 10.0, 25.0, 50.0])
+ONE = BLOCKS[:1]
+LEADING = 0.5
+"""Posterior of an answer from which on trials are chosen for what they tell about hypotheses alone."""
+_HYPOTHESES_LEFT = 64
+_CELLS_LIKED = 32
+_LN2 = float(np.log(2.0))
 
 
 def binary_entropy(p: FloatArray) -> FloatArray:
     """Entropy in bits of a yes/no with probability p, elementwise."""
-    clipped = np.clip(p, 0.0, 1.0)
-    return np.asarray((entr(clipped) + entr(1.0 - clipped)) / np.log(2.0), dtype=np.float64)
+    clipped = np.minimum(np.maximum(p, 0.0), 1.0)
+    return np.asarray((entr(clipped) + entr(1.0 - clipped)) / _LN2, dtype=np.float64)
 
 
-def any_hit(rates: FloatArray) -> FloatArray:
+def any_hit(rates: FloatArray, blocks: FloatArray = BLOCKS) -> FloatArray:
     """Chance of at least one hit in each block at each rate, shape (rates, blocks)."""
-    return np.asarray(1.0 - (1.0 - rates[:, None]) ** BLOCKS, dtype=np.float64)
+    if len(blocks) == 1 and blocks[0] == 1.0:
+        return rates[:, None]
+    return np.asarray(1.0 - (1.0 - rates[:, None]) ** blocks, dtype=np.float64)
 
 
-def information(space: HypothesisSpace, counts: Counts, belief: Belief) -> FloatArray:
+def information(
+    space: HypothesisSpace, counts: Counts, belief: Belief, blocks: FloatArray = BLOCKS
+) -> FloatArray:
     """Bits that each block of trials of each cell tells, rates at their weight, shape (*lattice, blocks)."""
     grid = counts.grid
     bad = space.bad_mass(belief.with_bad_rate)
-    good = belief.with_background.sum(axis=0) - space.bad_mass(belief.with_background)
-    by_rate = any_hit(grid.rates)
+    good = np.maximum(belief.with_background.sum(axis=0) - space.bad_mass(belief.with_background), 0.0)
+    by_rate = any_hit(grid.rates, blocks)
     if_bad = grid.kernel @ by_rate
     hit = bad @ if_bad
     known = bad @ binary_entropy(if_bad)
     # A cell's own past sharpens its own rate where rates may differ; only cells with trials need it.
-    for index, own_rate in counts.own_rate.items():
-        own = own_rate @ by_rate
-        hit[index] = bad[index] @ own
-        known[index] = bad[index] @ binary_entropy(own)
-    if_good = any_hit(grid.p0)
+    if counts.own_rate:
+        tried = tuple(np.array(list(counts.own_rate)).T)
+        own = np.stack(list(counts.own_rate.values())) @ by_rate
+        weights = bad[tried][:, None, :]
+        hit[tried] = (weights @ own)[:, 0]
+        known[tried] = (weights @ binary_entropy(own))[:, 0]
+    if_good = any_hit(grid.p0, blocks)
     hit_good = good @ if_good
     known = known + good @ binary_entropy(if_good)
     known_side = _entropy_given_side(hit, bad) + _entropy_given_side(hit_good, good)
@@ -67,14 +91,86 @@ def _entropy_given_side(hit: FloatArray, weights: FloatArray) -> FloatArray:
     return np.asarray(chance * binary_entropy(hit / chance), dtype=np.float64)
 
 
-def scores(info: FloatArray, build_cost: FloatArray) -> FloatArray:
+def information_on_answer(
+    space: HypothesisSpace, counts: Counts, belief: Belief, cells: NDArray[np.intp], blocks: FloatArray
+) -> FloatArray:
+    """Bits that blocks of trials tell about the hypothesis alone, among the most probable ones.
+
+    Args:
+        space: The hypotheses.
+        counts: What was seen.
+        belief: The posterior.
+        cells: Flat positions on the lattice, shape (X,).
+        blocks: Numbers of trials, shape (B,).
+
+    Returns:
+        Shape (X, B).
+    """
+    grid = counts.grid
+    left = np.arange(space.size)
+    if space.size > _HYPOTHESES_LEFT:
+        left = np.argpartition(-belief.hypotheses, _HYPOTHESES_LEFT)[:_HYPOTHESES_LEFT]
+    chance = belief.hypotheses[left]
+    total = float(chance.sum())
+    by_rate = any_hit(grid.rates, blocks)
+    shared = grid.kernel @ by_rate
+    own = np.empty((len(cells), *shared.shape))
+    for place, cell in enumerate(zip(*np.unravel_index(cells, space.shape), strict=True)):
+        seen = counts.own_rate.get(tuple(int(i) for i in cell))
+        own[place] = shared if seen is None else seen @ by_rate
+    # P(h, O) if the cell is bad under h, and if it is good; shapes (H, X, B) and (H, B).
+    if_bad = np.tensordot(belief.with_bad_rate[left], own, axes=(1, 1))
+    if_good = belief.with_background[left] @ any_hit(grid.p0, blocks)
+    calls_bad = space.judged(left, cells)
+    joint = np.where(calls_bad[:, :, None], if_bad, if_good[:, None, :]) / total
+    share = np.maximum(chance / total, 1e-300)[:, None, None]
+    given = (share * binary_entropy(joint / share)).sum(axis=0)
+    return np.asarray(np.maximum(binary_entropy(joint.sum(axis=0)) - given, 0.0), dtype=np.float64)
+
+
+def scores(info: FloatArray, build_cost: FloatArray, blocks: FloatArray = BLOCKS) -> FloatArray:
     """Best information per unit of cost over the blocks.
 
     Args:
         info: Shape (*lattice, blocks), bits.
         build_cost: Shape of the lattice: price of the environment in trials, 0 where it exists.
+        blocks: Numbers of trials, shape (blocks,).
 
     Returns:
         Shape of the lattice, bits per trial-equivalent.
     """
-    return np.asarray((info / (BLOCKS + build_cost[..., None])).max(axis=-1), dtype=np.float64)
+    return np.asarray((info / (blocks + build_cost[..., None])).max(axis=-1), dtype=np.float64)
+
+
+def choose(
+    space: HypothesisSpace,
+    counts: Counts,
+    belief: Belief,
+    build_cost: FloatArray,
+    visible: NDArray[np.bool_],
+    leading: float,
+) -> int:
+    """The cell whose next trial is worth most.
+
+    Args:
+        space: The hypotheses.
+        counts: What was seen, with trials under way.
+        belief: The posterior of it.
+        build_cost: As for `scores`.
+        visible: Cells that can be asked for; some can.
+        leading: Posterior of the best answer.
+
+    Returns:
+        Its flat position on the lattice.
+    """
+    blocks = BLOCKS if build_cost.any() else ONE
+    score = scores(information(space, counts, belief, blocks), build_cost, blocks)
+    score = np.where(visible, score, -np.inf).ravel()
+    if leading < LEADING:
+        return int(score.argmax())
+    liked = np.arange(score.size)
+    if score.size > _CELLS_LIKED:
+        liked = np.sort(np.argpartition(-score, _CELLS_LIKED)[:_CELLS_LIKED])
+    told = information_on_answer(space, counts, belief, liked, blocks)
+    answers = scores(told, build_cost.ravel()[liked], blocks)
+    return int(liked[np.where(np.isfinite(score[liked]), answers, -np.inf).argmax()])

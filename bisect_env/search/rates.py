@@ -61,8 +61,8 @@ class RateGrid:
             min_rate: The smallest crash rate that is looked for, in (0, 1).
         """
         points = np.geomspace(min_rate, 1.0, _POINTS)
-        # A single cell may lie below the smallest typical rate by a factor of two.
-        rates = np.unique(np.concatenate([points, np.geomspace(min_rate / 2, 1.0, 2 * _POINTS)]))
+        # No cell fails more rarely than what is looked for: such a cell could not be told from a good one.
+        rates = np.unique(np.concatenate([points, np.geomspace(min_rate, 1.0, 2 * _POINTS)]))
         # A spread around 1 is no belief of its own: rates end there.
         columns = [
             (m, s, w / (_POINTS - (s > 0))) for s, w in _SPREADS.items() for m in points if s == 0 or m < 1

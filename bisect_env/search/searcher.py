@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.acquisition import information, scores
+from bisect_env.search.acquisition import choose
 from bisect_env.search.classes import Classes
 from bisect_env.search.families import FloatArray
 from bisect_env.search.posterior import Belief, Counts, update
@@ -31,6 +31,9 @@ _STATED_END_DOUBT = 0.1
 # How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly.
 _FAILURES = 2
 _MOST_CANDIDATES = 10
+# How often the bad end should have failed before the search leaves it, if it does not always fail.
+_END_FAILURES = 3
+_END_TRIALS = 180
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Search:
             self._group[index] = np.ravel_multi_index(stands_for, grid.shape)
         # Trials that were under way when their combination was set aside are told all the same, and what was
         # counted there stays on record.
-        self._first_group = self._group.copy()
+        self._stands_for = dict(groups)
         self._forget()
 
     # -- telling -----------------------------------------------------------------------------------------
@@ -105,10 +108,10 @@ class Search:
             self.__dict__.pop(name, None)
 
     def _standing_for(self, index: Index) -> Index:
-        flat = int(self._first_group[index])
-        if flat < 0:
-            raise ValueError(f"combination {index} cannot be run")
-        return tuple(int(i) for i in np.unravel_index(flat, self._grid.shape))
+        try:
+            return self._stands_for[index]
+        except KeyError:
+            raise ValueError(f"combination {index} cannot be run") from None
 
     # -- what is known -----------------------------------------------------------------------------------
 
@@ -187,10 +190,21 @@ class Search:
         good, bad = self._ends
         if good is not None and ahead.trials[good] == 0:
             return good
-        if bad is None or self._counts.hits.any():
+        if bad is None or not self._more_at_bad_end(bad, ahead):
             return None
         doubted = float(self._space.bad_mass(belief.hypotheses[:, None])[(*bad, 0)]) < 0.5
         return None if doubted else bad
+
+    def _more_at_bad_end(self, bad: Index, ahead: Counts) -> bool:
+        """Whether the bad rate is still too little known to be worth searching with.
+
+        Every later step is cheaper for knowing it: until the target showed anywhere, and at this end, unless
+        each trial there showed it, `_END_FAILURES` times.
+        """
+        if not self._counts.hits.any():
+            return True
+        hits, trials = int(self._counts.hits[bad]), int(self._counts.trials[bad])
+        return hits < _END_FAILURES and hits < trials and ahead.trials[bad] < _END_TRIALS
 
     @cached_property
     def _ends(self) -> tuple[Index | None, Index | None]:
@@ -241,8 +255,9 @@ class Search:
         return [cell for cell, wanted in self._wanted(best) if self._counts.trials[cell] < wanted]
 
     def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
-        score = scores(information(self._space, ahead, belief), cost)
-        return _position(np.where(self._visible, score, -np.inf).argmax(), self._grid.shape)
+        leading = float(self._classes.masses(belief.hypotheses).max())
+        cell = choose(self._space, ahead, belief, cost, self._visible, leading)
+        return _position(cell, self._grid.shape)
 
     # -- answering ---------------------------------------------------------------------------------------
 
@@ -345,5 +360,5 @@ class Search:
         return tuple(wrong)
 
 
-def _position(flat: np.intp, shape: tuple[int, ...]) -> Index:
+def _position(flat: np.intp | int, shape: tuple[int, ...]) -> Index:
     return tuple(int(i) for i in np.unravel_index(int(flat), shape))

@@ -174,6 +174,27 @@ class HypothesisSpace:
             mass = mass + (any_of.reshape(-1, columns).sum(axis=0) - spared)
         return mass
 
+    def judged(self, hypotheses: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Which cells some hypotheses call bad.
+
+        Args:
+            hypotheses: Positions of the flat order, shape (H,).
+            cells: Flat positions on the lattice, shape (X,).
+
+        Returns:
+            Shape (H, X).
+        """
+        any_of = (hypotheses >= self._all_size) & (hypotheses < self.size - 1)
+        chosen = np.unravel_index(hypotheses % self._all_size, self._set_shape)
+        places = np.unravel_index(cells, self.shape)
+        inside = np.ones((len(hypotheses), len(cells)), dtype=bool)
+        outside = inside.copy()
+        for sets, spared, number, place in zip(self._matrices, self._spared, chosen, places, strict=True):
+            inside &= sets[number][:, place] > 0
+            outside &= spared[number][:, place] > 0
+        bad = np.where(any_of[:, None], ~outside, inside)
+        return np.asarray(bad & (hypotheses < self.size - 1)[:, None])
+
     def hypothesis(self, number: int) -> Hypothesis:
         """Spell out the hypothesis at a position of the flat order."""
         if number == self.size - 1:

@@ -53,13 +53,22 @@ def test_nothing_to_run_is_the_end() -> None:
     assert search.verdict.status is Status.NONE
 
 
-def test_controls_come_first_then_the_bad_end_until_it_shows() -> None:
+def test_controls_come_first_then_the_bad_end_until_its_rate_is_roughly_known() -> None:
     search = search_of((9,))
     assert search.ask(1) == [(0,)]
     search.tell((0,), hit=False)
     for _ in range(4):
         assert search.ask(1) == [(8,)]
         search.tell((8,), hit=False)
+    for _ in range(3):
+        assert search.ask(1) == [(8,)]
+        search.tell((8,), hit=True)
+    assert search.ask(1) != [(8,)]
+
+
+def test_a_bad_end_that_always_fails_is_tried_once() -> None:
+    search = search_of((9,))
+    search.tell((0,), hit=False)
     search.tell((8,), hit=True)
     assert search.ask(1) != [(8,)]
 
