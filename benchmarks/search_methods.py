@@ -74,6 +74,7 @@ class Coins:
         return False
 
     def played(self, *, wrong: bool, not_confirmed: bool = False) -> Played:
+        """What the study came to."""
         return Played(self.trials, len(self.tried), self.rounds, wrong, not_confirmed)
 
 

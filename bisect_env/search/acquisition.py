@@ -19,7 +19,7 @@ whose sums run over the few hypotheses that are left and the cells that the firs
 
 Score: `max_k I_k(x) / (k + B_x)`, where B_x is the price, in trials, of an environment that is not built yet.
 Single-trial information per cost would keep buying nearly worthless trials in environments that are built.
-Where B_x = 0 a single trial always scores best, for I_k ≤ k·I_1: k trials tell at most k times what one tells,
+Where B_x = 0 a single trial always scores best, for I_k ≤ k·I_1: k trials tell at most k times what one does,
 and "any of them hit" tells no more than the k outcomes.
 
 Source of the sums: D. V. Lindley, *On a measure of the information provided by an experiment*, Annals of
@@ -77,9 +77,15 @@ def information(
         weights = bad[tried][:, None, :]
         hit[tried] = (weights @ own)[:, 0]
         known[tried] = (weights @ binary_entropy(own))[:, 0]
-    if_good = any_hit(grid.p0, blocks)
+    by_p0 = any_hit(grid.p0, blocks)
+    if_good = counts.if_called_good(None, by_p0, by_rate)
     hit_good = good @ if_good
-    known = known + good @ binary_entropy(if_good)
+    known_good = good @ binary_entropy(if_good)
+    for index in counts.own_rate if counts.stray else ():
+        if_good = counts.if_called_good(index, by_p0, by_rate)
+        hit_good[index] = good[index] @ if_good
+        known_good[index] = good[index] @ binary_entropy(if_good)
+    known = known + known_good
     known_side = _entropy_given_side(hit, bad) + _entropy_given_side(hit_good, good)
     unknown = RATES_WEIGHT * known + (1 - RATES_WEIGHT) * known_side
     return np.asarray(np.maximum(binary_entropy(hit + hit_good) - unknown, 0.0), dtype=np.float64)
@@ -114,15 +120,18 @@ def information_on_answer(
     total = float(chance.sum())
     by_rate = any_hit(grid.rates, blocks)
     shared = grid.kernel @ by_rate
-    own = np.empty((len(cells), *shared.shape))
+    by_p0 = any_hit(grid.p0, blocks)
+    own, good = np.empty((len(cells), *shared.shape)), np.empty((len(cells), *by_p0.shape))
     for place, cell in enumerate(zip(*np.unravel_index(cells, space.shape), strict=True)):
-        seen = counts.own_rate.get(tuple(int(i) for i in cell))
+        index = tuple(int(i) for i in cell)
+        seen = counts.own_rate.get(index)
         own[place] = shared if seen is None else seen @ by_rate
-    # P(h, O) if the cell is bad under h, and if it is good; shapes (H, X, B) and (H, B).
+        good[place] = counts.if_called_good(None if seen is None else index, by_p0, by_rate)
+    # P(h, O) if the cell is bad under h, and if it is good; shapes (H, X, B).
     if_bad = np.tensordot(belief.with_bad_rate[left], own, axes=(1, 1))
-    if_good = belief.with_background[left] @ any_hit(grid.p0, blocks)
+    if_good = np.tensordot(belief.with_background[left], good, axes=(1, 1))
     calls_bad = space.judged(left, cells)
-    joint = np.where(calls_bad[:, :, None], if_bad, if_good[:, None, :]) / total
+    joint = np.where(calls_bad[:, :, None], if_bad, if_good) / total
     share = np.maximum(chance / total, 1e-300)[:, None, None]
     given = (share * binary_entropy(joint / share)).sum(axis=0)
     return np.asarray(np.maximum(binary_entropy(joint.sum(axis=0)) - given, 0.0), dtype=np.float64)

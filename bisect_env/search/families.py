@@ -19,6 +19,8 @@ FloatArray = NDArray[np.float64]
 # something and was never mended, or was never good, is as common a story as a true window.
 _SUFFIX_SHARE = 0.35
 _PREFIX_SHARE = 0.25
+# Broken, fixed, and broken again: rare, but a history that is so must not be reported as something else.
+_GAP_SHARE = 0.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,13 @@ class Family:
         return spared
 
 
-def family(direction: Direction, size: int) -> Family:
+def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
     """The family that belongs to a direction.
 
     Args:
         direction: Where the bad values may lie.
         size: Number of values on the axis, at least 1.
+        gaps: Whether `either` has the complements of intervals, too: broken, fixed, broken again.
 
     Returns:
         Suffixes {>= a} for a regression, prefixes {< a} for a fix, all intervals [a, b) for either, and
@@ -71,12 +74,15 @@ def family(direction: Direction, size: int) -> Family:
             suffixes = [values >= a for a in range(1, size)]
             prefixes = [values < a for a in range(1, size)]
             windows = [(values >= a) & (values < b) for a in range(1, size) for b in range(a + 1, size)]
-            window_share = 1.0 - _SUFFIX_SHARE - _PREFIX_SHARE if windows else 0.0
-            rows = suffixes + prefixes + windows
+            holes = [~window for window in windows] if gaps else []
+            gap_share = _GAP_SHARE if holes else 0.0
+            window_share = 1.0 - _SUFFIX_SHARE - _PREFIX_SHARE - gap_share if windows else 0.0
+            rows = suffixes + prefixes + windows + holes
             weights = (
                 [_SUFFIX_SHARE / max(1, len(suffixes))] * len(suffixes)
                 + [_PREFIX_SHARE / max(1, len(prefixes))] * len(prefixes)
                 + [window_share / max(1, len(windows))] * len(windows)
+                + [gap_share / max(1, len(holes))] * len(holes)
             )
         case Direction.UNORDERED:
             singles = [values == a for a in range(size)] if size > 1 else []

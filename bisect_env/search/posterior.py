@@ -31,6 +31,9 @@ class Counts:
     Args:
         shape: Of the lattice.
         grid: Rates to score.
+        stray: Chance that a cell which an answer calls good is bad for another reason, each by itself:
+
+            P(counts | good, p0) → (1 − stray) · P(counts | good, p0) + stray · P(counts | bad)
 
     Attributes:
         hits: Target outcomes per cell, shape of the lattice.
@@ -40,8 +43,9 @@ class Counts:
         own_rate: For cells with trials: posterior of the cell's own rate if bad, shape (J, R).
     """
 
-    def __init__(self, shape: tuple[int, ...], grid: RateGrid) -> None:
+    def __init__(self, shape: tuple[int, ...], grid: RateGrid, *, stray: float = 0.0) -> None:
         self.grid = grid
+        self.stray = stray
         self.hits = np.zeros(shape)
         self.trials = np.zeros(shape)
         self.log_bad = np.zeros((*shape, len(grid.m)))
@@ -55,11 +59,48 @@ class Counts:
         y, n = float(self.hits[index]), float(self.trials[index])
         self.log_bad[index], self.own_rate[index] = self.grid.if_bad(y, n)
         self.log_good[index] = self.grid.if_good(y, n)
+        if self.stray:
+            _, otherwise = self._own_marginal(index)
+            otherwise += float(np.log(self.stray))
+            self.log_good[index] = np.logaddexp(self.log_good[index] + np.log1p(-self.stray), otherwise)
+
+    def _own_marginal(self, index: Index) -> tuple[FloatArray, float]:
+        """A cell taken by itself as bad: posterior of its columns, shape (J,), and log evidence."""
+        log_columns = self.log_bad[index]
+        top = float(log_columns.max())
+        weights = self.grid.joint.sum(axis=1) * np.exp(log_columns - top)
+        return weights / weights.sum(), top + float(np.log(weights.sum()))
+
+    def if_called_good(self, index: Index | None, by_p0: FloatArray, by_rate: FloatArray) -> FloatArray:
+        """Chances of what comes next at a cell that is called good, for each p0.
+
+        Args:
+            index: The cell; None for one without trials.
+            by_p0: Chances at each background rate, shape (K, B).
+            by_rate: Chances at each rate of bad cells, shape (R, B).
+
+        Returns:
+            Shape (K, B); `by_p0` itself where no cell is stray.
+        """
+        if not self.stray:
+            return by_p0
+        if index is None:
+            columns, own, share = (
+                self.grid.joint.sum(axis=1),
+                self.grid.kernel,
+                np.full(len(by_p0), self.stray),
+            )
+        else:
+            columns, evidence = self._own_marginal(index)
+            own = self.own_rate[index]
+            share = np.exp(evidence + np.log(self.stray) - self.log_good[index])
+        astray = columns @ (own @ by_rate)
+        return np.asarray((1 - share[:, None]) * by_p0 + share[:, None] * astray, dtype=np.float64)
 
     def copy(self) -> Counts:
         """An independent copy, for looking ahead."""
         twin = object.__new__(Counts)
-        twin.grid = self.grid
+        twin.grid, twin.stray = self.grid, self.stray
         twin.hits, twin.trials = self.hits.copy(), self.trials.copy()
         twin.log_bad, twin.log_good = self.log_bad.copy(), self.log_good.copy()
         twin.own_rate = dict(self.own_rate)

@@ -16,24 +16,25 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.acquisition import choose
-from bisect_env.search.classes import Classes
+from bisect_env.search.explain import log10_bayes_factor, unexplained
 from bisect_env.search.families import FloatArray
+from bisect_env.search.knowledge import Knowledge, position
 from bisect_env.search.posterior import Belief, Counts, update
-from bisect_env.search.rates import RateGrid
-from bisect_env.search.space import HypothesisSpace
 from bisect_env.search.stopping import CAUTION, clean_trials, judge, quantile, required_confidence
 from bisect_env.search.verdict import Answer, Status, Verdict, answer, capacity, entropy_bits
 
 # How sure the prior must be of an end before trials go there first.
 _END_CERTAINTY = 0.9
-# Odds that a stated end is not as stated: people state what they saw, on another machine perhaps.
-_STATED_END_DOUBT = 0.1
 # How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly.
 _FAILURES = 2
 _MOST_CANDIDATES = 10
 # How often the bad end should have failed before the search leaves it, if it does not always fail.
 _END_FAILURES = 3
 _END_TRIALS = 180
+# Before "never" or "always", combinations spread over the whole lattice are tried at least once each.
+_SPREAD = 5
+# Share of the bad rate at which the good end may fail.
+_CONTROL = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class SearchSettings:
     max_trials: int = 5000
 
 
-class Search:
+class Search(Knowledge):
     """One question: where in the grid do trials begin to show the target?
 
     Args:
@@ -59,89 +60,30 @@ class Search:
         groups: For each cell the cell that stands for it (combinations with one measurement share a group),
             missing for cells that cannot be run.
         settings: When to stop.
+        nothing: Prior of *never bad*; None leaves what the space gives it.
+        any_of: Whether one answer may name several causes that suffice each.
+        stray: Chance that a combination is bad for a reason that the answer is not about.
     """
 
     def __init__(
-        self, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings | None = None
+        self,
+        grid: Grid,
+        groups: Mapping[Index, Index],
+        settings: SearchSettings | None = None,
+        *,
+        nothing: float | None = None,
+        any_of: bool = True,
+        stray: float = 0.0,
     ) -> None:
         self.settings = settings or SearchSettings()
-        self._grid = grid
-        self._space = HypothesisSpace(grid.shape, [axis.direction for axis in grid.axes])
-        for end, is_bad in ((grid.good, False), (grid.bad, True)):
-            if end is not None and end in groups:
-                self._space.expect(groups[end], bad=is_bad, doubt=_STATED_END_DOUBT)
-        self._rates = RateGrid.default(self.settings.min_crash_rate)
-        self._counts = Counts(grid.shape, self._rates)
-        self._group = np.full(grid.shape, -1, dtype=np.intp)
-        for index, stands_for in groups.items():
-            self._group[index] = np.ravel_multi_index(stands_for, grid.shape)
-        # Trials that were under way when their combination was set aside are told all the same, and what was
-        # counted there stays on record.
-        self._stands_for = dict(groups)
-        self._forget()
-
-    # -- telling -----------------------------------------------------------------------------------------
-
-    def tell(self, index: Index, *, hit: bool) -> None:
-        """Count one trial of a combination: good or bad. Other outcomes and void trials are never told."""
-        self._counts.add(self._standing_for(index), int(hit), 1)
-        self._forget(classes=False)
-
-    def set_aside(self, index: Index) -> None:
-        """Nothing more can be learnt at this combination (unbuildable, skipped, always failing another way).
-
-        Its whole group is asked no more; trials of it that were told, or still will be, keep counting.
-        """
-        if self._group[index] >= 0:
-            self._group[self._group == self._group[index]] = -1
-            self._forget()
-
-    def _forget(self, *, classes: bool = True) -> None:
-        for name in (
-            "_belief",
-            "_sure",
-            "_required",
-            "_clean",
-            "verdict",
-            *(("_classes", "_visible", "_ends") if classes else ()),
-        ):
-            self.__dict__.pop(name, None)
-
-    def _standing_for(self, index: Index) -> Index:
-        try:
-            return self._stands_for[index]
-        except KeyError:
-            raise ValueError(f"combination {index} cannot be run") from None
-
-    # -- what is known -----------------------------------------------------------------------------------
-
-    @cached_property
-    def _belief(self) -> Belief:
-        return update(self._space, self._counts)
-
-    @cached_property
-    def _visible(self) -> NDArray[np.bool_]:
-        """Cells that stand for a group that can be run."""
-        flat = np.arange(self._group.size).reshape(self._group.shape)
-        return np.asarray(self._group == flat)
-
-    @cached_property
-    def _classes(self) -> Classes:
-        return Classes(self._space, self._visible)
-
-    @property
-    def trials(self) -> int:
-        """Counted trials so far."""
-        return int(self._counts.trials.sum())
-
-    def counts(self, index: Index) -> tuple[int, int]:
-        """Hits and counted trials of a combination (those of its whole group)."""
-        cell = self._standing_for(index)
-        return int(self._counts.hits[cell]), int(self._counts.trials[cell])
-
-    def probability_bad(self) -> FloatArray:
-        """Posterior that each combination is bad, shape of the grid."""
-        return self._space.bad_mass(self._belief.hypotheses[:, None])[..., 0]
+        super().__init__(
+            grid,
+            groups,
+            min_rate=self.settings.min_crash_rate,
+            nothing=nothing,
+            any_of=any_of,
+            stray=stray,
+        )
 
     # -- asking ------------------------------------------------------------------------------------------
 
@@ -212,8 +154,8 @@ class Search:
         prior = self._space.bad_mass(self._space.prior[:, None])[..., 0]
         lowest = np.where(self._visible, prior, np.inf)
         highest = np.where(self._visible, prior, -np.inf)
-        good: Index | None = _position(lowest.argmin(), self._grid.shape)
-        bad: Index | None = _position(highest.argmax(), self._grid.shape)
+        good: Index | None = position(lowest.argmin(), self._grid.shape)
+        bad: Index | None = position(highest.argmax(), self._grid.shape)
         good = good if good is not None and lowest[good] <= 1 - _END_CERTAINTY else None
         bad = bad if bad is not None and highest[bad] >= _END_CERTAINTY else None
         if self._grid.good is not None and self._group[self._grid.good] >= 0:
@@ -234,6 +176,8 @@ class Search:
 
     def _wanted(self, best: Answer) -> list[tuple[Index, float]]:
         """Trials that each side of every boundary must have before the answer is confirmed."""
+        if best.hypothesis.kind in ("never", "always"):
+            return [(cell, 1) for cell in self._spread]
         wanted: list[tuple[Index, float]] = []
         pairs = [(b.bad, b.good) for b in best.boundaries]
         if not pairs and best.first_bad is not None and best.last_good is not None:
@@ -243,7 +187,21 @@ class Search:
             if self._counts.hits[bad] < _FAILURES:
                 wanted.append((bad, math.inf))
             wanted.append((good, self._clean))
+        end = self._ends[0]
+        if end is not None and not best.hypothesis.is_bad(end):
+            hits = float(self._counts.hits[end])
+            # A control that failed as often as bad combinations do is no control until it passes, too.
+            wanted.append((end, hits / (_CONTROL * self._typical_rates()[0])))
         return wanted
+
+    @cached_property
+    def _spread(self) -> list[Index]:
+        """Some cells from one end of the lattice to the other."""
+        cells = np.flatnonzero(self._visible)
+        if not len(cells):
+            return []
+        places = np.unique(np.linspace(0, len(cells) - 1, _SPREAD).round().astype(int))
+        return [position(int(cells[place]), self._grid.shape) for place in places]
 
     @cached_property
     def _clean(self) -> int:
@@ -257,7 +215,7 @@ class Search:
     def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
         leading = float(self._classes.masses(belief.hypotheses).max())
         cell = choose(self._space, ahead, belief, cost, self._visible, leading)
-        return _position(cell, self._grid.shape)
+        return position(cell, self._grid.shape)
 
     # -- answering ---------------------------------------------------------------------------------------
 
@@ -273,14 +231,16 @@ class Search:
         if not self._sure:
             return False
         verdict = self.verdict
-        if verdict.status is Status.CONFIRMED or verdict.best.hypothesis.kind in ("never", "always"):
+        if verdict.best.hypothesis.kind in ("never", "always"):
+            return not self._lacking(verdict.best)
+        if verdict.status is Status.CONFIRMED:
             return True
         return not verdict.best.boundaries and not self._lacking(verdict.best)
 
     @cached_property
     def _sure(self) -> bool:
         """Whether some answer holds the stated confidence; much cheaper than the whole verdict."""
-        return bool(self._classes.masses(self._belief.hypotheses).max() >= self._required)
+        return bool(self._masses.max() >= self._required)
 
     @cached_property
     def _required(self) -> float:
@@ -300,7 +260,7 @@ class Search:
     def verdict(self) -> Verdict:
         """The answer by now; a pure function of the counts."""
         belief = self._belief
-        masses = self._classes.masses(belief.hypotheses)
+        masses = self._masses
         order = np.argsort(-masses, kind="stable")
         cut = int(np.searchsorted(np.cumsum(masses[order]), self.settings.confidence)) + 1
         shown = order[: min(cut, _MOST_CANDIDATES)]
@@ -322,6 +282,8 @@ class Search:
             agreed=all(agrees for _, agrees in sub.values()),
             lacking=bool(self._lacking(best)),
         )
+        of, beliefs = self._classes.of, (belief.hypotheses, self._space.prior)
+        these = of == order[0]
         left = entropy_bits(masses) / max(capacity(background, bad_rate), 1e-6)
         return Verdict(
             status=status,
@@ -333,8 +295,28 @@ class Search:
             bad_rate=bad_rate,
             background=background,
             ends_wrong=self._ends_wrong(),
-            expected_left=0.0 if status is Status.CONFIRMED else left,
+            expected_left=0.0 if self._is_over(status, best) else left,
+            expected_environments=0 if self._is_over(status, best) else self._environments_left(masses),
+            against_nothing=log10_bayes_factor(*beliefs, these, self._no_difference),
+            against_next=None if len(order) < 2 else log10_bayes_factor(*beliefs, these, of == order[1]),
+            unexplained=unexplained(best.hypothesis, self._counts),
+            monotone=not self._widened,
         )
+
+    def _is_over(self, status: Status, best: Answer) -> bool:
+        return status is Status.CONFIRMED or (
+            best.hypothesis.kind in ("never", "always") and self._sure and not self._lacking(best)
+        )
+
+    @property
+    def _no_difference(self) -> NDArray[np.bool_]:
+        classes = self._classes
+        return np.isin(classes.of, (classes.never, classes.always))
+
+    def _environments_left(self, masses: FloatArray) -> int:
+        """About one new environment for each bit that is missing, as in plain bisection."""
+        untried = int(np.count_nonzero(self._visible & (self._counts.trials == 0)))
+        return min(untried, math.ceil(entropy_bits(masses) - 1e-9))
 
     def _answer(self, number: int, probability: float) -> Answer:
         # Groups share their measurement, so that every member shows its group's counts.
@@ -358,7 +340,3 @@ class Search:
             if (1 - chance if is_bad else chance) >= self.settings.confidence:
                 wrong.append(name)
         return tuple(wrong)
-
-
-def _position(flat: np.intp | int, shape: tuple[int, ...]) -> Index:
-    return tuple(int(i) for i in np.unravel_index(int(flat), shape))

@@ -31,6 +31,8 @@ _ALWAYS_PRIOR = 0.015
 _ANY_OF_PRIOR = 0.07
 # Odds of one more axis being involved: most regressions have one culprit.
 _EXTRA_AXIS_ODDS = 0.4
+# Gaps double the sets of an axis; on several such axes a step would take longer than a trial.
+_MOST_WITH_GAPS = 20_000
 
 
 def _mode_products(tensor: FloatArray, matrices: Sequence[FloatArray]) -> FloatArray:
@@ -91,20 +93,31 @@ class HypothesisSpace:
     Args:
         shape: Number of values on each axis.
         directions: Where the bad values may lie, one per axis.
+        most: Combinations of sets up to which `either` has gaps (broken, fixed, broken again), too.
+        any_of: Whether several causes may each suffice.
 
     Attributes:
         prior: Shape (hypotheses,), sums to 1.
     """
 
-    def __init__(self, shape: Sequence[int], directions: Sequence[Direction]) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        directions: Sequence[Direction],
+        *,
+        most: int = _MOST_WITH_GAPS,
+        any_of: bool = True,
+    ) -> None:
         self.shape = tuple(shape)
         self._families = [family(d, n) for d, n in zip(directions, shape, strict=True)]
+        if np.prod([float(len(f.sets)) for f in self._families]) > most:
+            self._families = [family(d, n, gaps=False) for d, n in zip(directions, shape, strict=True)]
         self._matrices = [f.sets for f in self._families]
         self._spared = [f.spared for f in self._families]
         self._set_shape = tuple(len(f.sets) for f in self._families)
         self._all_size = int(np.prod(self._set_shape))
         # "Any of" is a hypothesis of its own only where two axes have something to say.
-        self._any = sum(n > 1 for n in self.shape) >= 2
+        self._any = any_of and sum(n > 1 for n in self.shape) >= 2
         self._any_size = self._all_size if self._any else 0
         self.size = self._all_size + self._any_size + 1
         self.prior = self._prior()
@@ -138,6 +151,12 @@ class HypothesisSpace:
         cell[index] = 1.0
         called_bad = self.bad_totals(cell)[:, 0] > 0.5
         self.prior = _normalised(np.where(called_bad == bad, self.prior, doubt * self.prior))
+
+    def expect_nothing(self, chance: float) -> None:
+        """Give *never bad* this prior; the others keep their proportions."""
+        self.prior[self.never] = 0.0
+        self.prior = _normalised(self.prior) * (1.0 - chance)
+        self.prior[self.never] = chance
 
     def bad_totals(self, cells: FloatArray) -> FloatArray:
         """Total of a cell quantity over the bad cells of every hypothesis.

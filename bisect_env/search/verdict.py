@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Index
 from bisect_env.search.classes import boundary_pairs
+from bisect_env.search.explain import Unexplained
 from bisect_env.search.families import FloatArray
 from bisect_env.search.space import Hypothesis
 
@@ -99,6 +100,12 @@ class Verdict:
         background: Posterior mean of the target rate of good ones.
         ends_wrong: Stated ends that turned out otherwise ("good" and "bad"), empty normally.
         expected_left: Estimate of trials still needed, 0 when done.
+        expected_environments: Estimate of environments that are still to be built, 0 when done.
+        against_nothing: Decimal logarithm of the Bayes factor of `best` against *never* and *always bad*.
+        against_next: The same against the second answer.
+        unexplained: Combinations whose trials `best` does not explain.
+        monotone: Whether ordered axes are taken to change as their directions say; False once the trials
+            contradicted that.
     """
 
     status: Status
@@ -111,6 +118,11 @@ class Verdict:
     background: float
     ends_wrong: tuple[str, ...] = ()
     expected_left: float = 0.0
+    expected_environments: int = 0
+    against_nothing: float | None = None
+    against_next: float | None = None
+    unexplained: tuple[Unexplained, ...] = ()
+    monotone: bool = True
 
 
 def answer(

@@ -1,0 +1,148 @@
+"""Does the verdict explain what was seen? And how much better than other answers?
+
+*Posterior predictive check.* Under the answer, the other combinations say how often a good or a bad one shows
+the target; the counts of each combination are compared with that prediction:
+
+    P(Y ≥ y) = Σ_k w_k · P(Binomial(n, p0_k) ≥ y)                        called good, y of n trials hit
+    P(Y ≤ y) = Σ_j w_j · Σ_r P(r | m_j, σ_j) · P(Binomial(n, r) ≤ y)     called bad
+
+with w the posterior of the rates given the answer and all *other* combinations. What falls below
+`SURPRISE`, divided by the number of combinations compared, is named.
+Source: D. B. Rubin, *Bayesianly justifiable and relevant frequency calculations for the applied
+statistician*, Annals of Statistics 12 (1984), 1151-1172; leaving one out: A. E.
+Gelfand, D. K. Dey, H. Chang, *Bayesian Statistics* 4 (1992), 147-167.
+
+*Bayes factors.* How much more likely the data are under one answer than under another, rates averaged out:
+posterior odds divided by prior odds. Source: R. E. Kass, A. E. Raftery, *Bayes factors*, Journal of the
+American Statistical Association 90 (1995), 773-795.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+from scipy.stats import binom
+
+from bisect_env.matrix.grid import Direction, Index
+from bisect_env.search.families import FloatArray
+from bisect_env.search.posterior import Belief, Counts, update
+from bisect_env.search.space import Hypothesis, HypothesisSpace
+
+SURPRISE = 0.01
+"""Chance of naming any combination of a study whose verdict is right, roughly."""
+WIDER = 20.0
+"""Bayes factor from which on a history that is not monotone is believed to be one: *strong* evidence in the
+scale of Kass and Raftery."""
+_MOST_SETS = 20_000
+_LARGEST = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unexplained:
+    """A combination whose trials the verdict does not explain.
+
+    Attributes:
+        index: The cell that stands for its group.
+        called_bad: What the verdict says of it.
+        hits: Trials that showed the target.
+        trials: Counted trials.
+        chance: Of a result at least as far from what the verdict predicts.
+    """
+
+    index: Index
+    called_bad: bool
+    hits: int
+    trials: int
+    chance: float
+
+
+def unexplained(hypothesis: Hypothesis, counts: Counts) -> tuple[Unexplained, ...]:
+    """Combinations that an answer cannot explain, the strangest first.
+
+    Args:
+        hypothesis: The answer.
+        counts: What was seen.
+    """
+    grid = counts.grid
+    cells = list(counts.own_rate)
+    if len(cells) < 2:
+        return ()
+    calls_bad = [hypothesis.is_bad(cell) for cell in cells]
+    total_bad, total_good = np.zeros(len(grid.m)), np.zeros(len(grid.p0))
+    for cell, bad in zip(cells, calls_bad, strict=True):
+        if bad:
+            total_bad = total_bad + counts.log_bad[cell]
+        else:
+            total_good = total_good + counts.log_good[cell]
+    with np.errstate(divide="ignore"):
+        log_prior = np.log(grid.joint)
+    found = []
+    for cell, bad in zip(cells, calls_bad, strict=True):
+        a = total_bad - counts.log_bad[cell] if bad else total_bad
+        b = total_good if bad else total_good - counts.log_good[cell]
+        weights = log_prior + a[:, None] + b[None, :]
+        weights = np.exp(weights - logsumexp(weights))
+        hits, trials = int(counts.hits[cell]), int(counts.trials[cell])
+        if bad:
+            chance = float(weights.sum(axis=1) @ (grid.kernel @ binom.cdf(hits, trials, grid.rates)))
+        else:
+            chance = float(weights.sum(axis=0) @ binom.sf(hits - 1, trials, grid.p0))
+        if chance < SURPRISE / len(cells):
+            found.append(Unexplained(cell, bad, hits, trials, chance))
+    return tuple(sorted(found, key=lambda u: (u.chance, u.index)))
+
+
+def log10_bayes_factor(
+    posterior: FloatArray, prior: FloatArray, these: NDArray[np.bool_], those: NDArray[np.bool_]
+) -> float | None:
+    """Decimal logarithm of the Bayes factor between two sets of hypotheses.
+
+    Args:
+        posterior: Of each hypothesis, shape (H,).
+        prior: The same before any trial.
+        these: 0/1, shape (H,): the hypotheses in favour of which the factor counts.
+        those: 0/1: their rivals.
+
+    Returns:
+        Between -300 and 300, where float64 ends; None if a side had no prior.
+    """
+    mine, its = float(prior @ these), float(prior @ those)
+    if mine <= 0 or its <= 0:
+        return None
+    for_me, for_it = float(posterior @ these) / mine, float(posterior @ those) / its
+    if for_me <= 0 and for_it <= 0:
+        return None
+    if for_it <= 0:
+        return _LARGEST
+    if for_me <= 0:
+        return -_LARGEST
+    return max(-_LARGEST, min(_LARGEST, math.log10(for_me) - math.log10(for_it)))
+
+
+def wider_space(
+    shape: tuple[int, ...], directions: list[Direction], *, any_of: bool
+) -> HypothesisSpace | None:
+    """Hypotheses without the assumption that an ordered axis changes once; None where they are too many."""
+    wide = [d if d is Direction.UNORDERED else Direction.EITHER for d in directions]
+    if wide == directions:
+        return None
+    space = HypothesisSpace(shape, wide, most=_MOST_SETS, any_of=any_of)
+    return space if space.size <= 3 * _MOST_SETS else None
+
+
+def not_monotone(narrow: Belief, best: Hypothesis, counts: Counts, wide: HypothesisSpace) -> bool:
+    """Whether a broken-and-fixed history explains the counts better than any that changes once.
+
+    Args:
+        narrow: Belief over hypotheses that change once along each ordered axis.
+        best: The best of them.
+        counts: What was seen.
+        wide: Hypotheses that may change more often.
+    """
+    if not unexplained(best, counts):
+        return False
+    return update(wide, counts).log_evidence - narrow.log_evidence > math.log(WIDER)
