@@ -61,12 +61,16 @@ def table(document: Results) -> str:
     scale, seed = document["scale"], document["seed"]
     lines = [
         "",
-        f"Seed {seed}, {scale:g} of the full run's repetitions, {document['seconds']} seconds on "
-        f"{document['processes']} processes, confidence {document['confidence']:g}; "
-        "± is the standard error of the mean.",
+        (
+            f"Seed {seed}, {scale:g} of the full run's repetitions, {document['seconds']} seconds on "
+            f"{document['processes']} processes, confidence {document['confidence']:g}; "
+            "± is the standard error of the mean."
+        ),
         "",
-        "| row | method | studies | trials | environments | rounds | trials + B × env. | wrong | "
-        "not confirmed | mark |",
+        (
+            "| row | method | studies | trials | environments | rounds | trials + B × env. | wrong | "
+            "not confirmed | mark |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in document["rows"]:
