@@ -26,12 +26,18 @@ def plan(
     matrix: Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")],
     crash_rate: Annotated[
         float | None,
-        typer.Option(min=0.001, max=1.0, help="Assumed crash rate; default: 1 and 0.1, one after the other."),
+        typer.Option(
+            min=0.001, max=1.0, help="Assumed crash rate; default: 1, then 0.1 (or the matrix's smallest)."
+        ),
     ] = None,
     background: Annotated[
         float, typer.Option(min=0.0, max=0.5, help="Assumed rate of the failure in good combinations.")
     ] = 0.0,
     workers: Annotated[int, typer.Option(min=1, help="Assumed number of workers.")] = 1,
+    trial_seconds: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Assumed seconds of a trial; default: its timeout, which is the most."),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="The plan as one JSON object.")] = False,
     whole: Annotated[bool, typer.Option("--all", help="List combinations that can be run, too.")] = False,
     why: Annotated[
@@ -71,9 +77,9 @@ def plan(
             settings=SearchSettings(settings.confidence, settings.min_crash_rate, settings.max_trials),
             workers=workers,
         )
-        for rate in ((crash_rate,) if crash_rate else (1.0, 0.1))
+        for rate in ((crash_rate,) if crash_rate else (1.0, max(0.1, settings.min_crash_rate)))
     ]
-    document = _document(loaded, prepared, [f for f in forecasts if f is not None])
+    document = _document(loaded, prepared, [f for f in forecasts if f is not None], trial_seconds)
     if json_output:
         json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
@@ -81,7 +87,9 @@ def plan(
         _print(document, whole=whole, why=why)
 
 
-def _document(matrix: Matrix, prepared: Prepared, forecasts: list[Forecast]) -> dict[str, Any]:
+def _document(
+    matrix: Matrix, prepared: Prepared, forecasts: list[Forecast], trial_seconds: float | None
+) -> dict[str, Any]:
     from bisect_env.matrix.rules import RuleSet
 
     grid = prepared.grid
@@ -109,6 +117,7 @@ def _document(matrix: Matrix, prepared: Prepared, forecasts: list[Forecast]) -> 
             row |= {"status": "solvable", "lock": prepared.locks[index].content_hash}
             row["warnings"] = list(prepared.warnings.get(index, ()))
         combinations.append(row)
+    seconds, gpus = trial_seconds or float(matrix.file.trial.timeout), matrix.file.trial.gpus
     return {
         "schema": 1,
         "matrix": matrix.name,
@@ -133,6 +142,14 @@ def _document(matrix: Matrix, prepared: Prepared, forecasts: list[Forecast]) -> 
                 "trials_90_percent_range": list(f.trials_range),
                 # Combinations that differ in values alone share an environment.
                 "environments": min(f.environments, float(prepared.environments)),
+                "environments_90_percent_range": [
+                    min(end, float(prepared.environments)) for end in f.environments_range
+                ],
+                "trial_seconds": seconds,
+                "trial_seconds_is_timeout": trial_seconds is None,
+                "gpus_per_trial": gpus,
+                "gpu_hours": f.gpu_hours(seconds, gpus)[0],
+                "gpu_hours_90_percent_range": list(f.gpu_hours(seconds, gpus)[1:]),
             }
             for f in forecasts
         ],
@@ -214,10 +231,21 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
         line(
             0,
             f"at a crash rate of {cost['crash_rate']:g}: about {cost['trials']:.0f} trials "
-            f"(90 % of studies: {low:.0f} to {high:.0f}) in about {environments}",
+            f"(90 % of studies: {low:.0f} to {high:.0f}) in about {environments}" + _gpu_hours(cost),
         )
     if not document["forecast"]:
         line(0, "nothing can be told apart: no two combinations that can be run could differ")
+
+
+def _gpu_hours(cost: dict[str, Any]) -> str:
+    if not cost["gpus_per_trial"]:
+        return ""
+    low, high = cost["gpu_hours_90_percent_range"]
+    most = "at most " if cost["trial_seconds_is_timeout"] else ""
+    return (
+        f", {most}{cost['gpu_hours']:.3g} GPU-hours (90 %: {low:.3g} to {high:.3g}) "
+        f"at {cost['trial_seconds']:g} s and {_counted(cost['gpus_per_trial'], 'GPU')} a trial"
+    )
 
 
 def _counted(number: int, noun: str) -> str:

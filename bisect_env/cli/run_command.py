@@ -49,6 +49,12 @@ def run(
     cache: Annotated[
         Path | None, typer.Option(envvar="BISECT_ENV_CACHE", help="Where environments are built.")
     ] = None,
+    every_corner: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Go on to further failing corners until it is sure that there is no other."
+        ),
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin a new study, and measure anew what was measured before.")
     ] = False,
@@ -133,6 +139,7 @@ def run(
                 workers=default_workers(),
                 machines=place.machines,
                 fresh=fresh,
+                every_corner=every_corner,
             )
 
     try:

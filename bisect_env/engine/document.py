@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from bisect_env.matrix.grid import Grid, Index
+from bisect_env.search.every import SearchAll
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.search.searcher import Search
-from bisect_env.search.verdict import Answer
+from bisect_env.search.verdict import Answer, Verdict
 
 
-def verdict_document(grid: Grid, search: Search, missing: Mapping[Index, tuple[str, str]]) -> dict[str, Any]:
+def verdict_document(
+    grid: Grid, search: Search | SearchAll, missing: Mapping[Index, tuple[str, str]]
+) -> dict[str, Any]:
     """Describe the search's verdict.
 
     Args:
@@ -74,8 +77,52 @@ def verdict_document(grid: Grid, search: Search, missing: Mapping[Index, tuple[s
         "ends_wrong": list(verdict.ends_wrong),
         "trials": search.trials,
         "expected_left": verdict.expected_left,
+        "expected_environments_left": verdict.expected_environments,
+        "bayes_factors": {
+            "log10_against_no_difference": verdict.against_nothing,
+            "log10_against_runner_up": verdict.against_next,
+        },
+        "miss": _miss(search, best),
+        "monotone": verdict.monotone,
+        "unexplained": [
+            {
+                "combination": _named(grid, one.index),
+                "called_bad": one.called_bad,
+                "hits": one.hits,
+                "trials": one.trials,
+                "chance": one.chance,
+            }
+            for one in verdict.unexplained
+        ],
     }
+    if isinstance(search, SearchAll):
+        document["others"] = [_other(grid, search, other) for other in search.others]
+        document["no_other"] = search.no_other
     return document
+
+
+def _other(grid: Grid, search: SearchAll, verdict: Verdict) -> dict[str, Any]:
+    best = verdict.best
+    return {
+        "status": str(verdict.status),
+        "first_bad": _named(grid, best.first_bad),
+        "last_good": _named(grid, best.last_good),
+        "culprit_axes": _culprits(grid, best),
+        "probability": best.probability,
+        "bad_rate": _rate(search, best.first_bad),
+    }
+
+
+def _miss(search: Search | SearchAll, best: Answer) -> float | None:
+    """How likely the last good combination would have passed so often if it failed like the first bad one.
+
+    `(1 − p1_low)^n` with the lower end of the bad one's interval, and the good one's trials.
+    """
+    if best.first_bad is None or best.last_good is None:
+        return None
+    low, _ = clopper_pearson(*search.counts(best.first_bad))
+    hits, trials = search.counts(best.last_good)
+    return None if hits else float((1.0 - low) ** trials)
 
 
 def _named(grid: Grid, index: Index | None) -> dict[str, str] | None:
@@ -86,7 +133,7 @@ def _culprits(grid: Grid, answer: Answer) -> list[str]:
     return [grid.axes[i].name for i in answer.culprits]
 
 
-def _rate(search: Search, index: Index | None) -> dict[str, float] | None:
+def _rate(search: Search | SearchAll, index: Index | None) -> dict[str, float] | None:
     if index is None:
         return None
     hits, trials = search.counts(index)

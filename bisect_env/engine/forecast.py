@@ -27,6 +27,7 @@ class Forecast:
         trials: Mean number of trials.
         trials_range: 5th and 95th centile of it.
         environments: Mean number of environments.
+        environments_range: 5th and 95th centile of it.
     """
 
     crash_rate: float
@@ -35,6 +36,18 @@ class Forecast:
     trials: float
     trials_range: tuple[float, float]
     environments: float
+    environments_range: tuple[float, float] = (0.0, 0.0)
+
+    def gpu_hours(self, trial_seconds: float, gpus: int) -> tuple[float, float, float]:
+        """Mean, 5th and 95th centile of the time that trials hold GPUs.
+
+        Args:
+            trial_seconds: Of one trial.
+            gpus: That one trial holds.
+        """
+        hours = trial_seconds * gpus / 3600.0
+        low, high = self.trials_range
+        return self.trials * hours, low * hours, high * hours
 
 
 def forecast(
@@ -84,11 +97,14 @@ def forecast(
         return None
     trials = np.array([p.trials for p in played], dtype=np.float64)
     low, high = np.quantile(trials, [0.05, 0.95])
+    environments = np.array([p.environments for p in played], dtype=np.float64)
+    fewest, most = np.quantile(environments, [0.05, 0.95])
     return Forecast(
         crash_rate=crash_rate,
         background=background,
         studies=len(played),
         trials=float(trials.mean()),
         trials_range=(float(low), float(high)),
-        environments=float(np.mean([p.environments for p in played])),
+        environments=float(environments.mean()),
+        environments_range=(float(fewest), float(most)),
     )

@@ -33,12 +33,14 @@ from bisect_env.engine.rules import (
     Tally,
     build_cost,
     in_flight,
+    says_bad,
 )
 from bisect_env.engine.sharing import Sharing
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.search.every import SearchAll
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.storage.records import CombinationStatus, StoredTrial
 from bisect_env.storage.store import Store
@@ -112,6 +114,7 @@ class StudyLoop:
         stopped: Looked at between steps; true ends the study in an orderly way.
         machines: Classes of machines on which trials will run: trials that other studies recorded there
             under the same keys are reused. None reuses nothing.
+        every_corner: Whether to go on to further failing corners once one is confirmed.
     """
 
     def __init__(
@@ -125,6 +128,7 @@ class StudyLoop:
         clock: Callable[[], float] = time.monotonic,
         stopped: Callable[[], bool] = lambda: False,
         machines: Collection[Machine] = (),
+        every_corner: bool = False,
     ) -> None:
         self._matrix = matrix
         self._prepared = prepared
@@ -141,7 +145,7 @@ class StudyLoop:
         for index, stands_for in prepared.groups.items():
             self._members[stands_for].append(index)
         settings = matrix.file.search
-        self.search = Search(
+        self.search: Search | SearchAll = (SearchAll if every_corner else Search)(
             self.grid,
             prepared.groups,
             SearchSettings(settings.confidence, settings.min_crash_rate, settings.max_trials),
@@ -414,9 +418,9 @@ class StudyLoop:
         tally.not_runnable += outcome is Outcome.NOT_RUNNABLE
         if index in state.aside:
             return
-        if evidence in (Evidence.GOOD, Evidence.BAD):
+        if (bad := says_bad(evidence)) is not None:
             state.trial_seconds.add(duration)
-            self.search.tell(index, hit=evidence is Evidence.BAD)
+            self.search.tell(index, hit=bad)
         if (why := tally.why_aside()) is not None:
             self._put_aside(index, "set-aside", f"{outcome}: {why}" if tally.skip else why)
         elif tally.other >= 3 and tally.other > tally.good + tally.bad:

@@ -60,6 +60,14 @@ class Tally:
         return None
 
 
+def says_bad(evidence: Evidence) -> bool | None:
+    """What a trial tells the search: whether its combination showed the target, or nothing at all.
+
+    Failures of another kind, spoilt trials and skips are None: they never reach the posterior.
+    """
+    return {Evidence.BAD: True, Evidence.GOOD: False}.get(evidence)
+
+
 def build_cost(build_seconds: float | None, trial_seconds: float | None) -> float:
     """Price of a new environment in trials, from what was measured so far.
 

@@ -70,6 +70,7 @@ def run_study(
     workers: int = 2,
     machines: Callable[[], Collection[Machine]] = lambda: (Machine(platform.machine()),),
     fresh: bool = False,
+    every_corner: bool = False,
 ) -> Conclusion:
     """Answer a matrix: begin its study, or go on with it where it stopped.
 
@@ -84,6 +85,7 @@ def run_study(
         workers: Solvers at the same time.
         machines: Classes of machines on which trials will run; called when trials might be reused.
         fresh: Begin a new study that reuses nothing, whatever has been measured already.
+        every_corner: Go on to further failing corners once one is confirmed.
 
     Raises:
         BisectEnvError: Whatever a user can mend; everything finished by then is stored.
@@ -121,6 +123,7 @@ def run_study(
             notify=notify,
             stopped=stopped,
             machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
+            every_corner=every_corner,
         )
         loop.replay()
         # A study that is answered answers again at once, without starting a cluster.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bisect_env.matrix.combination import Combination
+from bisect_env.report.doubts import stability, stability_warnings, verdict_warnings
 from bisect_env.report.model import (
     AxisInfo,
     CombinationReport,
@@ -26,6 +27,7 @@ from bisect_env.storage.records import (
     Counts,
     FailureGroup,
     Origin,
+    StoredTrial,
     Study,
     WholeTrial,
 )
@@ -60,6 +62,7 @@ def build_report(
     environments: int,
     origins: Sequence[Origin] = (),
     machines: Sequence[Machine] = (),
+    trials: Sequence[StoredTrial] = (),
 ) -> Report:
     """Put a report together.
 
@@ -71,6 +74,7 @@ def build_report(
         environments: Number of distinct locks in which trials ran.
         origins: From whom it has trials that were measured before.
         machines: Classes of machines on which its own trials ran.
+        trials: All of its trials, in the order of recording.
     """
     axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
     verdict: dict[str, Any] = {**_MISSING, **(study.verdict or {})}
@@ -82,6 +86,7 @@ def build_report(
     verdict["sentence"] = sentence(
         verdict, [axis.model_dump() for axis in axes], _outcome_at(verdict.get("first_bad"), counts, failures)
     )
+    steady = stability(trials)
     return Report(
         study=StudyInfo(
             id=study.id,
@@ -102,7 +107,14 @@ def build_report(
         reused=tuple(OriginReport(**dataclasses.asdict(origin)) for origin in origins),
         combinations=combinations,
         failures=tuple(_failure(group, example) for group, example in failures),
-        warnings=(*_warnings(study, counts), *_environment_warnings(states), *_mixed(machines)),
+        stability=steady,
+        warnings=(
+            *verdict_warnings(verdict),
+            *stability_warnings(steady),
+            *_warnings(study, counts),
+            *_environment_warnings(states),
+            *_mixed(machines),
+        ),
     )
 
 

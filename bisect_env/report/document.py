@@ -33,6 +33,7 @@ def load_report(store: Store, study_id: str) -> Report:
             store.environments(study.id),
             store.origins(study.id),
             store.machines(study.id),
+            store.trials(study.id),
         )
 
 

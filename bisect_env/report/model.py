@@ -170,6 +170,7 @@ class Report(_Frozen):
         reused: From whom trials were taken that had been measured before; they are among `trials`.
         combinations: Every one, in matrix order.
         failures: The most frequent first.
+        stability: `drift`, `host` and `gpu`: whether rates changed over time or between machines.
         warnings: What should be known before the verdict is believed; a sentence each.
     """
 
@@ -183,6 +184,7 @@ class Report(_Frozen):
     reused: tuple[OriginReport, ...] = ()
     combinations: tuple[CombinationReport, ...] = ()
     failures: tuple[FailureReport, ...] = ()
+    stability: dict[str, Any] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @property

@@ -126,6 +126,11 @@ def _ends(report: Report) -> Iterator[Text]:
     for name, words in (("first_bad", "first bad"), ("last_good", "last good")):
         if cell := report.verdict.get(name):
             yield Text(f"  {words}   {_named(cell)}")
+    for other in report.verdict.get("others") or ():
+        culprits = clean(", ".join(other.get("culprit_axes") or ()))
+        yield Text(f"  also bad from   {_named(other['first_bad'])} on (culprit {culprits})")
+    if (no_other := report.verdict.get("no_other")) is not None:
+        yield Text(f"  nothing else fails   probability {probability(no_other)}")
     axes = [axis.model_dump() for axis in report.axes]
     if unimportant := do_not_matter(report.verdict, axes):
         yield Text(f"  does not matter   {clean(', '.join(unimportant))}")

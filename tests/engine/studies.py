@@ -72,6 +72,7 @@ class Studies:
         slots: int = 2,
         provider: EnvironmentProvider | None = None,
         fresh: bool = False,
+        every_corner: bool = False,
     ) -> Conclusion:
         """Run a study in this process with an inline executor."""
         cache = self.folder / "cache"
@@ -86,4 +87,5 @@ class Studies:
                 notify=self.events.append,
                 stopped=stopped,
                 fresh=fresh,
+                every_corner=every_corner,
             )

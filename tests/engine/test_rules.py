@@ -1,7 +1,13 @@
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bisect_env.engine.rules import Tally, build_cost, in_flight
+from bisect_env.engine.forecast import Forecast
+from bisect_env.engine.rules import Tally, build_cost, in_flight, says_bad
+from bisect_env.search.searcher import Search
 from bisect_env.trials.records import Evidence
+from tests.search.worlds import alone, grid
 
 
 def tally(**counts: int) -> Tally:
@@ -43,3 +49,30 @@ def test_short_trials_have_a_second_one_waiting() -> None:
     assert in_flight(4, 5.0) == 4
     assert in_flight(4, 0.05) == 8
     assert in_flight(4, None) == 4
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(list(Evidence))), max_size=40))
+@settings(max_examples=40, deadline=None)
+def test_other_failures_and_void_trials_never_move_the_posterior(
+    trials: list[tuple[int, Evidence]],
+) -> None:
+    lattice = grid((6,))
+    everything, counted_alone = Search(lattice, alone(lattice)), Search(lattice, alone(lattice))
+    tallies = [Tally() for _ in range(6)]
+    for cell, evidence in trials:
+        # As the study's loop does.
+        tallies[cell].count(evidence)
+        if (bad := says_bad(evidence)) is not None:
+            everything.tell((cell,), hit=bad)
+        if tallies[cell].why_aside() is not None:
+            everything.set_aside((cell,))
+        if evidence in (Evidence.GOOD, Evidence.BAD):
+            counted_alone.tell((cell,), hit=evidence is Evidence.BAD)
+    np.testing.assert_array_equal(everything.probability_bad(), counted_alone.probability_bad())
+    assert everything.trials == counted_alone.trials
+
+
+def test_gpu_hours_of_a_forecast() -> None:
+    forecast = Forecast(0.1, 0.0, 20, 100.0, (50.0, 200.0), 5.0)
+    assert forecast.gpu_hours(36.0, 2) == pytest.approx((2.0, 1.0, 4.0))
+    assert forecast.gpu_hours(36.0, 0) == (0.0, 0.0, 0.0)

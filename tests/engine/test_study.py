@@ -178,3 +178,24 @@ def test_every_trial_is_stored_before_it_is_told(studies: Studies) -> None:
     ]
     assert conclusion.report["trials"] == len(counted)
     json.dumps(conclusion.report)
+
+
+def test_every_failing_corner_is_found_one_after_the_other(studies: Studies) -> None:
+    """Mode 1 fails from level 3 on, mode 0 from level 7 on, and mode 2 never."""
+    axes = "level: {values: [0, 1, 2, 3, 4, 5, 6, 7, 8]}\nmode: {values: [a, b, c], direction: unordered}"
+    script = """
+        import os, sys
+        level, mode = int(sys.argv[1]), os.environ["BISECT_ENV_MODE"]
+        if level >= {"a": 7, "b": 3, "c": 99}[mode]:
+            os.abort()
+    """
+    path = studies.matrix(script, axes=axes)
+    conclusion = studies.run(path, every_corner=True)
+    verdict = conclusion.report["verdict"]
+    assert verdict["status"] == "confirmed"
+    found = [verdict, *verdict["others"]]
+    assert {(one["first_bad"]["level"], one["first_bad"]["mode"]) for one in found} == {
+        ("3", "b"),
+        ("7", "a"),
+    }
+    assert verdict["no_other"] >= 0.95

@@ -1,0 +1,89 @@
+"""What speaks against a verdict: trials that it does not explain, drifts, sick hosts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bisect_env.search.stability import Effect, Told, drift, host_effect
+from bisect_env.storage.records import StoredTrial
+from bisect_env.trials.records import Evidence
+
+_SHOWN = 3
+
+
+def stability(trials: Sequence[StoredTrial]) -> dict[str, dict[str, Any]]:
+    """Whether rates changed over time, between hosts, or between GPUs.
+
+    Args:
+        trials: All of a study, in the order of recording.
+
+    Returns:
+        `drift`, `host` and `gpu`, as far as there was anything to compare: the part that deviates most, the
+        Bayes factor for it, the ratio of its rate to that of the rest, its trials, and whether that is
+        noteworthy.
+    """
+    counted = [t for t in trials if t.evidence in (Evidence.GOOD, Evidence.BAD)]
+
+    def told(place: str) -> list[Told]:
+        return [
+            Told(t.combination.key, t.evidence is Evidence.BAD, t.gpu if place == "gpu" else t.host)
+            for t in counted
+        ]
+
+    effects: dict[str, Effect | None] = {"drift": drift(told("host")), "host": host_effect(told("host"))}
+    if all(t.gpu for t in counted):
+        effects["gpu"] = host_effect(told("gpu"))
+    return {
+        name: {
+            "part": effect.part,
+            "bayes_factor": effect.bayes_factor,
+            "ratio": effect.ratio,
+            "hits": effect.hits,
+            "trials": effect.trials,
+            "noteworthy": effect.noteworthy,
+        }
+        for name, effect in effects.items()
+        if effect is not None
+    }
+
+
+def stability_warnings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence for each effect that is noteworthy."""
+    warnings = []
+    for name, effect in found.items():
+        if not effect["noteworthy"]:
+            continue
+        seen = (
+            f"{effect['hits']} of {effect['trials']} trials were bad, about {effect['ratio']:g} times the "
+            f"rate of the same combinations elsewhere (Bayes factor {effect['bayes_factor']:.0f})"
+        )
+        if name == "drift":
+            warnings.append(
+                f"the failure's rate changed during the study: after {float(effect['part']):.0%} of the "
+                f"trials {seen.replace('elsewhere', 'before')}; something beside the versions changed"
+            )
+        else:
+            place = "host" if name == "host" else "GPU"
+            warnings.append(f"{place} {effect['part']} differs from the others: {seen}")
+    return warnings
+
+
+def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:
+    """What the verdict itself says against it."""
+    warnings = []
+    if verdict.get("monotone") is False:
+        warnings.append(
+            "the history is not monotone: what was broken was fixed and broken again, or the other way "
+            "round; `direction: either` says so beforehand, which saves trials"
+        )
+    strange: Sequence[Mapping[str, Any]] = verdict.get("unexplained") or ()
+    for one in strange[:_SHOWN]:
+        named = ", ".join(f"{axis}={value}" for axis, value in one["combination"].items())
+        warnings.append(
+            f"the verdict does not explain {named}: {one['hits']} of {one['trials']} trials were bad, "
+            f"and it is called {'bad' if one['called_bad'] else 'good'}"
+        )
+    if len(strange) > _SHOWN:
+        warnings.append(f"the verdict does not explain {len(strange) - _SHOWN} more combinations")
+    return warnings
