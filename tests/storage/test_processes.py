@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.storage import maintenance
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 from tests.storage.samples import opened_study, record
+from tests.storage.writer import LOG_SIZE
 
 PATIENCE = 100.0
 """Seconds after which a writer is given up: a guard against hanging, not a measure."""
@@ -94,15 +96,14 @@ def test_a_new_database_made_by_many_at_once_is_one(tmp_path: Path) -> None:
     assert integrity(path) == [("ok",)]
 
 
-def test_kill_at_random_instants_loses_no_acknowledged_trial(tmp_path: Path) -> None:
+def kill_writers(path: Path, kills: int) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    path = tmp_path / "results.sqlite"
     with Store.open(str(path)) as store:
         study_id = opened_study(store).id
     acknowledged: list[str] = []
-    for _ in range(6):
+    for number in range(kills):
         process = writer(path, study_id, 0)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -112,17 +113,37 @@ def test_kill_at_random_instants_loses_no_acknowledged_trial(tmp_path: Path) -> 
         assert err == ""
         # A last line without its end was not yet acknowledged to anybody.
         acknowledged += [line.strip() for line in out.splitlines(keepends=True) if line.endswith("\n")]
+        assert integrity(path) == [("ok",)]
         with Store.open(str(path)) as store:
             stored = {trial.trial_id for trial in store.trials(study_id)}
             assert stored.issuperset(acknowledged)
             # What was in flight may have been committed before its acknowledgement.
-            assert len(stored) <= len(acknowledged) + 6
-            whole = [store.trial(trial_id) for trial_id in stored if not trial_id.startswith("after")]
-            assert all(found is not None and len(found.record.stderr) == 4000 for found in whole)
-            assert store.record_trial(study_id, record(trial_id=f"after-{len(acknowledged)}"), Evidence.GOOD)
-            acknowledged.append(f"after-{len(acknowledged)}")
-        assert integrity(path) == [("ok",)]
-    assert len(acknowledged) > 12
+            assert len(stored) <= len(acknowledged) + number + 1
+            after = f"after-{number}"
+            assert store.record_trial(study_id, record(trial_id=after), Evidence.GOOD)
+            acknowledged.append(after)
+    with Store.open(str(path)) as store:
+        # Every trial is whole: its logs are there, those that lie beside the database as well.
+        for trial in store.trials(study_id):
+            found = store.trial(trial.trial_id)
+            assert found is not None
+            if not trial.trial_id.startswith("after"):
+                assert len(found.record.stderr) == LOG_SIZE
+        store.collect()
+        kept = len(list(Path(f"{path}.artefacts").rglob("*.z")))
+        assert kept <= len(store.trials(study_id))
+    assert maintenance.problems(str(path))[1] == []
+    assert len(acknowledged) > kills + kills // 4
+
+
+def test_kill_at_random_instants_loses_no_acknowledged_trial(tmp_path: Path) -> None:
+    kill_writers(tmp_path / "results.sqlite", 6)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1800)
+def test_kill_at_100_random_instants_loses_no_acknowledged_trial(tmp_path: Path) -> None:
+    kill_writers(tmp_path / "results.sqlite", 100)
 
 
 def test_a_reader_does_not_slow_a_running_writer_to_a_halt(tmp_path: Path) -> None:

@@ -10,19 +10,22 @@ import itertools
 import os
 import sys
 import uuid
+from typing import Final
 
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome
 from tests.storage.samples import record
 
+LOG_SIZE: Final = 48_000
+"""Characters of each log: too many for the table, so that it becomes a file beside a SQLite database."""
+
 
 def main(path: str, study_id: str, number: int, shared: int) -> None:
-    log = "x" * 3000
     with Store.open(path) as store:
         os.write(1, b"ready\n")
         for i in range(number) if number else itertools.count():
             trial_id = f"shared-{i}" if i < shared else uuid.uuid4().hex
-            one = record("2.0", Outcome.CRASH, trial_id=trial_id, stderr=log + os.urandom(500).hex())
+            one = record("2.0", Outcome.CRASH, trial_id=trial_id, stderr=os.urandom(LOG_SIZE // 2).hex())
             if store.record_trial(study_id, one, Evidence.BAD):
                 os.write(1, f"{trial_id}\n".encode())
             store.record_decision(study_id, "ask", {"after": i})
