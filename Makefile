@@ -49,6 +49,7 @@ cases-heavy: setup ## the same for the cases with wheels of 500 MB and more
 bench: setup    ## measure what running trials costs beside the trials
 	$(BIN)/python -m benchmarks.cluster
 	$(BIN)/python -m benchmarks.environments
+	$(BIN)/python -m benchmarks.database
 
 bench-search: setup ## compare the search with its rivals on planted truths (ARGS=--full: an hour)
 	$(BIN)/python -m benchmarks.search $(ARGS)

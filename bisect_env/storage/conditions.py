@@ -43,10 +43,7 @@ def package_condition(text: str) -> str | None:
         return None
     name = re.sub(r"[-_.]+", "-", short[1]).lower()
     version = "" if short[2] is None else f" AND {_compared('p.version', '=', short[2])}"
-    return (
-        "EXISTS (SELECT 1 FROM v_packages p WHERE p.lock_hash = v_trials.lock_hash "
-        f"AND p.name = {_literal(name)}{version})"
-    )
+    return f"lock_hash IN (SELECT p.lock_hash FROM v_packages p WHERE p.name = {_literal(name)}{version})"
 
 
 def _compared(name: str, operator: str, value: str) -> str:

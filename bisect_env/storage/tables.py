@@ -122,7 +122,10 @@ class TrialRow(_Table, table=True):
         # What has been measured already.
         Index("ix_trials_trial_key", "trial_key", "cpu"),
         Index("ix_trials_recorded_at", "recorded_at"),
-        Index("ix_trials_outcome", "outcome", "lock_hash"),
+        Index("ix_trials_outcome", "outcome", "lock_hash", "gpu_model", "study_id"),
+        # What people ask over all studies, each answered from the index alone.
+        Index("ix_trials_machine", "cpu", "gpu_model", "driver", "evidence", "study_id"),
+        Index("ix_trials_host", "host", "evidence", "study_id"),
     )
     sequence: int | None = Field(default=None, primary_key=True)
     trial_id: str = Field(unique=True)

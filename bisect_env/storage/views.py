@@ -27,20 +27,25 @@ FROM combinations c
 JOIN studies s ON s.id = c.study_id
 """
 
+# A subquery for a column costs nothing where the column is not asked for, while a join would be made for
+# every row of a count. The study is joined, because people choose by its name; LEFT, so that PostgreSQL may
+# leave the join out. Every row has its partners.
 _TRIALS = """
-SELECT t.trial_id, t.study_id, s.name AS study, c.key AS combination, t.lock_hash, l.python, l.platform,
+SELECT t.trial_id, t.study_id, s.name AS study,
+  (SELECT c.key FROM combinations c WHERE c.id = t.combination_id) AS combination, t.lock_hash,
+  (SELECT l.python FROM locks l WHERE l.content_hash = t.lock_hash) AS python,
+  (SELECT l.platform FROM locks l WHERE l.content_hash = t.lock_hash) AS platform,
   t.outcome, t.evidence, t.returncode, t.phase, t.signature, t.detail, t.started_at, t.recorded_at,
   t.duration, t.host, t.worker, t.gpu, s.username, t.cpu, t.gpu_model, t.driver, t.trial_key
 FROM trials t
-JOIN studies s ON s.id = t.study_id
-JOIN combinations c ON c.id = t.combination_id
-JOIN locks l ON l.content_hash = t.lock_hash
+LEFT JOIN studies s ON s.id = t.study_id
 """
 
 _PACKAGES = """
-SELECT p.lock_hash, p.manager, p.name, p.version, p.build, p.url, p.sha256, l.python, l.platform
+SELECT p.lock_hash, p.manager, p.name, p.version, p.build, p.url, p.sha256,
+  (SELECT l.python FROM locks l WHERE l.content_hash = p.lock_hash) AS python,
+  (SELECT l.platform FROM locks l WHERE l.content_hash = p.lock_hash) AS platform
 FROM packages p
-JOIN locks l ON l.content_hash = p.lock_hash
 """
 
 _VERDICT_KEYS = ("status", "sentence", "reason", "kind", "first_bad", "last_good", "culprit_axes")

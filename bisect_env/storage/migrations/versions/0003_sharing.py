@@ -31,7 +31,9 @@ def upgrade() -> None:
     op.create_index("ix_trials_study_sequence", "trials", ["study_id", "sequence"])
     op.create_index("ix_trials_trial_key", "trials", ["trial_key", "cpu"])
     op.create_index("ix_trials_recorded_at", "trials", ["recorded_at"])
-    op.create_index("ix_trials_outcome", "trials", ["outcome", "lock_hash"])
+    op.create_index("ix_trials_outcome", "trials", ["outcome", "lock_hash", "gpu_model", "study_id"])
+    op.create_index("ix_trials_machine", "trials", ["cpu", "gpu_model", "driver", "evidence", "study_id"])
+    op.create_index("ix_trials_host", "trials", ["host", "evidence", "study_id"])
     study = sa.ForeignKey("studies.id")
     op.create_table(
         "reused",
