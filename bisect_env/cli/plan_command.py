@@ -166,18 +166,17 @@ _WORDS = {
 
 def one_line(reason: str) -> str:
     """A solver's text without the tree that it draws over several lines."""
-    lines = [line.strip(" │├└─╰▶\t") for line in reason.splitlines()]
-    kept = [line.removesuffix(":") for line in lines if line and line not in _HEADINGS]
-    text = "; ".join(kept)
+    lines = [line.strip(" │├└─╰▶\t").removesuffix(":") for line in reason.splitlines()]
+    text = "; ".join(line for line in lines if line and line not in _HEADINGS)
     for heading in _HEADINGS:
-        text = text.removeprefix(heading).lstrip()
+        text = text.removeprefix(heading).lstrip(": ")
     return text
 
 
 _HEADINGS = (
-    "Cannot solve the request because of:",
+    "Cannot solve the request because of",
     "The following packages are incompatible",
-    "No solution found when resolving dependencies:",
+    "No solution found when resolving dependencies",
 )
 
 
@@ -200,8 +199,8 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
         values = axis["values"]
         shown = ", ".join(values if len(values) <= 8 else [*values[:3], "…", *values[-3:]])
         line(2, f"{axis['name']} ({axis['direction']}, {_counted(len(values), 'value')}): {shown}")
-        for value, why in axis["dropped"].items():
-            line(4, f"left out: {value} ({why})", "dim")
+        for value, reason in axis["dropped"].items():
+            line(4, f"left out: {value} ({reason})", "dim")
     counts = ", ".join(f"{by_status[status]} {word}" for status, word in _WORDS.items() if by_status[status])
     environments = _counted(document["environments"], "distinct environment")
     line(0, f"{_counted(len(rows), 'combination')}: {counts}; {environments}")

@@ -38,8 +38,8 @@ Message = dict[str, Any]
 
 _RETRIES = 2
 _NEAR_NAMES = 3
-# Patience, in seconds, with a server that does not answer at all; archives may take as long as they need.
-_REPODATA_TIMEOUT = 60
+# Seconds for one request of repodata, its last byte included; archives may take as long as they need.
+_REPODATA_TIMEOUT = 180
 _PLATFORMS = ("linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-arm64", "win-64")
 _MINORS = ("2.7", *(f"3.{minor}" for minor in range(4, 31)))
 _HASHED_AT_ONCE = 1 << 20
