@@ -167,10 +167,9 @@ _WORDS = {
 def one_line(reason: str) -> str:
     """A solver's text without the tree that it draws over several lines."""
     lines = [line.strip(" │├└─╰▶\t").removesuffix(":") for line in reason.splitlines()]
-    text = "; ".join(line for line in lines if line and line not in _HEADINGS)
     for heading in _HEADINGS:
-        text = text.removeprefix(heading).lstrip(": ")
-    return text
+        lines = [line.removeprefix(heading).lstrip(": ") for line in lines]
+    return "; ".join(line for line in lines if line)
 
 
 _HEADINGS = (
