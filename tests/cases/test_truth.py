@@ -204,8 +204,12 @@ def test_truth_and_matrix_speak_of_the_same_combinations(name):
     assert truth.answer()
 
 
+# They want GPUs or conda channels, and nobody has tried all of their combinations.
+WITHOUT_TRUTH = {"rapids_deadlock", "torch_cuml", "torch_cuml_pypi", "torch_cuml_pypi_cu13"}
+
+
 def test_every_matrix_is_a_case():
-    assert set(case_names()) == {path.stem for path in MATRICES.glob("*.yaml")}
+    assert set(case_names()) == {path.stem for path in MATRICES.glob("*.yaml")} - WITHOUT_TRUTH
     assert set(case_names()) >= HEAVY
 
 
