@@ -1,0 +1,129 @@
+"""On which class of machines trials run: known before they do, and stored with each."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bisect_env.cluster.gpu_health import Reading
+from bisect_env.cluster.gpu_trials import HostGpus
+from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.local import LocalExecutor
+from bisect_env.cluster.machines import Place
+from bisect_env.cluster.nvml import Nvml
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.matrix.combination import Combination
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Machine, Outcome, TrialSpec
+from tests.cluster.test_gpu_health import ends
+from tests.engine.studies import Studies
+
+HERE = Machine(platform.machine())
+MODELS = {"GPU-a": "NVIDIA H100", "GPU-b": "NVIDIA H100", "GPU-c": "NVIDIA A100"}
+
+
+class Monitor:
+    """Two models of GPUs that are always well."""
+
+    def read(self, uuid: str) -> Reading:
+        return Reading(uuid, 0, len(MODELS))
+
+    @contextmanager
+    def watch(self, _uuids: Sequence[str]) -> Iterator[Monitor]:
+        yield self
+
+    def xids(self, _uuid: str) -> list[int]:
+        return []
+
+    def describe(self, uuids: Sequence[str]) -> tuple[str, str]:
+        return ",".join(sorted({MODELS[uuid] for uuid in uuids})), "570.1"
+
+
+def test_the_gpus_that_a_trial_saw_are_recorded() -> None:
+    gpus = HostGpus((tuple(MODELS), Monitor()))
+    spec = TrialSpec("t", Combination.of({"a": "1"}), "lock", ("python",), gpus=1)
+    record = gpus.run(spec, ends(Outcome.PASS))
+    assert (record.machine.gpu_model, record.machine.driver) == ("NVIDIA H100", "570.1")
+    assert gpus.describe(1) == {("NVIDIA H100", "570.1"), ("NVIDIA A100", "570.1")}
+    assert gpus.describe(3) == {("NVIDIA A100,NVIDIA H100", "570.1")}
+    assert gpus.describe(4) == set()
+    assert HostGpus((("GPU-a",), None)).describe(1) == set()
+
+
+class Library:
+    """As much of `pynvml` as describing needs; a GPU named `lost` has fallen off the bus."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        if uuid == "lost":
+            raise self.NVMLError
+        return uuid
+
+    def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802
+        return MODELS[handle]
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "570.1"
+
+
+def test_what_nvml_says() -> None:
+    nvml = Nvml(Library())
+    assert nvml.describe(["GPU-a", "GPU-c"]) == ("NVIDIA A100,NVIDIA H100", "570.1")
+    assert nvml.describe(["lost"]) == ("", "")
+
+
+def test_a_place_without_gpus_needs_no_executor() -> None:
+    def never() -> InlineExecutor:
+        raise AssertionError("nothing was to be started")
+
+    with closing(Place(never, gpus_per_trial=0, gpus=None, is_remote=False)) as place:
+        assert place.machines() == {HERE}
+
+
+def test_a_place_starts_its_executor_once(tmp_path: Path) -> None:
+    started: list[InlineExecutor] = []
+
+    def start() -> InlineExecutor:
+        started.append(InlineExecutor(partial(ensure_prefix, cache_dir=tmp_path)))
+        return started[-1]
+
+    with closing(Place(start, gpus_per_trial=0, gpus=None, is_remote=True)) as place:
+        # An executor that cannot tell has no machines that are known well enough.
+        assert place.machines() == frozenset()
+        assert place.executor() is place.executor()
+    assert len(started) == 1
+
+
+@pytest.mark.integration
+def test_the_workers_of_a_cluster_tell(tmp_path: Path) -> None:
+    with closing(LocalExecutor(partial(ensure_prefix, cache_dir=tmp_path), workers=2)) as executor:
+        assert executor.machines() == {HERE}
+
+
+@pytest.mark.integration
+def test_every_trial_is_stored_with_its_machine(studies: Studies) -> None:
+    studies.run(studies.matrix("pass", rest="search: {max_trials: 2}"))
+    with Store.open(str(studies.db), read_only=True) as store:
+        study = store.study()
+        assert {trial.machine for trial in store.trials(study.id)} == {HERE}
+        assert store.machines(study.id) == [HERE]
+
+
+@pytest.fixture
+def studies(tmp_path: Path) -> Studies:
+    return Studies(tmp_path)
+
+
+def test_a_machine_in_words() -> None:
+    assert str(Machine("x86_64")) == "x86_64"
+    assert str(Machine("x86_64", "NVIDIA H100", "570.1")) == "x86_64 with NVIDIA H100, driver 570.1"
