@@ -300,13 +300,15 @@ def conclude(
         # Looked at after writing: of two commands that end together, the later verdict knows all trials.
         if not loop.hear_others():
             break
+    report = report_document(store, study.id)
+    # For those who ask in SQL: only the report can put it into words.
+    store.save_verdict(study.id, {**document, "sentence": report["verdict"]["sentence"]})
     if verdict.ends_wrong:
         raise EndsNotAsStatedError(
             f"{matrix.path}: {document['reason']}",
             tried=_end_counts(loop, verdict.ends_wrong),
             remedy="correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
         )
-    report = report_document(store, study.id)
     notify(events.Concluded(report))
     decided = document["status"] != "none"
     return Conclusion(report, ExitCode.VERDICT if decided else ExitCode.NO_VERDICT)

@@ -16,6 +16,7 @@ from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.report.model import Report
 from bisect_env.report.text import report_text
+from bisect_env.storage.ask import ask
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome
@@ -64,6 +65,16 @@ def test_a_new_study_starts_from_what_was_measured(studies: Studies) -> None:
     assert studies.run(path).report["reused"] == []
     # Asked again, it knows from whom it has them.
     assert studies.run(renamed(path)).report["reused"] == again["reused"]
+
+
+@pytest.mark.integration
+def test_the_answer_can_be_asked_for_in_sql(studies: Studies) -> None:
+    report = studies.run(studies.matrix(CRASH_FROM_SIX)).report
+    with ask(str(studies.db), "SELECT status, sentence, probability FROM v_verdicts") as (_, rows):
+        ((status, sentence, probability),) = rows
+    verdict = report["verdict"]
+    assert (status, sentence, probability) == ("confirmed", verdict["sentence"], verdict["probability"])
+    assert "level 6 is the first bad value" in sentence
 
 
 @pytest.mark.integration
