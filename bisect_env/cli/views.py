@@ -182,6 +182,13 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "seconds": round(record.duration, 4),
                 "build_seconds": round(build_seconds, 3),
             }
+        case events.Built():
+            return {
+                "event": "built",
+                "lock": event.lock_hash,
+                "combinations": [c.as_dict() for c in event.combinations],
+                "seconds": round(event.seconds, 3),
+            }
         case events.SetAside():
             return {
                 "event": "set-aside",

@@ -24,9 +24,16 @@ import distributed
 
 from bisect_env.cluster.inline import take
 from bisect_env.cluster.perform import PrefixBuilder
-from bisect_env.cluster.protocol import Completion, TrialLost, TrialRequest
+from bisect_env.cluster.preparing import one_of_each_host, outcome
+from bisect_env.cluster.protocol import Completion, PrefixRequest, TrialLost, TrialRequest
 from bisect_env.cluster.resources import GPU, WorkerOffer, slots, why_never
-from bisect_env.cluster.worker import WorkerSettings, cancel_up_to, machines_of_worker, perform_on_worker
+from bisect_env.cluster.worker import (
+    WorkerSettings,
+    cancel_up_to,
+    machines_of_worker,
+    perform_on_worker,
+    prepare_on_worker,
+)
 from bisect_env.errors import InfrastructureError
 from bisect_env.trials.records import Machine
 
@@ -81,9 +88,11 @@ class DaskExecutor:
         self._topic = f"bisect-env-{uuid.uuid4().hex}"
         self._version = version("bisect-env")
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._prepared: queue.SimpleQueue[Completion] = queue.SimpleQueue()
         self._attempts: dict[str, _Attempt] = {}
         self._count = 0
         self._epoch = 0
+        self._preparing = 0
         self._aside: dict[str, str] = {}
         self._broadcasting: threading.Thread | None = None
         self._closed = False
@@ -165,6 +174,33 @@ class DaskExecutor:
         )
         known.future.add_done_callback(lambda _future: self._answers.put(attempt))
 
+    def prepare(self, request: PrefixRequest) -> None:
+        """Begin to make a prefix on every host; see `Executor.prepare`.
+
+        Not by tasks: those would wait for a thread of a worker, which trials have, and hold it.
+        """
+        if self._closed:
+            raise InfrastructureError("the cluster is closed")
+        self._check_client()
+        patience = time.monotonic() + NO_WORKERS_GRACE
+        while not (offers := self._look()) and time.monotonic() < patience:
+            time.sleep(0.1)
+        self._preparing += 1
+        workers = sorted(one_of_each_host(offers))
+        threading.Thread(target=self._prepare, args=(request, workers), daemon=True).start()
+
+    def _prepare(self, request: PrefixRequest, workers: list[str]) -> None:
+        # The answer of the call itself, and no event: nothing orders an event after our subscription to it.
+        try:
+            answers = self._client.run(
+                prepare_on_worker, request, self._build, workers=workers, on_error="return"
+            ).values()
+        except Exception as error:  # noqa: BLE001 - a thread's outermost frame: without an answer the study
+            # would wait for ever. What is lost here is the scheduler, or everybody.
+            answers = [error]
+        self._prepared.put(outcome(request.lock.content_hash, answers))
+        self._answers.put("")  # wakes `wait`
+
     def _subscribe(self) -> None:
         # A client that lost its scheduler and found it again has lost its subscriptions.
         comm = self._client.scheduler_comm
@@ -189,11 +225,14 @@ class DaskExecutor:
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Answers since the last call; see `Executor.wait`. Empty at once when none is due."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._attempts:
+        while self._attempts or self._preparing:
             left = LOOK if deadline is None else min(LOOK, deadline - time.monotonic())
             done = take(self._answers, max(0.0, left))
-            if done:
-                return [self._answer(attempt) for attempt in done]
+            answers = [self._answer(attempt) for attempt in done if attempt]
+            prepared = take(self._prepared, 0.0)
+            self._preparing -= len(prepared)
+            if answers or prepared:
+                return answers + prepared
             self._check_health()
             if deadline is not None and time.monotonic() >= deadline:
                 break
@@ -299,6 +338,7 @@ class DaskExecutor:
             while self._attempts and time.monotonic() < deadline:
                 self.wait(deadline - time.monotonic())
         self._attempts.clear()
+        self._preparing = 0
         with _despite_lost_connection():
             self._client.close()
         self._give_back()

@@ -8,8 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from bisect_env.cluster.perform import PrefixBuilder, perform, refuse_gpus
-from bisect_env.cluster.protocol import Completion, TrialRequest
+from bisect_env.cluster.perform import PrefixBuilder, perform, prepare, refuse_gpus
+from bisect_env.cluster.protocol import Completion, PrefixRequest, TrialRequest
 from bisect_env.errors import InfrastructureError
 
 _T = TypeVar("_T")
@@ -27,6 +27,7 @@ class InlineExecutor:
         self._build = build
         self._slots = slots
         self._pool = ThreadPoolExecutor(slots, thread_name_prefix="trial")
+        self._builders = ThreadPoolExecutor(1, thread_name_prefix="build")
         self._answers: queue.SimpleQueue[Completion] = queue.SimpleQueue()
         self._outstanding = 0
         self._cancelled = threading.Event()
@@ -48,6 +49,13 @@ class InlineExecutor:
     def _perform(self, request: TrialRequest, cancelled: threading.Event) -> None:
         self._answers.put(perform(request, build=self._build, cancelled=cancelled.is_set, worker="inline"))
 
+    def prepare(self, request: PrefixRequest) -> None:
+        """Make a prefix in a thread of its own; see `Executor.prepare`."""
+        if self._closed:
+            raise InfrastructureError("the executor is closed")
+        self._outstanding += 1
+        self._builders.submit(lambda: self._answers.put(prepare(request, self._build)))
+
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Answers since the last call; see `Executor.wait`. Empty at once when none is due."""
         answers = take(self._answers, timeout) if self._outstanding else []
@@ -63,6 +71,7 @@ class InlineExecutor:
         """Cancel, and wait for the threads."""
         self._closed = True
         self.cancel()
+        self._builders.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=True)
 
 

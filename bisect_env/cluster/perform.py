@@ -6,7 +6,15 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from bisect_env.cluster.protocol import BuildFailed, Completion, TrialCompleted, TrialLost, TrialRequest
+from bisect_env.cluster.protocol import (
+    BuildFailed,
+    Completion,
+    PrefixReady,
+    PrefixRequest,
+    TrialCompleted,
+    TrialLost,
+    TrialRequest,
+)
 from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
@@ -74,15 +82,10 @@ def perform(
         return TrialLost(spec.trial_id, CANCELLED)
     try:
         prefix = build(request.lock, allow_source=request.allow_source)
-    except UnbuildableError as error:
-        return _build_failed(request, error.message, transient=error.transient)
-    except InterpreterNotFoundError as error:
-        return _build_failed(request, str(error), transient=False)
-    except BisectEnvError as error:
-        return _build_failed(request, str(error), transient=True)
     except Exception as error:  # noqa: BLE001 - a worker's outermost frame: raised further, a defect in
         # building would look like a lost worker and be tried for ever instead of being shown.
-        return TrialCompleted(harness_error_record(spec, error))
+        failure = _build_failed(request, error, spec.trial_id)
+        return failure or TrialCompleted(harness_error_record(spec, error))
 
     def trial(uuids: Sequence[str] = ()) -> TrialRecord:
         return run_trial(
@@ -106,8 +109,34 @@ def perform(
     return TrialCompleted(record, prefix.build_seconds, prefix.notes)
 
 
-def _build_failed(request: TrialRequest, message: str, *, transient: bool) -> BuildFailed:
-    return BuildFailed(request.spec.trial_id, request.lock.content_hash, message, transient)
+def prepare(request: PrefixRequest, build: PrefixBuilder) -> PrefixReady | BuildFailed:
+    """Make a prefix for trials to come; never raises, whatever goes wrong.
+
+    A defect in building is left for the first trial to meet, which has a record to keep it in.
+    """
+    lock_hash = request.lock.content_hash
+    try:
+        prefix = build(request.lock, allow_source=request.allow_source)
+    except Exception as error:  # noqa: BLE001 - as in `perform`
+        return _build_failed(request, error, "") or PrefixReady(lock_hash)
+    prefix.release()
+    return PrefixReady(lock_hash, prefix.build_seconds, prefix.notes)
+
+
+def _build_failed(
+    request: TrialRequest | PrefixRequest, error: Exception, trial_id: str
+) -> BuildFailed | None:
+    """What a failure says about the environment; None for what is no failure but a defect."""
+    match error:
+        case UnbuildableError():
+            message, transient = error.message, error.transient
+        case InterpreterNotFoundError():
+            message, transient = str(error), False
+        case BisectEnvError():
+            message, transient = str(error), True
+        case _:
+            return None
+    return BuildFailed(trial_id, request.lock.content_hash, message, transient)
 
 
 def refuse_gpus(request: TrialRequest) -> None:

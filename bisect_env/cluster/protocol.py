@@ -4,8 +4,10 @@ An executor runs trials and reports what became of each. It decides nothing: wha
 search, what a result means is judged by the engine, and nothing is retried here in silence.
 
 **Delivery.** Every submitted trial is answered exactly once by `wait`, be it by a record, a build failure
-or a loss. **Isolation.** The user's script never runs inside the worker process. **Cancel.** After
-`cancel`, the process groups of running trials are ended and their answers are losses.
+or a loss; so is every `prepare`, once all hosts have answered. **Builds hold nothing.** What is prepared is
+built beside trials, and takes none of the places (slots, GPUs) where trials run. **Isolation.** The user's
+script never runs inside the worker process. **Cancel.** After `cancel`, the process groups of running trials
+are ended and their answers are losses.
 """
 
 from __future__ import annotations
@@ -33,6 +35,34 @@ class TrialRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixRequest:
+    """An environment that is to be made before a trial needs it.
+
+    Attributes:
+        lock: The whole environment.
+        allow_source: Whether installing may build source distributions.
+    """
+
+    lock: Lock
+    allow_source: bool | frozenset[str] = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixReady:
+    """Every host has the prefix.
+
+    Attributes:
+        lock_hash: Which environment.
+        build_seconds: Time that the slowest host spent on making it; 0 when all had it.
+        notes: What a user should know of how it was made.
+    """
+
+    lock_hash: str
+    build_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TrialCompleted:
     """A trial ran and was classified.
 
@@ -49,10 +79,10 @@ class TrialCompleted:
 
 @dataclass(frozen=True, slots=True)
 class BuildFailed:
-    """The prefix could not be made; the trial never ran.
+    """The prefix could not be made; the trial, if it was for one, never ran.
 
     Attributes:
-        trial_id: Of the request.
+        trial_id: Of the request, "" when it was prepared for trials to come.
         lock_hash: Which environment.
         message: The builder's own words.
         transient: Network or checksum trouble (void) rather than a property of the environment.
@@ -79,7 +109,7 @@ class TrialLost:
     host: str = ""
 
 
-Completion = TrialCompleted | BuildFailed | TrialLost
+Completion = TrialCompleted | PrefixReady | BuildFailed | TrialLost
 
 
 class Executor(Protocol):
@@ -95,6 +125,13 @@ class Executor(Protocol):
 
         Raises:
             InfrastructureError: No worker could ever run it (resources nobody has, cluster gone).
+        """
+        ...
+
+    def prepare(self, request: PrefixRequest) -> None:
+        """Begin to make a prefix on every host that there is now; returns at once.
+
+        Hosts that join later make theirs when a trial comes. What is being made is not ended by `cancel`.
         """
         ...
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -16,8 +18,15 @@ from distributed import Reschedule, Status, get_worker
 
 from bisect_env.cluster.gpu_trials import HostGpus
 from bisect_env.cluster.nvml import visible_to_this_worker
-from bisect_env.cluster.perform import PrefixBuilder, perform
-from bisect_env.cluster.protocol import Completion, TrialLost, TrialRequest
+from bisect_env.cluster.perform import PrefixBuilder, perform, prepare
+from bisect_env.cluster.protocol import (
+    BuildFailed,
+    Completion,
+    PrefixReady,
+    PrefixRequest,
+    TrialLost,
+    TrialRequest,
+)
 from bisect_env.cluster.resources import GPU
 from bisect_env.errors import InfrastructureError
 from bisect_env.trials.records import Machine
@@ -59,6 +68,8 @@ def dask_setup(_worker: Worker) -> None:
 
 _cancelled_up_to: dict[str, int] = {}
 """For each executor, by its topic, the last epoch that was cancelled."""
+_builders = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1) // 4)), thread_name_prefix="build")
+"""Few builds at a time: they are to use the CPUs that trials leave idle, not to compete with them."""
 _gpus: HostGpus | None = None
 """The GPUs that this worker process hands out, once a trial has asked for one."""
 
@@ -108,6 +119,13 @@ def machines_of_worker(topic: str, gpus_per_trial: int) -> set[Machine]:
         return {Machine(cpu)}
     described = _host_gpus(get_worker(), topic).describe(gpus_per_trial)
     return {Machine(cpu, model, driver) for model, driver in described}
+
+
+async def prepare_on_worker(request: PrefixRequest, build: PrefixBuilder) -> PrefixReady | BuildFailed:
+    """Called in the worker's event loop: make a prefix in a thread that no trial runs in."""
+    loop = asyncio.get_running_loop()
+    answer: PrefixReady | BuildFailed = await loop.run_in_executor(_builders, prepare, request, build)
+    return answer
 
 
 def _cancel_flag(worker: Any, key: tuple[str, str], settings: WorkerSettings) -> Callable[[], bool]:

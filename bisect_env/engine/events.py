@@ -84,6 +84,21 @@ class TrialFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class Built:
+    """An environment was made.
+
+    Attributes:
+        lock_hash: Which one.
+        combinations: Those that live in it.
+        seconds: What it took, on the slowest host.
+    """
+
+    lock_hash: str
+    combinations: tuple[Combination, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class SetAside:
     """Nothing can be learnt at these combinations.
 
@@ -167,6 +182,7 @@ Event = (
     | Locked
     | TrialStarted
     | TrialFinished
+    | Built
     | SetAside
     | Warned
     | Progress

@@ -6,9 +6,7 @@ nothing but trials that were still running. Resuming is replaying: the search is
 
 from __future__ import annotations
 
-import secrets
 import time
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +17,13 @@ from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
     Executor,
+    PrefixReady,
     TrialCompleted,
     TrialLost,
-    TrialRequest,
 )
 from bisect_env.engine import events
+from bisect_env.engine.asking import Asker
+from bisect_env.engine.builds import Builds
 from bisect_env.engine.document import verdict_document
 from bisect_env.engine.prepare import Prepared
 from bisect_env.engine.reuse import Reuse, trial_key
@@ -50,9 +50,7 @@ from bisect_env.trials.records import (
     Machine,
     Outcome,
     Phase,
-    TrialFile,
     TrialRecord,
-    TrialSpec,
 )
 
 SAVE_EVERY = 5.0
@@ -91,8 +89,6 @@ class _State:
 
     tallies: defaultdict[Index, Tally] = field(default_factory=lambda: defaultdict(Tally))
     aside: dict[Index, tuple[str, str]] = field(default_factory=dict)
-    built: set[str] = field(default_factory=set)
-    running: dict[str, Index] = field(default_factory=dict)
     build_seconds: _Mean = field(default_factory=_Mean)
     trial_seconds: _Mean = field(default_factory=_Mean)
     voids_in_a_row: int = 0
@@ -135,12 +131,10 @@ class StudyLoop:
         self.grid = prepared.grid
         self._store = store
         self._study_id = study_id
-        self._executor: Executor
         self._notify = notify
         self._clock = clock
         self._stopped = stopped
         self._target = target_of(matrix)
-        self._files = tuple(TrialFile(f.name, f.content, f.executable) for f in matrix.files)
         self._members: defaultdict[Index, list[Index]] = defaultdict(list)
         for index, stands_for in prepared.groups.items():
             self._members[stands_for].append(index)
@@ -152,6 +146,9 @@ class StudyLoop:
         )
         self._state = _State()
         self._sharing = Sharing(store, study_id, clock=clock)
+        allow = matrix.file.solver.allow_source
+        self._builds = Builds(prepared.locks, allow if isinstance(allow, bool) else frozenset(allow))
+        self._asker = Asker(matrix, prepared, self.search, self._sharing, self._builds, self._members, notify)
         self._keys = {index: trial_key(matrix, prepared, index) for index in self._members}
         self._reuse = Reuse(store, study_id, self._keys, prepared, self._target, machines)
 
@@ -216,7 +213,7 @@ class StudyLoop:
         for trial in trials:
             index = self._prepared.groups.get(self.grid.index(trial.combination))
             if index is not None:
-                self._state.built.add(trial.lock_hash)
+                self._builds.seen.add(trial.lock_hash)
                 self._learn(index, trial.outcome, trial.evidence, trial.duration)
         self._state.voids_in_a_row = voids
 
@@ -231,7 +228,7 @@ class StudyLoop:
             InfrastructureError: Too many trials in a row were spoilt, or the cluster is lost.
             UsageError: The command cannot be run in any combination tried.
         """
-        self._executor = executor
+        self._asker.executor = executor
         budget = self._matrix.file.search.budget
         deadline = None if budget is None else self._clock() + budget
         try:
@@ -240,7 +237,7 @@ class StudyLoop:
                 # What still ran may have changed the answer, which then is not the answer yet.
                 self._wind_down()
                 self.hear_others()
-                if not self._state.running and not self.search.ask(1):
+                if not self._asker.running and not self.search.ask(1):
                     break
         finally:
             self._sharing.close()
@@ -249,23 +246,40 @@ class StudyLoop:
     def _work(self, deadline: float | None) -> None:
         while self._wants_more(deadline):
             waits = self._fill()
-            if not self._state.running and not waits:
+            if not self._asker.running and not waits:
                 return
             self._take(LOOK)
             if self._sharing.is_due:
                 self.hear_others(elsewhere=False)
-            self._sharing.renew(self._running())
+            self._sharing.renew(self._asker.claims())
             self._report_progress()
 
-    def _running(self) -> dict[str, Combination]:
-        return {trial_id: self.grid.combination(index) for trial_id, index in self._state.running.items()}
+    def _fill(self) -> bool:
+        """Start as many trials as there is room for; whether there is something to wait for but trials."""
+        state = self._state
+        free = in_flight(self._asker.executor.slots, state.trial_seconds.value) - len(self._asker.running)
+        price = build_cost(state.build_seconds.value, state.trial_seconds.value)
+        for attempt in range(_CLAIMS):
+            if free <= 0 or self.search.finished:
+                break
+            asked = self._asker.fill(free, price)
+            free -= asked.started
+            if not asked.lost:
+                return bool(self._builds.under_way)
+            # Others are faster: what they did decides what is worth asking now.
+            self._sharing.renew(self._asker.claims(), now=True)
+            self.hear_others(elsewhere=False)
+            time.sleep(_PAUSE * attempt)
+        else:
+            return True
+        return bool(self._builds.under_way)
 
     def _wants_more(self, deadline: float | None) -> bool:
         in_time = deadline is None or self._clock() < deadline
         return in_time and not self.search.finished and not self._stopped()
 
     def _take(self, timeout: float) -> None:
-        for completion in self._executor.wait(timeout):
+        for completion in self._asker.executor.wait(timeout):
             self._handle(completion)
 
     def _wind_down(self) -> None:
@@ -274,17 +288,17 @@ class StudyLoop:
         Ending them all at once would favour quick outcomes: a hang takes longer than a pass.
         """
         patience = self._clock() + PATIENCE * (self._state.trial_seconds.value or 0.0)
-        while self._state.running and self._clock() < patience and not self._stopped():
+        while self._asker.running and self._clock() < patience and not self._stopped():
             self._take(min(LOOK, max(0.0, patience - self._clock())))
-        self._executor.cancel()
+        self._asker.executor.cancel()
         patience = self._clock() + CANCEL_GRACE
-        while self._state.running and self._clock() < patience:
-            for completion in self._executor.wait(LOOK):
+        while self._asker.running and self._clock() < patience:
+            for completion in self._asker.executor.wait(LOOK):
                 if isinstance(completion, TrialCompleted):
                     self._handle(completion)
-                else:
-                    self._state.running.pop(completion.trial_id, None)
-        self._sharing.renew(self._running(), now=True)
+                elif not isinstance(completion, PrefixReady):
+                    self._asker.running.pop(completion.trial_id, None)
+        self._sharing.renew(self._asker.claims(), now=True)
 
     def _check_anything_ran(self) -> None:
         if self.search.trials or self._stopped() or len(self._state.aside) < len(self._members):
@@ -298,98 +312,32 @@ class StudyLoop:
             remedy="`bisect-env report` lists every combination with its reason",
         )
 
-    # -- asking --------------------------------------------------------------------------------------------
-
-    def _fill(self) -> bool:
-        """Start as many trials as there is room for.
-
-        Returns:
-            Whether others were always faster, so that it is worth while to try again.
-        """
-        state = self._state
-        free = in_flight(self._executor.slots, state.trial_seconds.value) - len(state.running)
-        price = build_cost(state.build_seconds.value, state.trial_seconds.value)
-        costs = {
-            index: price
-            for index in self._members
-            if self._prepared.locks[index].content_hash not in state.built
-        }
-        for attempt in range(_CLAIMS):
-            if free <= 0 or self.search.finished:
-                return False
-            chosen = self.search.ask(free, pending=self._pending(), build_cost=costs)
-            started = self._start(chosen)
-            free -= started
-            if started == len(chosen):
-                return False
-            # Others are faster: what they did decides what is worth asking now.
-            self._sharing.renew(self._running(), now=True)
-            self.hear_others(elsewhere=False)
-            time.sleep(_PAUSE * attempt)
-        return True
-
-    def _pending(self) -> Counter[Index]:
-        pending = Counter(self._state.running.values())
-        for combination, number in self._sharing.claimed.items():
-            if (index := self._prepared.groups.get(self.grid.index(combination))) is not None:
-                pending[index] += number
-        return pending
-
-    def _start(self, chosen: Sequence[Index]) -> int:
-        if not chosen:
-            return 0
-        requests = [self._request(index) for index in chosen]
-        decision = {
-            "combinations": [self.grid.combination(index).as_dict() for index in chosen],
-            "after_trials": self.search.trials,
-            "best": self.search.verdict.best.probability,
-        }
-        won = self._sharing.claim(
-            [(request.spec.trial_id, request.spec.combination) for request in requests],
-            self._running().values(),
-            ("ask", decision),
-        )
-        for index, request, ours in zip(chosen, requests, won, strict=True):
-            if ours:
-                self._state.running[request.spec.trial_id] = index
-                self._executor.submit(request)
-                self._notify(events.TrialStarted(request.spec.trial_id, request.spec.combination))
-        return sum(won)
-
-    def _request(self, index: Index) -> TrialRequest:
-        combination = self.grid.combination(index)
-        trial = self._matrix.file.trial
-        lock = self._prepared.locks[index]
-        spec = TrialSpec(
-            trial_id=uuid.uuid4().hex,
-            combination=combination,
-            lock_hash=lock.content_hash,
-            command=self._matrix.command(combination),
-            files=self._files,
-            env=self._matrix.environment(combination),
-            timeout=trial.timeout,
-            concurrency=trial.concurrency,
-            gpus=trial.gpus,
-            hash_seed=secrets.randbelow(2**32),
-        )
-        allow = self._matrix.file.solver.allow_source
-        return TrialRequest(spec, lock, allow if isinstance(allow, bool) else frozenset(allow))
-
     # -- learning ------------------------------------------------------------------------------------------
 
     def _handle(self, completion: Completion) -> None:
         match completion:
             case TrialCompleted(record, build_seconds, notes):
-                index = self._state.running.pop(record.trial_id)
+                index = self._asker.running.pop(record.trial_id)
                 for note in notes:
                     self._notify(events.Warned(note))
                 self._record(index, record, build_seconds)
-            case BuildFailed():
-                index = self._state.running.pop(completion.trial_id)
-                self._sharing.release([completion.trial_id])
-                self._build_failed(index, completion)
+            case PrefixReady(lock_hash, build_seconds, notes):
+                self._builds.hear(completion)
+                for note in notes:
+                    self._notify(events.Warned(note))
+                if build_seconds:
+                    self._state.build_seconds.add(build_seconds)
+                    members = self._builds.combinations(lock_hash, self._members)
+                    built = tuple(self.grid.combination(index) for index in members)
+                    self._notify(events.Built(lock_hash, built, build_seconds))
+            case BuildFailed(trial_id, lock_hash):
+                self._builds.hear(completion)
+                if trial_id:
+                    self._asker.running.pop(trial_id)
+                    self._sharing.release([trial_id])
+                self._build_failed(self._builds.combinations(lock_hash, self._members), completion)
             case TrialLost(trial_id, reason):
-                index = self._state.running.pop(trial_id)
+                index = self._asker.running.pop(trial_id)
                 combination = self.grid.combination(index)
                 lock_hash = self._prepared.locks[index].content_hash
                 self._record(index, _lost(trial_id, combination, lock_hash, reason), 0.0)
@@ -399,8 +347,6 @@ class StudyLoop:
         evidence = judge(record, self._target, repeated=tally.void > 0)
         self._store.record_trial(self._study_id, record, evidence, trial_key=self._keys[index])
         self._sharing.recorded(record.trial_id, record.combination)
-        if record.outcome is not Outcome.WORKER_LOST:
-            self._state.built.add(record.lock_hash)
         if build_seconds:
             self._state.build_seconds.add(build_seconds)
         self._notify(events.TrialFinished(record, evidence, build_seconds))
@@ -430,18 +376,19 @@ class StudyLoop:
                 "that can hide the answer",
             )
 
-    def _build_failed(self, index: Index, failure: BuildFailed) -> None:
-        combination = self.grid.combination(index)
+    def _build_failed(self, indices: Sequence[Index], failure: BuildFailed) -> None:
         if failure.transient:
+            combination = self.grid.combination(indices[0])
             self._state.last_void = f"building {combination}: {_first_line(failure.message)}"
             self._state.voids_in_a_row += 1
-            self._warn_once(f"build-{index}", f"{self._state.last_void}; it is tried again")
+            self._warn_once(f"build-{indices[0]}", f"{self._state.last_void}; it is tried again")
             self._check_infrastructure()
             return
-        tally = self._state.tallies[index]
-        tally.failed_builds += 1
-        if tally.failed_builds >= BUILDS_BEFORE_UNBUILDABLE and index not in self._state.aside:
-            self._put_aside(index, "env-unbuildable", failure.message)
+        for index in indices:
+            tally = self._state.tallies[index]
+            tally.failed_builds += 1
+            if tally.failed_builds >= BUILDS_BEFORE_UNBUILDABLE and index not in self._state.aside:
+                self._put_aside(index, "env-unbuildable", failure.message)
 
     def _put_aside(self, index: Index, status: str, reason: str) -> None:
         self._state.aside[index] = (status, reason)
@@ -485,7 +432,7 @@ class StudyLoop:
 
     def _report_progress(self) -> None:
         bad = self.search.probability_bad()
-        running = Counter(self.grid.combination(i) for i in self._state.running.values())
+        running = Counter(self.grid.combination(i) for i in self._asker.running.values())
         hits = sum(t.bad for t in self._state.tallies.values())
         shown: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(self._prepared.groups)

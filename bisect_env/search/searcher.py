@@ -7,7 +7,7 @@ tells in any order give the same answers, so that a resumed study goes on as if 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.acquisition import choose
+from bisect_env.search.acquisition import ONE, choose, information
 from bisect_env.search.explain import log10_bayes_factor, unexplained
 from bisect_env.search.families import FloatArray
 from bisect_env.search.knowledge import Knowledge, position
@@ -35,6 +35,8 @@ _END_TRIALS = 180
 _SPREAD = 5
 # Share of the bad rate at which the good end may fail.
 _CONTROL = 0.5
+# Pending cells whose hit is thought through: each costs an update of the posterior.
+_FORESEEN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Search(Knowledge):
         *,
         pending: Mapping[Index, int] | None = None,
         build_cost: Mapping[Index, float] | None = None,
+        only: Collection[Index] | None = None,
+        worth: float = 0.0,
     ) -> list[Index]:
         """Choose the next trials.
 
@@ -100,9 +104,12 @@ class Search(Knowledge):
             count: How many can start now.
             pending: Trials of each combination that run at this moment.
             build_cost: Price of each combination's environment in trials; missing = it exists.
+            only: Choose among these alone, because the others have to wait; None for all.
+            worth: With `only`, what the best of them must tell, as a share of what the best of all would.
 
         Returns:
-            Cells that stand for their groups, `count` of them (fewer only when nothing can be run).
+            Cells that stand for their groups, `count` of them (fewer only when nothing can be run, or nothing
+            of `only` is worth it).
             A running or chosen trial counts as a pass that is still to come, which keeps parallel
             workers from all asking the same question.
         """
@@ -118,11 +125,41 @@ class Search(Knowledge):
         chosen: list[Index] = []
         while len(chosen) < count:
             belief = update(self._space, ahead) if chosen or pending else self._belief
-            cell = self._next(ahead, belief, cost)
+            wanted = self._next(ahead, belief, cost)
+            cell = wanted if only is None or wanted in only else self._best_of(only, ahead, belief, worth)
+            if cell is None:
+                break
             chosen.append(cell)
             ahead.add(cell, 0, 1)
             cost[cell] = 0.0
         return chosen
+
+    def foresee(
+        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
+    ) -> list[Index]:
+        """What would be asked next if one of the pending trials showed the target, most likely bad first.
+
+        What would be asked if all passed is what `ask` says. Together they are the environments worth making
+        while those trials run.
+
+        Args:
+            pending: Trials of each combination that run at this moment.
+            build_cost: As in `ask`.
+        """
+        if not self._visible.any():
+            return []
+        cost = np.zeros(self._grid.shape)
+        for index, price in (build_cost or {}).items():
+            if self._group[index] >= 0:
+                cost[self._standing_for(index)] = price
+        bad = self.probability_bad()
+        cells = sorted({self._standing_for(index) for index in pending}, key=lambda cell: (-bad[cell], cell))
+        wanted: list[Index] = []
+        for cell in cells[:_FORESEEN]:
+            ahead = self._counts.copy()
+            ahead.add(cell, 1, 1)
+            wanted.append(self._next(ahead, update(self._space, ahead), cost))
+        return list(dict.fromkeys(wanted))
 
     def _next(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
         return self._end_first(ahead, belief) or self._to_certify(ahead) or self._best(ahead, belief, cost)
@@ -216,6 +253,11 @@ class Search(Knowledge):
         leading = float(self._classes.masses(belief.hypotheses).max())
         cell = choose(self._space, ahead, belief, cost, self._visible, leading)
         return position(cell, self._grid.shape)
+
+    def _best_of(self, only: Collection[Index], ahead: Counts, belief: Belief, worth: float) -> Index | None:
+        told = np.where(self._visible, information(self._space, ahead, belief, ONE)[..., 0], -np.inf)
+        best = max((cell for cell in only if self._visible[cell]), key=lambda cell: told[cell], default=None)
+        return best if best is not None and told[best] >= worth * told.max() else None
 
     # -- answering ---------------------------------------------------------------------------------------
 

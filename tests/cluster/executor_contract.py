@@ -16,6 +16,8 @@ from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
     Executor,
+    PrefixReady,
+    PrefixRequest,
     TrialCompleted,
     TrialLost,
     TrialRequest,
@@ -42,6 +44,8 @@ def build(lock: Lock, *, allow_source: bool) -> Prefix:
         raise InterpreterNotFoundError("there is no Python 2.1")
     if lock.text == "cache":
         raise InfrastructureError("the cache cannot be written")
+    if lock.text == "slow":
+        time.sleep(3.0)
     if lock.text == "defect":
         raise AssertionError("a defect in the builder")
     return Prefix(Path(sys.prefix), Path(sys.executable), 1.5 if allow_source else 0.0)
@@ -61,6 +65,10 @@ def request(code: str = "pass", lock_text: str = "", **changes: object) -> Trial
     return TrialRequest(spec, Lock("0" * 64, "3.11", "linux-64", (), lock_text), allow_source)
 
 
+def prepared(lock_text: str = "", *, allow_source: bool = False) -> PrefixRequest:
+    return PrefixRequest(Lock("0" * 64, "3.11", "linux-64", (), lock_text), allow_source)
+
+
 def collect(executor: Executor, count: int) -> list[Completion]:
     answers: list[Completion] = []
     deadline = time.monotonic() + PATIENCE
@@ -71,6 +79,7 @@ def collect(executor: Executor, count: int) -> list[Completion]:
 
 
 def trial_id(answer: Completion) -> str:
+    assert not isinstance(answer, PrefixReady)
     return answer.record.trial_id if isinstance(answer, TrialCompleted) else answer.trial_id
 
 
@@ -167,6 +176,34 @@ class ExecutorContract:
         assert isinstance(answer, TrialCompleted)
         assert answer.build_seconds == 1.5
         assert answer.record.worker
+
+    def test_what_is_prepared_is_answered_once_for_all_hosts(self, executor: Executor) -> None:
+        executor.prepare(prepared(allow_source=True))
+        assert collect(executor, 1) == [PrefixReady("0" * 64, 1.5)]
+        for text, transient in (("unbuildable", False), ("network", True), ("interpreter", False)):
+            executor.prepare(prepared(text))
+            (answer,) = collect(executor, 1)
+            assert isinstance(answer, BuildFailed)
+            assert (answer.trial_id, answer.lock_hash, answer.transient) == ("", "0" * 64, transient)
+        # What is no failure but a defect is shown by the first trial, which has a record for it.
+        executor.prepare(prepared("defect"))
+        assert collect(executor, 1) == [PrefixReady("0" * 64)]
+        assert executor.wait(0.2) == []
+
+    def test_a_build_takes_no_place_of_a_trial(self, executor: Executor) -> None:
+        executor.prepare(prepared("slow"))
+        for _ in range(2):
+            executor.submit(request())
+        first = collect(executor, 2)
+        assert all(isinstance(answer, TrialCompleted) for answer in first)
+        assert collect(executor, 1) == [PrefixReady("0" * 64)]
+        # Nor do trials hold up a build.
+        for _ in range(2):
+            executor.submit(request("import time; time.sleep(600)"))
+        executor.prepare(prepared())
+        assert collect(executor, 1) == [PrefixReady("0" * 64)]
+        executor.cancel()
+        assert all(isinstance(answer, TrialLost) for answer in collect(executor, 2))
 
     def test_cancel_ends_running_and_waiting_trials_and_spares_later_ones(self, executor: Executor) -> None:
         requests = [request("import time; time.sleep(600)") for _ in range(5)]

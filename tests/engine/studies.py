@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
 from bisect_env.engine.study import Conclusion, run_study
 from bisect_env.environments.prefix import ensure_prefix
@@ -71,6 +72,7 @@ class Studies:
         stopped: Callable[[], bool] = lambda: False,
         slots: int = 2,
         provider: EnvironmentProvider | None = None,
+        make_executor: Callable[[], Executor] | None = None,
         fresh: bool = False,
         every_corner: bool = False,
     ) -> Conclusion:
@@ -82,7 +84,8 @@ class Studies:
                 matrix,
                 store=store,
                 provider=provider or Environments(cache, index=matrix.file.index),
-                make_executor=lambda: InlineExecutor(partial(ensure_prefix, cache_dir=cache), slots),
+                make_executor=make_executor
+                or (lambda: InlineExecutor(partial(ensure_prefix, cache_dir=cache), slots)),
                 lockfiles=self.folder / "lockfiles",
                 notify=self.events.append,
                 stopped=stopped,

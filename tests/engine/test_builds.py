@@ -1,0 +1,129 @@
+"""Environments first, and nothing idle meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.preparing import one_of_each_host, outcome
+from bisect_env.cluster.protocol import BuildFailed, PrefixReady, PrefixRequest
+from bisect_env.cluster.resources import WorkerOffer
+from bisect_env.engine import events
+from bisect_env.engine.builds import Builds, sort_out
+from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.prefix import Prefix
+from bisect_env.errors import InfrastructureError, NoEnvironmentError
+from tests.engine.studies import Studies
+
+A, B = "a" * 64, "b" * 64
+
+
+def lock(content_hash: str) -> Lock:
+    return Lock(content_hash, "3.11", "linux-64", (), "")
+
+
+def test_hosts_build_once_however_many_workers_they_have() -> None:
+    offers = [WorkerOffer(f"tcp://{host}:{port}", host, 1) for host in "xy" for port in (3, 1, 2)]
+    assert one_of_each_host(offers) == {"tcp://x:1", "tcp://y:1"}
+    assert one_of_each_host([]) == set()
+
+
+def test_what_hosts_say_together() -> None:
+    quick, slow = PrefixReady(A, 0.0), PrefixReady(A, 7.0, ("mended",))
+    broken, network = BuildFailed("", A, "no wheel", False), BuildFailed("", A, "timeout", True)
+    assert outcome(A, [quick, slow]) == PrefixReady(A, 7.0, ("mended",))
+    assert outcome(A, [quick, network, broken]) == broken
+    assert outcome(A, [network, slow]) == network
+    # A host that is lost says nothing as long as another one answers.
+    assert outcome(A, [OSError("gone"), slow]) == slow
+    lost = outcome(A, [OSError("gone")])
+    assert isinstance(lost, BuildFailed)
+    assert lost.transient
+    assert "gone" in lost.message
+    assert isinstance(outcome(A, []), BuildFailed)
+
+
+def test_what_is_under_way_is_paid_for_and_not_ready() -> None:
+    builds = Builds({(0,): lock(A), (1,): lock(B), (2,): lock(A)}, allow_source=False)
+
+    made: list[Lock] = []
+
+    class Recorder:
+        slots = 1
+
+        def prepare(self, request: PrefixRequest) -> None:
+            made.append(request.lock)
+
+    assert builds.begin([(0,), (2,), (1,)], Recorder()) == 2  # type: ignore[arg-type]
+    assert [one.content_hash for one in made] == [A, B], "equal locks are one build"
+    assert builds.is_paid((2,))
+    assert not builds.is_ready((2,))
+    builds.hear(PrefixReady(A))
+    assert sort_out([(0,), (1,), (2,), (1,)], builds.is_ready) == ([(0,), (2,)], [(1,), (1,)])
+    builds.hear(BuildFailed("", B, "timeout", True))
+    assert not builds.is_paid((1,))
+    assert builds.combinations(A, [(0,), (1,), (2,)]) == [(0,), (2,)]
+
+
+CRASH_FROM_FOUR = """
+    import random, sys, time
+    time.sleep(0.1)
+    sys.exit(int(sys.argv[1]) >= 4 and random.random() < 0.5)
+"""
+
+
+class SlowBuilder:
+    """The real builder after a wait, which notes when it works, and fails where it is told to."""
+
+    def __init__(self, seconds: float, fails: dict[int, bool] | None = None) -> None:
+        self.seconds = seconds
+        self.fails = fails or {}
+        self.calls = 0
+        self._guard = threading.Lock()
+        self.spans: list[tuple[float, float]] = []
+
+    def __call__(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
+        import sys
+
+        with self._guard:
+            self.calls += 1
+            number = self.calls
+        started = time.monotonic()
+        time.sleep(self.seconds)
+        self.spans.append((started, time.monotonic()))
+        if number in self.fails:
+            raise UnbuildableError("planted", transient=self.fails[number])
+        return Prefix(Path(sys.prefix), Path(sys.executable), self.seconds)
+
+
+@pytest.mark.integration
+def test_an_environment_that_breaks_for_a_moment_is_made_again(studies: Studies) -> None:
+    builder = SlowBuilder(0.0, fails={1: True, 2: True})
+    path = studies.matrix(CRASH_FROM_FOUR)
+    conclusion = studies.run(path, make_executor=lambda: InlineExecutor(builder, 2))
+    assert conclusion.report["verdict"]["first_bad"]["level"] == "4"
+    warnings = [event.text for event in studies.events if isinstance(event, events.Warned)]
+    assert any("planted" in text and "tried again" in text for text in warnings)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("transient", "error", "says"),
+    [
+        (False, NoEnvironmentError, "no environment could be built: planted"),
+        (True, InfrastructureError, "10 trials in a row were spoilt; the last: building"),
+    ],
+)
+def test_an_environment_that_cannot_be_made(
+    studies: Studies, transient: bool, error: type[Exception], says: str
+) -> None:
+    builder = SlowBuilder(0.0, fails=dict.fromkeys(range(1, 100), transient))
+    with pytest.raises(error, match=says):
+        studies.run(studies.matrix(CRASH_FROM_FOUR), make_executor=lambda: InlineExecutor(builder, 2))
+    assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
+    assert builder.calls in (3, 10)
