@@ -27,7 +27,7 @@ class InlineExecutor:
         self._build = build
         self._slots = slots
         self._pool = ThreadPoolExecutor(slots, thread_name_prefix="trial")
-        self._builders = ThreadPoolExecutor(1, thread_name_prefix="build")
+        self._builders = ThreadPoolExecutor(max(1, slots // 4), thread_name_prefix="build")
         self._answers: queue.SimpleQueue[Completion] = queue.SimpleQueue()
         self._outstanding = 0
         self._cancelled = threading.Event()

@@ -19,11 +19,13 @@ from bisect_env.matrix.load import Matrix
 from bisect_env.search.searcher import Search
 from bisect_env.trials.records import TrialFile, TrialSpec
 
-FILLER = 0.1
+FILLER = 0.03
 """While wanted environments are being made, others are tried that tell at least this share of what the
 wanted ones would: a trial on an idle GPU costs nothing, but a trial that tells nothing is one too many."""
 
 
+BUILDERS = 4
+"""Places for trials for each build that is made ahead; hosts make about as many at the same time."""
 THOUGHT_THROUGH = 20_000
 """Combinations up to which looking ahead takes less time than it saves."""
 
@@ -78,7 +80,7 @@ class Asker:
         self._members = members
         self._notify = notify
         self._files = tuple(TrialFile(f.name, f.content, f.executable) for f in matrix.files)
-        self._foreseen_at = -1
+        self._foreseen_at = (-1, 0, 0)
         self.running: dict[str, Index] = {}
 
     def claims(self) -> dict[str, Combination]:
@@ -112,8 +114,9 @@ class Asker:
 
     def _build_ahead(self, costs: dict[Index, float]) -> None:
         """With room for a build, and something new known, make what is likely to be wanted next."""
-        known = self._search.trials
-        if self._builds.under_way or not self.running or known == self._foreseen_at:
+        known = (self._search.trials, len(self.running), len(self._builds.ready))
+        busy = len(self._builds.under_way) >= max(1, self.executor.slots // BUILDERS)
+        if busy or not self.running or known == self._foreseen_at:
             return
         if len(self._members) > THOUGHT_THROUGH:
             return
