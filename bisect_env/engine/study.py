@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import platform
 from collections.abc import Callable, Collection
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,6 +13,7 @@ from typing import Any
 
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
+from bisect_env.engine.early import EarlyExecutor
 from bisect_env.engine.loop import StudyLoop
 from bisect_env.engine.prepare import Prepared, lock_all
 from bisect_env.engine.reuse import reusable
@@ -78,7 +78,7 @@ def run_study(
         matrix: As loaded.
         store: Open for writing.
         provider: Makes environments.
-        make_executor: Starts the place where trials run; called once there is something to run.
+        make_executor: Starts the place where trials run, in another thread, unless the study is answered.
         lockfiles: Folder under which the locks are written.
         notify: Hears of everything.
         stopped: True when the user wants to stop.
@@ -104,40 +104,40 @@ def run_study(
                 remedy=f"bisect-env run {matrix.path}   goes on from here",
             )
 
-    try:
-        prepared = prepare_study(matrix, grid, as_of, provider, lockfiles, watched, workers=workers)
-        save_prepared(store, study, prepared)
-        if not prepared.locks:
-            why = next(iter(prepared.unsolvable.values()), None)
-            raise NoEnvironmentError(
-                f"{matrix.path}: none of the combinations has an environment",
-                tried=why.message if why else None,
-                remedy="`bisect-env plan` lists every combination with its reason",
+    # A study that is answered answers again at once, without starting a cluster.
+    with EarlyExecutor(make_executor, begin=study.status is not StudyStatus.FINISHED) as cluster:
+        try:
+            prepared = prepare_study(matrix, grid, as_of, provider, lockfiles, watched, workers=workers)
+            save_prepared(store, study, prepared)
+            if not prepared.locks:
+                why = next(iter(prepared.unsolvable.values()), None)
+                raise NoEnvironmentError(
+                    f"{matrix.path}: none of the combinations has an environment",
+                    tried=why.message if why else None,
+                    remedy="`bisect-env plan` lists every combination with its reason",
+                )
+            reuses = not study.definition.fresh and study.status is not StudyStatus.FINISHED
+            loop = StudyLoop(
+                matrix,
+                prepared,
+                store,
+                study.id,
+                notify=notify,
+                stopped=stopped,
+                machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
+                every_corner=every_corner,
             )
-        reuses = not study.definition.fresh and study.status is not StudyStatus.FINISHED
-        loop = StudyLoop(
-            matrix,
-            prepared,
-            store,
-            study.id,
-            notify=notify,
-            stopped=stopped,
-            machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
-            every_corner=every_corner,
-        )
-        loop.replay()
-        # A study that is answered answers again at once, without starting a cluster.
-        if not loop.search.finished:
-            if study.status is StudyStatus.FINISHED:
-                store.reopen(study.id)
-            with closing(make_executor()) as executor:
-                loop.run(executor)
-        return conclude(matrix, store, study, loop, notify, interrupted=stopped())
-    except BisectEnvError as error:
-        _end_with(error, store, study.id)
-        notify(events.Failed.of(error))
-        notify(events.Concluded(report_document(store, study.id)))
-        raise
+            loop.replay()
+            if not loop.search.finished:
+                if study.status is StudyStatus.FINISHED:
+                    store.reopen(study.id)
+                loop.run(cluster.get())
+            return conclude(matrix, store, study, loop, notify, interrupted=stopped())
+        except BisectEnvError as error:
+            _end_with(error, store, study.id)
+            notify(events.Failed.of(error))
+            notify(events.Concluded(report_document(store, study.id)))
+            raise
 
 
 def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
