@@ -16,6 +16,7 @@ from bisect_env.engine.sharing import Sharing
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.search.every import SearchAll
 from bisect_env.search.searcher import Search
 from bisect_env.trials.records import TrialFile, TrialSpec
 
@@ -66,7 +67,7 @@ class Asker:
         self,
         matrix: Matrix,
         prepared: Prepared,
-        search: Search,
+        search: Search | SearchAll,
         sharing: Sharing,
         builds: Builds,
         members: Collection[Index],

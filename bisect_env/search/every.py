@@ -7,7 +7,7 @@ either confirms a further corner or becomes sure that there is none. And so on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -68,11 +68,22 @@ class SearchAll:
         *,
         pending: Mapping[Index, int] | None = None,
         build_cost: Mapping[Index, float] | None = None,
+        only: Collection[Index] | None = None,
+        worth: float = 0.0,
     ) -> list[Index]:
-        """Choose the next trials, for the corner that is being looked for."""
+        """Choose the next trials, for the corner that is being looked for; see `Search.ask`."""
         search = self._chain()[-1]
         known = {i: n for i, n in (pending or {}).items() if search.can_be_told(i)}
-        return search.ask(count, pending=known, build_cost=build_cost)
+        if only is not None:
+            only = {index for index in only if search.can_be_told(index)}
+        return search.ask(count, pending=known, build_cost=build_cost, only=only, worth=worth)
+
+    def foresee(
+        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
+    ) -> list[Index]:
+        """What would be asked next if a pending trial showed the target; see `Search.foresee`."""
+        search = self._chain()[-1]
+        return search.foresee({i: n for i, n in pending.items() if search.can_be_told(i)}, build_cost)
 
     @property
     def finished(self) -> bool:
