@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from bisect_env.environments import conda_lock_engine
 from bisect_env.environments.conda_config import (
     ChannelPlaces,
     CondaConfig,
@@ -82,6 +83,8 @@ class CondaSolver:
         """
         assert request.conda is not None
         places = self.places(request.conda.channels)
+        if request.conda.engine == "conda-lock":
+            return SolvedConda(conda_lock_engine.solve(request, places, self._timeout), {})
         message = {
             "op": "solve",
             **self.base(places, request.platform),

@@ -68,7 +68,8 @@ def lock_warnings(lock: Lock, *, asked: Iterable[str] = (), cuda: bool = False) 
     warnings = []
     majors = cuda_majors(lock.packages)
     if len(majors) > 1:
-        sides = "; ".join(f"{major} ({_some(names)})" for major, names in majors.items())
+        # The first names alone, so that environments that differ elsewhere are warned of together.
+        sides = "; ".join(f"{major} ({names[0]}, ...)" for major, names in majors.items())
         warnings.append(f"two major versions of CUDA in one environment: {sides}")
     if cuda:
         named = {canonicalize_name(name) for name in asked} | _FRAMEWORKS

@@ -31,6 +31,7 @@ class Parts:
         ends: `good` and `bad` where they are right.
         has_exclude_newer: Whether the file sets it.
         has_channels: Whether it names conda channels, right or wrong.
+        engine: What solves conda packages.
     """
 
     axis_names: tuple[str, ...]
@@ -41,6 +42,7 @@ class Parts:
     ends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     has_exclude_newer: bool = False
     has_channels: bool = True
+    engine: str = "rattler"
 
 
 def listed_values(axis: Axis) -> tuple[str, ...] | None:
@@ -100,6 +102,9 @@ def _axes_among_themselves(parts: Parts) -> Iterator[Finding]:
             dates.append(name)
     for name in dates[1:]:
         yield ("axes", name), f"the axes {dates[0]!r} and {name!r} are both dates; keep one"
+    if parts.engine == "conda-lock" and (dates or parts.has_exclude_newer):
+        text = "conda-lock knows no channel as it was on a day; solve with rattler, or remove the date"
+        yield ("solver",), text
     if dates and parts.has_exclude_newer:
         yield (
             ("exclude_newer",),

@@ -206,6 +206,7 @@ class _Validator:
             ends=ends if isinstance(raw_axes, dict) else {},
             has_exclude_newer=done.get("exclude_newer") is not None,
             has_channels=bool(self.data.get("channels")),
+            engine=getattr(done.get("solver"), "engine", "rattler"),
         )
 
     def axes(self) -> dict[str, Any]:

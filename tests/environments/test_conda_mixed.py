@@ -141,7 +141,8 @@ def test_two_major_versions_of_cuda():
         ]
     ) == {11: ["pytorch-old"], 12: ["cuda-version", "pytorch", "cuml"]}
     (text,) = lock_warnings(make_lock("3.12", "linux-64", packages))
-    assert text == "two major versions of CUDA in one environment: 12 (nvidia-cublas-cu12); 13 (cuml-cu13)"
+    sides = "12 (nvidia-cublas-cu12, ...); 13 (cuml-cu13, ...)"
+    assert text == f"two major versions of CUDA in one environment: {sides}"
 
 
 def test_a_cpu_only_build_beside_a_cuda_axis():
