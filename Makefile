@@ -46,10 +46,11 @@ cases: setup    ## bisect every real regression in matrices/ and compare with th
 cases-heavy: setup ## the same for the cases with wheels of 500 MB and more
 	$(BIN)/python -m tests.cases.run_cases --heavy
 
-bench: setup    ## measure what running trials costs beside the trials
+bench: setup    ## measure what running trials costs beside the trials (REPODATA=DIR: real conda channels, too)
 	$(BIN)/python -m benchmarks.cluster
 	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks.database
+	$(if $(REPODATA),$(BIN)/python -m benchmarks.real_metadata $(REPODATA))
 
 bench-search: setup ## compare the search with its rivals on planted truths (ARGS=--full: an hour)
 	$(BIN)/python -m benchmarks.search $(ARGS)

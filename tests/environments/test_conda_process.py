@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+import bisect_env
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.conda_prefix import fill
 from bisect_env.environments.conda_process import HelperDiedError, HelperPool, HelperProcess
@@ -172,3 +175,16 @@ def test_helpers_end_with_the_process_that_started_them(tmp_path):
         time.sleep(0.1)
     else:
         pytest.fail("the helper outlives its parent")
+
+
+def test_nothing_but_the_helper_imports_rattler():
+    package = Path(bisect_env.__file__).parent
+    naming = re.compile(r"^\s*(import|from) rattler", re.MULTILINE)
+    found = [path.name for path in package.rglob("*.py") if naming.search(path.read_text())]
+    assert found == ["conda_helper.py"]
+    code = (
+        "import sys, bisect_env.cli.app, bisect_env.environments.provider, bisect_env.cluster.worker\n"
+        "print([name for name in ('rattler', 'conda_lock') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
