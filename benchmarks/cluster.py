@@ -108,6 +108,8 @@ class PlantedEnvironments:
         requests: Sequence[EnvironmentRequest],
         workers: int = 2,
         on_done: Callable[[int, Any], None] | None = None,
+        *,
+        prefer: Sequence[Sequence[int]] | None = None,
     ) -> list[Lock]:
         """A lock of its own for each."""
         return [_lock(str(number)) for number, _ in enumerate(requests)]

@@ -96,6 +96,8 @@ class MachineEnvironments:
         requests: Sequence[EnvironmentRequest],
         workers: int = 2,
         on_done: Callable[[int, Any], None] | None = None,
+        *,
+        prefer: Sequence[Sequence[int]] | None = None,
     ) -> list[Lock]:
         """An empty lock for each."""
         return [_lock() for _ in requests]
