@@ -53,8 +53,8 @@ class Knowledge:
         self._nothing, self._any_of = nothing, any_of
         self._space = self._believing(HypothesisSpace(grid.shape, self._directions, any_of=any_of), groups)
         self._widened = False
-        self._rates = RateGrid.default(min_rate)
-        self._counts = Counts(grid.shape, self._rates, stray=stray)
+        self.rates = RateGrid.default(min_rate)
+        self._counts = Counts(grid.shape, self.rates, stray=stray)
         self._group = np.full(grid.shape, -1, dtype=np.intp)
         for index, stands_for in groups.items():
             self._group[index] = np.ravel_multi_index(stands_for, grid.shape)

@@ -243,8 +243,8 @@ class Search(Knowledge):
     @cached_property
     def _clean(self) -> int:
         """Passes that show a combination to be good, at a cautious estimate of the bad rate."""
-        chances = self._belief.with_bad_rate.sum(axis=0) @ self._rates.kernel
-        return clean_trials(quantile(self._rates.rates, chances, CAUTION))
+        chances = self._belief.with_bad_rate.sum(axis=0) @ self.rates.kernel
+        return clean_trials(quantile(self.rates.rates, chances, CAUTION))
 
     def _lacking(self, best: Answer) -> list[Index]:
         return [cell for cell, wanted in self._wanted(best) if self._counts.trials[cell] < wanted]
@@ -290,13 +290,13 @@ class Search(Knowledge):
         bad_rate, _ = self._typical_rates()
         # The median: before many good trials the mean is made of backgrounds that nothing speaks for.
         chances = self._belief.with_background.sum(axis=0)
-        return required_confidence(self.settings.confidence, bad_rate, quantile(self._rates.p0, chances, 0.5))
+        return required_confidence(self.settings.confidence, bad_rate, quantile(self.rates.p0, chances, 0.5))
 
     def _typical_rates(self) -> tuple[float, float]:
         """Posterior means of the target rate of bad combinations and of good ones."""
         belief = self._belief
-        bad_rate = float(belief.with_bad_rate.sum(axis=0) @ (self._rates.kernel @ self._rates.rates))
-        return bad_rate, float(belief.with_background.sum(axis=0) @ self._rates.p0)
+        bad_rate = float(belief.with_bad_rate.sum(axis=0) @ (self.rates.kernel @ self.rates.rates))
+        return bad_rate, float(belief.with_background.sum(axis=0) @ self.rates.p0)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -311,7 +311,7 @@ class Search(Knowledge):
         # Posterior of each rate model, and of the best answer under it.
         sub = {}
         for sharing in (True, False):
-            columns = (self._rates.spread == 0.0) == sharing
+            columns = (self.rates.spread == 0.0) == sharing
             joint = self._classes.masses(belief.with_bad_rate[:, columns].sum(axis=1))
             weight = float(joint.sum())
             under = joint / weight if weight > 0 else joint
