@@ -1,8 +1,8 @@
-"""Does 95 % mean 95 %? Whole studies with truths drawn from the search's own prior, and over a grid of truths.
+"""Does 95 % mean 95 %? Whole studies with truths from the search's own prior, and over a grid of truths.
 
 `python -m benchmarks.search_calibration [--studies N] [--seed S] [--processes P]` prints, of the studies that
 claimed at least 0.9, 0.95 and 0.99, how many were right, and how often the report's intervals hold the true
-rates; it writes `benchmarks/results/search_calibration.json`. `tests/search/test_calibration.py` runs the same.
+rates; it writes `benchmarks/results/search_calibration.json`. `tests/search/test_calibration.py` does so too.
 """
 
 # ruff: noqa: E402
@@ -20,6 +20,8 @@ from typing import Any
 
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
+
+import itertools
 
 import numpy as np
 
@@ -96,7 +98,7 @@ def summary(played: Sequence[Played]) -> dict[str, Any]:
         chosen = [p for p in played if p.claimed >= q]
         claims.append({"at_least": q, **_share([p.right for p in chosen])})
     bins = []
-    for low, high in zip(_EDGES[:-1], _EDGES[1:], strict=True):
+    for low, high in itertools.pairwise(_EDGES):
         chosen = [p for p in played if low <= p.claimed < high or (high == 1.0 and p.claimed == 1.0)]
         claimed = float(np.mean([p.claimed for p in chosen])) if chosen else None
         bins.append({"from": low, "to": high, "claimed": claimed, **_share([p.right for p in chosen])})

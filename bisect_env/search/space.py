@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.search.families import Family, FloatArray, family
 
-_NEVER_PRIOR = 0.015
-_ALWAYS_PRIOR = 0.015
+NEVER_PRIOR = 0.015
+ALWAYS_PRIOR = 0.015
 _ANY_OF_PRIOR = 0.07
 # Odds of one more axis being involved: most regressions have one culprit.
-_EXTRA_AXIS_ODDS = 0.4
+EXTRA_AXIS_ODDS = 0.4
 # Gaps double the sets of an axis; on several such axes a step would take longer than a trial.
 _MOST_WITH_GAPS = 20_000
 
@@ -125,19 +125,19 @@ class HypothesisSpace:
     def _prior(self) -> FloatArray:
         """Few culprit axes weigh more; within one choice of culprits the families' own priors."""
         involved = _involved_axes(self._families)
-        odds = np.array([_EXTRA_AXIS_ODDS**k for k in range(len(self.shape) + 1)])
+        odds = np.array([EXTRA_AXIS_ODDS**k for k in range(len(self.shape) + 1)])
         within = _outer([np.where(f.prior > 0, f.prior, 1.0) for f in self._families])
         weight = within * odds[involved]
         all_of = np.where(involved >= 1, weight, 0.0)
         any_of = np.where(involved >= 2, weight, 0.0)
-        change = 1.0 - _NEVER_PRIOR - _ALWAYS_PRIOR
+        change = 1.0 - NEVER_PRIOR - ALWAYS_PRIOR
         any_share = _ANY_OF_PRIOR * change if self._any else 0.0
         all_of = _normalised(all_of) * (change - any_share)
-        all_of.flat[0] = _ALWAYS_PRIOR
+        all_of.flat[0] = ALWAYS_PRIOR
         parts = [all_of.ravel()]
         if self._any:
             parts.append(_normalised(any_of).ravel() * any_share)
-        return _normalised(np.concatenate([*parts, np.array([_NEVER_PRIOR])]))
+        return _normalised(np.concatenate([*parts, np.array([NEVER_PRIOR])]))
 
     def expect(self, index: Index, *, bad: bool, doubt: float) -> None:
         """Lower the prior of hypotheses that contradict what is said of a combination.
