@@ -91,7 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seconds.append(time.perf_counter() - started)
             processor.append(time.process_time() - used)
         found = home(belief.probability_bad), home(bits)
-        line = f"{name}: update and score {min(seconds):.3f} s (first {seconds[0]:.3f} s; {min(processor):.3f} s of processor time)"
+        line = (
+            f"{name}: update and score {min(seconds):.3f} s "
+            f"(first {seconds[0]:.3f} s; {min(processor):.3f} s of processor time)"
+        )
         if reference is None:
             reference = found
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "statistics.md"
 PICTURES = ROOT / "docs" / "pictures"
-BEGIN, END = "<!-- written by the benchmark: begin -->", "<!-- written by the benchmark: end -->"
+_BETWEEN = ("<!-- written by the {}: begin -->", "<!-- written by the {}: end -->")
 _COLOURS = {
     "bisect-env": "#1f6f8b",
     "git_bayesect": "#d9822b",
@@ -49,11 +49,42 @@ def publish(document: Results) -> None:
     _save(_worth(), "search-worth")
     calibration = RESULTS / "search_calibration.json"
     if calibration.exists():
-        _save(_calibration(json.loads(calibration.read_text("utf-8"))), "search-calibration")
-    text = PAGE.read_text("utf-8")
-    before, rest = text.split(BEGIN, 1)
-    _, after = rest.split(END, 1)
-    PAGE.write_text(before + BEGIN + "\n" + table(document) + END + after, encoding="utf-8")
+        found = json.loads(calibration.read_text("utf-8"))
+        _save(_calibration(found), "search-calibration")
+        _write("calibration", calibration_table(found))
+    _write("benchmark", table(document))
+
+
+def _write(writer: str, text: str) -> None:
+    """Replace what a benchmark wrote into the page before."""
+    begin, end = (mark.format(writer) for mark in _BETWEEN)
+    page = PAGE.read_text("utf-8")
+    before, rest = page.split(begin, 1)
+    _, after = rest.split(end, 1)
+    PAGE.write_text(before + begin + "\n" + text + end + after, encoding="utf-8")
+
+
+def calibration_table(document: Results) -> str:
+    """Shares of right answers by what was claimed, as Markdown."""
+    rows = {"the prior": document, "all fixed truths": document["fixed_together"], **document["fixed"]}
+    claims = [claim["at_least"] for claim in document["claims"]]
+    lines = [
+        "",
+        "| truths from | studies | "
+        + " | ".join(f"right, of those that claimed ≥ {q:g}" for q in claims)
+        + " | 95 % intervals that held the true rate |",
+        "|---|---|" + "---|" * (len(claims) + 1),
+    ]
+    for name, found in rows.items():
+        shares = [
+            f"{100 * c['right']:.1f} ± {100 * c['right_error']:.1f} % of {c['studies']}"
+            if c["studies"]
+            else "none"
+            for c in found["claims"]
+        ]
+        held = f"{100 * found['intervals_held']:.1f} % of {found['intervals']}"
+        lines.append("| " + " | ".join([name, str(found["studies"]), *shares, held]) + " |")
+    return "\n".join([*lines, "", ""])
 
 
 def table(document: Results) -> str:
@@ -64,7 +95,7 @@ def table(document: Results) -> str:
         (
             f"Seed {seed}, {scale:g} of the full run's repetitions, {document['seconds']} seconds on "
             f"{document['processes']} processes, confidence {document['confidence']:g}; "
-            "± is the standard error of the mean."
+            f"± is the standard error of the mean.{document.get('note', '')}"
         ),
         "",
         (

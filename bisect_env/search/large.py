@@ -154,7 +154,7 @@ class LargeLattice:
         joint = self._array(self.rates.joint)
         bad, good, log_scale = _weigh(xp, a, b, joint)
         # Priors: a product for "all of", and the two constants by themselves.
-        never_bad, never_good, never_scale = _weigh(
+        _, never_good, never_scale = _weigh(
             xp,
             self._array(np.zeros((len(self.rates.m), 1))),
             self._array(all_good[:, None]),

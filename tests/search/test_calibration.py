@@ -15,7 +15,7 @@ from benchmarks.search_calibration import CLAIMS, calibrate
 
 
 def check(found: dict[str, Any], name: str) -> None:
-    """Of the studies that claimed at least q, at least q were right, within three standard errors of chance."""
+    """Of the studies that claimed at least q, at least q were right, within three standard errors."""
     for claim in found["claims"]:
         q, count = claim["at_least"], claim["studies"]
         if count:
