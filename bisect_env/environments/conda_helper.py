@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,6 +43,7 @@ _NEAR_NAMES = 3
 _REPODATA_TIMEOUT = 180
 _PLATFORMS = ("linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-arm64", "win-64")
 _MINORS = ("2.7", *(f"3.{minor}" for minor in range(4, 31)))
+_LOOK = 0.5  # seconds between two looks at downloads
 _HASHED_AT_ONCE = 1 << 20
 
 
@@ -193,18 +195,53 @@ class Helper:
         for record in records:
             if wrong := _wrong_hash(record, Path(request["verified"])):
                 return {"failed": "hash", "text": wrong}
-        cache = rattler.PackageCache(request["package_cache"])
-        await rattler.install(
-            records,
-            request["place"],
-            installed_packages=[],
-            show_progress=False,
-            execute_link_scripts=False,
-            client=client(request["mirrors"], None),
-            alternative_target_prefix=request["final"],
-            package_cache=cache,
+        # mypy takes methods without a body for abstract ones; of these most are to do nothing.
+        downloads = _Downloads()  # type: ignore[abstract]
+        installing = asyncio.ensure_future(
+            rattler.install(
+                records,
+                request["place"],
+                installed_packages=[],
+                execute_link_scripts=False,
+                client=client(request["mirrors"], None),
+                reporter=downloads,
+                alternative_target_prefix=request["final"],
+                package_cache=rattler.PackageCache(request["package_cache"]),
+            )
         )
+        while not (await asyncio.wait([installing], timeout=_LOOK))[0]:
+            if (silent := downloads.silence()) > request["stall"]:
+                # What rattler is still waiting for goes on: this process is of no more use.
+                return {"failed": "stalled", "text": f"a download timed out: no data for {silent:.0f} s"}
+        await installing
         return {}
+
+
+class _Downloads(rattler.InstallerReporter):
+    """Notes when anything last happened: rattler itself waits for ever for a server that falls silent."""
+
+    def __init__(self) -> None:
+        self._under_way: set[int] = set()
+        self._last = time.monotonic()
+
+    def on_populate_cache_start(self, operation: int, package_name: str) -> int:
+        """See `InstallerReporter`; what is in the cache already is complete at once."""
+        self._last = time.monotonic()
+        self._under_way.add(operation)
+        return operation
+
+    def on_download_progress(self, download_idx: int, progress: int, total: int | None) -> None:
+        """See `InstallerReporter`."""
+        self._last = time.monotonic()
+
+    def on_populate_cache_complete(self, cache_entry: int) -> None:
+        """See `InstallerReporter`."""
+        self._last = time.monotonic()
+        self._under_way.discard(cache_entry)
+
+    def silence(self) -> float:
+        """Seconds since any of the archives that are waited for got data; 0.0 without one."""
+        return time.monotonic() - self._last if self._under_way else 0.0
 
 
 class _Credentials:

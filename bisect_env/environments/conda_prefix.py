@@ -20,6 +20,7 @@ def fill(
     timeout: float,
     *,
     archives: Mapping[str, Path] | None = None,
+    stall: float = 300.0,
     pool: HelperPool | None = None,
 ) -> None:
     """Install the conda packages of a lock; wheels go on top of them by other hands.
@@ -33,6 +34,7 @@ def fill(
         cache: Our cache directory.
         timeout: Seconds.
         archives: URL to a file on this host that is taken in its place.
+        stall: Seconds without any data after which downloads are given up.
         pool: Where rattler runs.
 
     Raises:
@@ -57,6 +59,7 @@ def fill(
         "place": str(place),
         "final": str(final),
         "package_cache": str(cache / "conda" / "pkgs"),
+        "stall": stall,
         "verified": str(cache / "verified"),
         "mirrors": mirrors_of_urls(channels, read_conda_config()),
     }

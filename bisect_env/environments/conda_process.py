@@ -75,6 +75,11 @@ class HelperProcess:
         """Its process id."""
         return self._process.pid
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked again."""
+        return not self._errors.closed
+
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send a request and wait for its answer.
 
@@ -176,7 +181,10 @@ class HelperPool:
         while True:
             try:
                 with self._borrowed() as helper:
-                    return helper.ask(request, timeout)
+                    answer = helper.ask(request, timeout)
+                    if answer.get("failed") == "stalled":
+                        helper.close()
+                    return answer
             except HelperDiedError as error:
                 deaths.append(error.text)
                 if not error.crashed or len(deaths) >= attempts:
@@ -199,7 +207,8 @@ class HelperPool:
         yield helper
         # Only after an answer: one that died was closed.
         with self._lock:
-            self._idle.append(helper)
+            if helper.is_open:
+                self._idle.append(helper)
 
     def close(self) -> None:
         """End all helpers; the pool starts new ones when it is asked again."""

@@ -16,6 +16,7 @@ from bisect_env.environments.conda_config import (
     read_conda_config,
 )
 from bisect_env.environments.conda_lock import CondaSolver
+from bisect_env.environments.conda_prefix import fill
 from bisect_env.environments.conda_process import HelperPool
 from bisect_env.environments.failures import UnbuildableError, UnsolvableError
 from bisect_env.environments.locker import Locker
@@ -86,6 +87,24 @@ def test_archives_that_cannot_be_had(channel, index, cache, python, status, tran
     assert raised.value.transient is transient
     index.on_request = lambda path: None
     assert ensure_prefix(lock, cache_dir=cache).build_seconds > 0
+
+
+@pytest.mark.integration
+def test_a_download_that_falls_silent(channel, index, cache, python, tmp_path):
+    lock = locker(cache).lock(request((channel.serve(index),), python, demo="1.0"))
+    released = threading.Event()
+    index.on_request = lambda path: released.wait(60) and None if "demo" in path else None
+    pool = HelperPool()
+    try:
+        with pytest.raises(UnbuildableError, match="timed out: no data for") as raised:
+            fill(tmp_path / "place", tmp_path / "final", lock, cache, 60, stall=1.0, pool=pool)
+    finally:
+        released.set()
+    assert raised.value.transient
+    assert not pool._idle, "the process that still waits is gone"
+    index.on_request = lambda path: None
+    fill(tmp_path / "again", tmp_path / "final", lock, cache, 60, stall=1.0, pool=pool)
+    pool.close()
 
 
 @pytest.mark.integration
