@@ -103,7 +103,9 @@ def _write(folder: Path, digest: str, packed: bytes) -> None:
         for directory in (folder, path.parent):
             if not directory.is_dir():
                 directory.mkdir(exist_ok=True)
-                directory.chmod(mode | (mode & 0o444) >> 2)
+                # A directory of a team hands its group on, to this one as well.
+                inherited = directory.stat().st_mode & stat.S_ISGID
+                directory.chmod(mode | (mode & 0o444) >> 2 | inherited)
         handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(packed)

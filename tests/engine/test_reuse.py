@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.cli.views import as_json, describe
 from bisect_env.engine import events
 from bisect_env.engine.prepare import Prepared, group
 from bisect_env.engine.reuse import Reuse, reusable, trial_key
 from bisect_env.environments.lock import Lock
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.report.document import report_document
 from bisect_env.report.model import Report
+from bisect_env.report.origins import told_origins
 from bisect_env.report.text import report_text
 from bisect_env.storage.ask import ask
+from bisect_env.storage.records import Origin
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome
@@ -131,6 +135,34 @@ def test_what_a_trial_says_is_judged_anew(studies: Studies) -> None:
     for trial in crashed:
         odd = int(trial.combination["level"]) % 2
         assert reused[trial.trial_id].evidence == (Evidence.BAD if odd else Evidence.OTHER)
+
+
+@pytest.mark.integration
+def test_a_study_on_unlike_machines_says_so(studies: Studies) -> None:
+    path = studies.matrix(CRASH_FROM_SIX)
+    first = studies.run(path).report
+    assert first["warnings"] == []
+    with Store.open(str(studies.db)) as store:
+        with store._writing() as session:
+            session.connection().exec_driver_sql(
+                "UPDATE trials SET cpu = 'aarch64', gpu_model = 'GH200', driver = '1' "
+                "WHERE sequence = (SELECT min(sequence) FROM trials)"
+            )
+        (warning,) = report_document(store, first["study"]["id"])["warnings"]
+    assert "2 classes of machines (aarch64 with GH200, driver 1; " in warning
+
+
+def test_programs_hear_what_was_reused() -> None:
+    origin = Origin("0a1b2c3d4e", "quickstart", "ann", "box-1", 30)
+    event = events.Reused(30, (origin,))
+    assert as_json(event) == {"event": "reused", "trials": 30, "from": [dataclasses.asdict(origin)]}
+    told = (
+        "starts from 30 trials that were measured before (30 by ann on box-1 in study 0a1b2c3d (quickstart))"
+    )
+    assert describe(event) == told
+    many = told_origins([dataclasses.replace(origin, user="", host="", trials=n) for n in (5, 4, 3, 2, 1)])
+    assert many.startswith("5 by somebody on some host in study")
+    assert many.endswith(", 3 from 2 more")
 
 
 # -- the decisions alone ------------------------------------------------------------------------------------

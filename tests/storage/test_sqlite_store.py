@@ -499,3 +499,15 @@ def test_a_link_to_a_database_leads_to_its_logs(tmp_path: Path) -> None:
     with Store.open(str(link)) as store:
         store.record_trial(study.id, record("2.0", stdout=noise(1)), Evidence.GOOD)
     assert len(artefact_files(real)) == 1
+
+
+def test_logs_of_a_team_belong_to_its_group(reopen: Reopen, path: Path) -> None:
+    path.parent.mkdir()
+    path.parent.chmod(0o2770)
+    store = reopen()
+    path.chmod(0o660)
+    study = opened_study(store)
+    store.record_trial(study.id, record("2.0", stdout=noise(1)), Evidence.GOOD)
+    (file,) = artefact_files(path)
+    modes = [stat.S_IMODE(one.stat().st_mode) for one in (file.parent.parent, file.parent, file)]
+    assert modes == [0o2770, 0o2770, 0o660]
