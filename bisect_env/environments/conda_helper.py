@@ -1,4 +1,4 @@
-"""The program of the processes in which py-rattler solves and installs; nothing else imports rattler.
+"""The program of the processes in which py-rattler solves and installs; no other process imports rattler.
 
 py-rattler can die of SIGSEGV while Python shuts down, and a tool that judges processes by how they end must
 not do so itself. Requests come as JSON lines on standard input, answers go as JSON lines to what standard
@@ -8,36 +8,25 @@ output was at the start; when the input ends, the process leaves by `os._exit`, 
 from __future__ import annotations
 
 import asyncio
-import base64
 import difflib
 import hashlib
 import json
 import os
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 import rattler
 from rattler.exceptions import GatewayError, InstallerError, InvalidMatchSpecError, IoError, SolverError
-from rattler.networking import (
-    AddHeadersMiddleware,
-    AuthenticationMiddleware,
-    Client,
-    GCSMiddleware,
-    MirrorMiddleware,
-    OciMiddleware,
-    RetryMiddleware,
-    S3Middleware,
-)
 from rattler.package import BuildString, PackageName
+
+from bisect_env.environments.conda_helper_network import Downloads, client
 
 Message = dict[str, Any]
 
-_RETRIES = 2
 _NEAR_NAMES = 3
 # Seconds for one request of repodata, its last byte included; archives may take as long as they need.
 _REPODATA_TIMEOUT = 180
@@ -196,7 +185,7 @@ class Helper:
             if wrong := _wrong_hash(record, Path(request["verified"])):
                 return {"failed": "hash", "text": wrong}
         # mypy takes methods without a body for abstract ones; of these most are to do nothing.
-        downloads = _Downloads()  # type: ignore[abstract]
+        downloads = Downloads()  # type: ignore[abstract]
         installing = asyncio.ensure_future(
             rattler.install(
                 records,
@@ -215,81 +204,6 @@ class Helper:
                 return {"failed": "stalled", "text": f"a download timed out: no data for {silent:.0f} s"}
         await installing
         return {}
-
-
-class _Downloads(rattler.InstallerReporter):
-    """Notes when anything last happened: rattler itself waits for ever for a server that falls silent."""
-
-    def __init__(self) -> None:
-        self._under_way: set[int] = set()
-        self._last = time.monotonic()
-
-    def on_populate_cache_start(self, operation: int, package_name: str) -> int:
-        """See `InstallerReporter`; what is in the cache already is complete at once."""
-        self._last = time.monotonic()
-        self._under_way.add(operation)
-        return operation
-
-    def on_download_progress(self, download_idx: int, progress: int, total: int | None) -> None:
-        """See `InstallerReporter`."""
-        self._last = time.monotonic()
-
-    def on_populate_cache_complete(self, cache_entry: int) -> None:
-        """See `InstallerReporter`."""
-        self._last = time.monotonic()
-        self._under_way.discard(cache_entry)
-
-    def silence(self) -> float:
-        """Seconds since any of the archives that are waited for got data; 0.0 without one."""
-        return time.monotonic() - self._last if self._under_way else 0.0
-
-
-class _Credentials:
-    """User names and passwords that addresses in the user's configuration hold, as HTTP wants them.
-
-    Args:
-        mirrors: Address to the addresses that are asked in its place.
-    """
-
-    def __init__(self, mirrors: dict[str, list[str]]) -> None:
-        self.mirrors: dict[str, list[str]] = {}
-        self._headers: list[tuple[str, str, str]] = []
-        for url, places in mirrors.items():
-            self.mirrors[url] = [self._without(place) for place in places]
-
-    def header(self, host: str, path: str) -> dict[str, str] | None:
-        """What a request gets on top."""
-        for known, start, value in self._headers:
-            if host == known and path.startswith(start):
-                return {"Authorization": value}
-        return None
-
-    def _without(self, place: str) -> str:
-        parts = urlsplit(place)
-        if "@" not in parts.netloc:
-            return place
-        user, password = unquote(parts.username or ""), unquote(parts.password or "")
-        value = base64.b64encode(f"{user}:{password}".encode()).decode()
-        self._headers.append((parts.hostname or "", f"{parts.path.rstrip('/')}/", f"Basic {value}"))
-        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def client(mirrors: dict[str, list[str]], timeout: int | None) -> Client:
-    """HTTP with the user's own credentials: rattler's storage, the keyring and `.netrc`."""
-    # A mirror's own user and password are lost by rattler.
-    credentials = _Credentials(mirrors)
-    return Client(
-        [
-            RetryMiddleware(_RETRIES),
-            MirrorMiddleware(credentials.mirrors),
-            AddHeadersMiddleware(credentials.header),
-            AuthenticationMiddleware(),
-            OciMiddleware(),
-            GCSMiddleware(),
-            S3Middleware(),
-        ],
-        timeout=timeout,
-    )
 
 
 def describe(record: rattler.RepoDataRecord) -> Message:
