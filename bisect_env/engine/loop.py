@@ -336,11 +336,13 @@ class StudyLoop:
                     self._asker.running.pop(trial_id)
                     self._sharing.release([trial_id])
                 self._build_failed(self._builds.combinations(lock_hash, self._members), completion)
-            case TrialLost(trial_id, reason):
+            case TrialLost(trial_id, reason, host):
                 index = self._asker.running.pop(trial_id)
                 combination = self.grid.combination(index)
                 lock_hash = self._prepared.locks[index].content_hash
-                self._record(index, _lost(trial_id, combination, lock_hash, reason), 0.0)
+                if host:
+                    self._state.tallies[index].lost_on.add(host)
+                self._record(index, _lost(trial_id, combination, lock_hash, reason, host), 0.0)
 
     def _record(self, index: Index, record: TrialRecord, build_seconds: float) -> None:
         tally = self._state.tallies[index]
@@ -369,6 +371,8 @@ class StudyLoop:
             self.search.tell(index, hit=bad)
         if (why := tally.why_aside()) is not None:
             self._put_aside(index, "set-aside", f"{outcome}: {why}" if tally.skip else why)
+        elif (lost := tally.many_lost()) is not None:
+            self._warn_once(f"lost-{index}", f"{self.grid.combination(index)}: {lost}")
         elif tally.other >= 3 and tally.other > tally.good + tally.bad:
             self._warn_once(
                 f"other-{index}",
@@ -451,7 +455,7 @@ def target_of(matrix: Matrix) -> Target:
     )
 
 
-def _lost(trial_id: str, combination: Combination, lock_hash: str, reason: str) -> TrialRecord:
+def _lost(trial_id: str, combination: Combination, lock_hash: str, reason: str, host: str) -> TrialRecord:
     return TrialRecord(
         trial_id=trial_id,
         combination=combination,
@@ -462,6 +466,7 @@ def _lost(trial_id: str, combination: Combination, lock_hash: str, reason: str) 
         phase=Phase.UNKNOWN,
         started_at=datetime.now(UTC),
         duration=0.0,
+        host=host,
     )
 
 

@@ -7,7 +7,7 @@ now and then goes on; its other failures are shown and never counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bisect_env.trials.records import Evidence
 
@@ -18,6 +18,8 @@ OTHER_PER_COUNTED = 4.0
 OTHER_MANY = 20
 BUILDS_BEFORE_UNBUILDABLE = 3
 """Failed builds of one environment before it counts as unbuildable."""
+LOSSES_FOR_FINDING = 3
+"""Different hosts on which trials of one combination were lost before that is told as a finding."""
 VOIDS_BEFORE_STOP = 10
 """Void trials in a row, wherever, after which the infrastructure is to blame and the study stops."""
 
@@ -34,6 +36,7 @@ class Tally:
         skip: Trials that said nothing can be learnt.
         failed_builds: Builds of its environment that failed.
         not_runnable: Trials whose command could not be run at all.
+        lost_on: Hosts that went away, or lost their GPU, under its trials.
     """
 
     good: int = 0
@@ -43,14 +46,23 @@ class Tally:
     skip: int = 0
     failed_builds: int = 0
     not_runnable: int = 0
+    lost_on: set[str] = field(default_factory=set)
 
     def count(self, evidence: Evidence) -> None:
         """Add one trial."""
         setattr(self, str(evidence), getattr(self, str(evidence)) + 1)
 
+    def many_lost(self) -> str | None:
+        """A finding of its own when trials took several hosts down, which one bad host would not explain."""
+        if len(self.lost_on) < LOSSES_FOR_FINDING:
+            return None
+        return f"its trials were lost on {len(self.lost_on)} hosts ({', '.join(sorted(self.lost_on))})"
+
     def why_aside(self) -> str | None:
         """Why nothing more should be tried here, or None."""
         counted = self.good + self.bad
+        if counted == 0 and (lost := self.many_lost()):
+            return lost
         if self.skip:
             return "the trial said that nothing can be learnt here"
         if counted == 0 and self.other >= OTHER_BEFORE_ASIDE:

@@ -1,0 +1,90 @@
+"""Hosts that go away under the trials of one combination: void each time, and a finding in the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
+from bisect_env.engine import events
+from bisect_env.engine.rules import Tally
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.prefix import Prefix
+from bisect_env.trials.records import Evidence
+from tests.engine.studies import Studies
+
+
+def machine_prefix(lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
+    return Prefix(Path(sys.prefix), Path(sys.executable))
+
+
+class HostsThatFall(InlineExecutor):
+    """Real trials, some of whose answers are lost with the host that they are said to have run on."""
+
+    def __init__(self, falls: Callable[[TrialRequest], bool], hosts: list[str]) -> None:
+        super().__init__(machine_prefix, 2)
+        self._falls = falls
+        self._hosts = cycle(hosts)
+        self._doomed: set[str] = set()
+
+    def submit(self, request: TrialRequest) -> None:
+        if self._falls(request):
+            self._doomed.add(request.spec.trial_id)
+        super().submit(request)
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        return [
+            TrialLost(answer.record.trial_id, "the worker died while the trial ran", next(self._hosts))
+            if isinstance(answer, TrialCompleted) and answer.record.trial_id in self._doomed
+            else answer
+            for answer in super().wait(timeout)
+        ]
+
+
+SCRIPT = "import sys; sys.exit(int(sys.argv[1]) >= 6)"
+
+
+@pytest.mark.integration
+def test_a_combination_that_takes_hosts_down_is_told_and_never_counted(studies: Studies) -> None:
+    def at_seven(request: TrialRequest) -> bool:
+        return request.spec.combination["level"] == "9"
+
+    report = studies.run(
+        studies.matrix(SCRIPT), make_executor=lambda: HostsThatFall(at_seven, ["a", "b", "c"])
+    ).report
+    assert report["verdict"]["first_bad"]["level"] == "6"
+    (aside,) = [event for event in studies.events if isinstance(event, events.SetAside)]
+    assert [combination["level"] for combination in aside.combinations] == ["9"]
+    assert aside.reason == "its trials were lost on 3 hosts (a, b, c)"
+    told = [event for event in studies.events if isinstance(event, events.TrialFinished)]
+    lost = [event for event in told if event.record.combination["level"] == "9"]
+    assert len(lost) >= 3
+    assert {event.evidence for event in lost} == {Evidence.VOID}
+    assert {event.record.host for event in lost} == {"a", "b", "c"}
+
+
+@pytest.mark.integration
+def test_one_bad_host_is_no_finding(studies: Studies) -> None:
+    count = iter(range(1000))
+
+    def every_third(_request: TrialRequest) -> bool:
+        return next(count) % 3 == 0
+
+    report = studies.run(
+        studies.matrix(SCRIPT), make_executor=lambda: HostsThatFall(every_third, ["a"])
+    ).report
+    assert report["verdict"]["first_bad"]["level"] == "6"
+    assert not [event for event in studies.events if isinstance(event, events.SetAside)]
+
+
+def test_losses_beside_good_trials_are_a_warning() -> None:
+    tally = Tally(good=2, void=3, lost_on={"a", "b", "c"})
+    assert tally.why_aside() is None
+    assert tally.many_lost() == "its trials were lost on 3 hosts (a, b, c)"
+    assert Tally(void=9, lost_on={"a", "b"}).many_lost() is None
+    assert Tally(void=3, lost_on={"a", "b", "c"}).why_aside() == tally.many_lost()
