@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bisect_env.engine.prepare import Prepared, environment_request, lock_all
 from bisect_env.environments.bundle import Answers, Bundle, request_digest
+from bisect_env.environments.conda_config import mirrors_of_urls, read_conda_config
 from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.interpreters import Interpreters, machine_interpreters
@@ -150,7 +151,8 @@ def _archives(
     packages = {package.sha256: package for lock in locks for package in lock.packages}
     done = 0
     with ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="fetch") as pool:
-        futures = {pool.submit(_archive, bundle, p): p for p in packages.values()}
+        addresses = addresses_of(packages.values())
+        futures = {pool.submit(_archive, bundle, p, addresses[p.url]): p for p in packages.values()}
         try:
             for future in as_completed(futures):
                 package = futures[future]
@@ -173,10 +175,33 @@ def _archives(
     return warnings
 
 
-def _archive(bundle: Bundle, package: LockedPackage) -> int:
+def addresses_of(packages: Iterable[LockedPackage]) -> dict[str, list[str]]:
+    """Where this host fetches archives from, by the addresses that a lock names.
+
+    conda packages come from the mirrors that the user's conda configuration names, and with its credentials.
+    """
+    listed = list(packages)
+    channels = sorted({_channel(package) for package in listed if package.is_conda})
+    mirrors = mirrors_of_urls(channels, read_conda_config()) if channels else {}
+    return {
+        package.url: [
+            base.rstrip("/") + package.url.removeprefix(_channel(package))
+            for base in mirrors.get(_channel(package), [])
+        ]
+        if package.is_conda
+        else []
+        for package in listed
+    }
+
+
+def _channel(package: LockedPackage) -> str:
+    return package.url.rsplit("/", 2)[0]
+
+
+def _archive(bundle: Bundle, package: LockedPackage, addresses: list[str]) -> int:
     folder = bundle.folder(package.sha256)
     bundle.join(package.sha256, archive_name(package))
-    return obtain(package, folder).stat().st_size
+    return obtain(package, folder, addresses).stat().st_size
 
 
 def _wheel(

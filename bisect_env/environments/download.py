@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -37,12 +38,14 @@ def sha256_of(*paths: Path) -> str:
     return digest.hexdigest()
 
 
-def obtain(package: LockedPackage, folder: Path) -> Path:
+def obtain(package: LockedPackage, folder: Path, addresses: Sequence[str] = ()) -> Path:
     """The archive of a package in a folder: there already and sound, or fetched and compared with its hash.
 
     Args:
         package: Which.
         folder: Where it is kept; made if it is not there.
+        addresses: Where to fetch it from, one after the other (mirrors, or the lock's own with credentials);
+            none is what the lock says.
 
     Raises:
         UnbuildableError: It is gone, cannot be fetched, or is not what was locked.
@@ -54,7 +57,7 @@ def obtain(package: LockedPackage, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".part-{os.getpid()}-{os.urandom(4).hex()}"
     try:
-        _download(package.url, part)
+        _download_from(addresses or (package.url,), part)
         if (found := sha256_of(part)) != package.sha256:
             raise UnbuildableError(
                 f"Hash mismatch for {package.name} {package.version}: "
@@ -65,6 +68,21 @@ def obtain(package: LockedPackage, folder: Path) -> Path:
     finally:
         part.unlink(missing_ok=True)
     return path
+
+
+def _download_from(addresses: Sequence[str], target: Path) -> None:
+    failures: list[UnbuildableError] = []
+    for url in addresses:
+        try:
+            _download(url, target)
+        except UnbuildableError as error:
+            failures.append(error)
+        else:
+            return
+    # One that may come back decides: what is gone here may be there.
+    raise UnbuildableError(
+        "; ".join(error.message for error in failures), transient=any(error.transient for error in failures)
+    )
 
 
 def _download(url: str, target: Path) -> None:

@@ -11,16 +11,19 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bisect_env.engine.fetch import Fetched, fetch_study
+from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.engine.fetch import Fetched, addresses_of, fetch_study
 from bisect_env.environments.bundle import Bundle
+from bisect_env.environments.download import obtain
 from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.interpreters import Interpreters
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.offline import OfflineEnvironments
 from bisect_env.environments.offline_pythons import fetch_python, offline_environment
 from bisect_env.environments.prefix import ensure_prefix
@@ -28,6 +31,7 @@ from bisect_env.environments.provider import Environments
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.load import load_matrix
 from tests.engine.studies import PYTHON, Studies
+from tests.environments.conda_channel import Channel
 from tests.environments.conftest import _no_user_settings, index
 from tests.environments.index_server import IndexServer, Release
 
@@ -364,3 +368,67 @@ def test_an_interpreter_travels_too(
     )
     assert pythons.find(PYTHON).version == version
     assert installed in pythons.find(PYTHON).path.parents
+
+
+def conda_matrix(studies: Studies, channel: Channel, address: str) -> Path:
+    channel.add_python()
+    for version in ("1.0", "2.0", "3.0"):
+        channel.add_library("culprit", version, depends=["below"])
+    channel.add_library("below", "5.0")
+    channel.write()
+    path = studies.folder / "matrix.yaml"
+    path.write_text(
+        f"""\
+version: 1
+name: planted
+axes:
+  python: {{package: python, manager: conda, versions: ["{PYTHON}"]}}
+  culprit: {{package: culprit, manager: conda, versions: ">=1.0"}}
+channels: ["{address}"]
+trial:
+  command: python -c "import below, culprit; assert culprit.__version__ < '2'"
+"""
+    )
+    return path
+
+
+def test_a_study_of_conda_packages_without_its_channel(studies: Studies, tmp_path: Path) -> None:
+    channel = Channel(tmp_path / "channel")
+    matrix = conda_matrix(studies, channel, channel.url)
+    bundle, cache = tmp_path / "bundle", tmp_path / "cache-there"
+    assert fetched(studies, matrix, bundle, piece_size=300).archives == 5
+    shutil.rmtree(channel.folder)
+    report = studies.run(
+        matrix,
+        provider=OfflineEnvironments(bundle, "planted", cache),
+        make_executor=lambda: InlineExecutor(partial(ensure_prefix, cache_dir=cache, offline=bundle), 2),
+    ).report
+    assert report["verdict"]["first_bad"]["culprit"] == "2.0"
+
+
+def test_conda_archives_are_fetched_from_the_users_mirrors(
+    studies: Studies, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = Channel(tmp_path / "channel")
+    server = channel.serve(index)
+    public = "https://conda.example.invalid/demo"
+    (tmp_path / "condarc").write_text(
+        f"mirrored_channels:\n  demo: ['{server}/gone', '{server}']\ncustom_channels:\n"
+        "  demo: https://conda.example.invalid\n"
+    )
+    monkeypatch.setenv("CONDARC", str(tmp_path / "condarc"))
+    conda_matrix(studies, channel, server)
+    package = LockedPackage(
+        name="below",
+        version="5.0",
+        manager="conda",
+        url=f"{public}/noarch/below-5.0-0.conda",
+        sha256=hashlib.sha256((channel.folder / "noarch" / "below-5.0-0.conda").read_bytes()).hexdigest(),
+        build="0",
+    )
+    addresses = addresses_of([package])[package.url]
+    assert addresses == [f"{server}/gone/noarch/below-5.0-0.conda", f"{server}/noarch/below-5.0-0.conda"]
+    assert obtain(package, tmp_path / "here", addresses).exists()
+    with pytest.raises(UnbuildableError, match=r"gone \(404\)") as raised:
+        obtain(package, tmp_path / "elsewhere", addresses[:1])
+    assert not raised.value.transient
