@@ -18,9 +18,6 @@ import yaml
 from bisect_env.environments.settings import without_credentials
 from bisect_env.errors import InfrastructureError, UsageError
 
-DEFAULT_ALIAS = "https://conda.anaconda.org"
-DEFAULT_CHANNELS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
-
 _TOKEN = re.compile(r"/t/[A-Za-z0-9-]+(?=/|$)")
 _MAPPINGS = ("custom_channels", "custom_multichannels", "mirrored_channels")
 
@@ -30,15 +27,15 @@ class CondaConfig:
     """The keys of conda's configuration that say where channels are.
 
     Attributes:
-        channel_alias: What stands before a channel's bare name.
-        default_channels: What `defaults` means.
+        channel_alias: What stands before a channel's bare name; "" until rattler says what is usual.
+        default_channels: What `defaults` means; empty where nobody says so.
         custom_channels: Name to the address that stands before it.
         custom_multichannels: Name to the channels that it stands for.
         mirrored_channels: Name to the addresses that have its content (micromamba's key).
     """
 
-    channel_alias: str = DEFAULT_ALIAS
-    default_channels: tuple[str, ...] = DEFAULT_CHANNELS
+    channel_alias: str = ""
+    default_channels: tuple[str, ...] = ()
     custom_channels: Mapping[str, str] = field(default_factory=dict)
     custom_multichannels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mirrored_channels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -94,7 +91,8 @@ def mirrors_of_urls(urls: Sequence[str], config: CondaConfig) -> dict[str, list[
         urls: Addresses of channels.
         config: Of this host.
     """
-    names = [*config.mirrored_channels, *config.custom_channels, *config.custom_multichannels, "defaults"]
+    names = [*config.mirrored_channels, *config.custom_channels, *config.custom_multichannels]
+    names += ["defaults"] if config.default_channels else []
     found: dict[str, list[str]] = {}
     for name in names:
         places = channel_places([name], config)
@@ -117,6 +115,11 @@ def _addresses(name: str, config: CondaConfig, seen: frozenset[str]) -> Iterator
             remedy="correct `custom_multichannels` in .condarc",
         )
     if name == "defaults" and name not in config.custom_multichannels:
+        if not config.default_channels:
+            raise UsageError(
+                "the channel 'defaults' is whatever conda's configuration says, and .condarc says nothing",
+                remedy="name the channels themselves, or set `default_channels` in .condarc",
+            )
         for channel in config.default_channels:
             yield from _addresses(channel, config, seen | {name})
     elif name in config.custom_multichannels:
@@ -155,8 +158,8 @@ def read_conda_config(environ: Mapping[str, str] | None = None) -> CondaConfig:
         merged["channel_alias"] = alias
     try:
         return CondaConfig(
-            channel_alias=str(merged.get("channel_alias") or DEFAULT_ALIAS),
-            default_channels=_texts(merged.get("default_channels")) or DEFAULT_CHANNELS,
+            channel_alias=str(merged.get("channel_alias") or ""),
+            default_channels=_texts(merged.get("default_channels")),
             custom_channels={str(k): str(v) for k, v in (merged.get("custom_channels") or {}).items()},
             custom_multichannels=_lists(merged.get("custom_multichannels")),
             mirrored_channels=_lists(merged.get("mirrored_channels")),

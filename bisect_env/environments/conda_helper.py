@@ -128,6 +128,7 @@ class Helper:
             "solve": self._solve,
             "versions": self._versions,
             "install": self._install,
+            "alias": self._alias,
         }
 
     async def answer(self, request: Message) -> Message:
@@ -150,6 +151,10 @@ class Helper:
                 facts["channels"], facts["mirrors"], facts["platform"], facts["cache"], timeout
             )
         return self._channels[key]
+
+    async def _alias(self, _request: Message) -> Message:
+        """What stands before a channel's bare name, unless the user says otherwise."""
+        return {"alias": str(rattler.Channel("name").base_url).rstrip("/").removesuffix("/name")}
 
     async def _solve(self, request: Message) -> Message:
         try:

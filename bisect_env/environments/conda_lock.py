@@ -16,7 +16,7 @@ from bisect_env.environments.conda_config import (
     read_conda_config,
 )
 from bisect_env.environments.conda_failures import answered, channel_failure, unknown_package
-from bisect_env.environments.conda_process import HelperDiedError, HelperPool, shared_pool
+from bisect_env.environments.conda_process import HelperDiedError, HelperPool, shared_pool, with_usual_alias
 from bisect_env.environments.failures import UnsolvableError
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.request import EnvironmentRequest
@@ -115,6 +115,8 @@ class CondaSolver:
         """Where channels are, by their names in a matrix."""
         if self._config is None:
             self._config = read_conda_config()
+        if not all("://" in name or name.startswith("/") for name in channels):
+            self._config = with_usual_alias(self._config, self._pool)
         return channel_places(channels, self._config)
 
     def base(self, places: ChannelPlaces, platform: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bisect_env.environments.conda_config import mirrors_of_urls, read_conda_config
 from bisect_env.environments.conda_failures import TRANSIENT
-from bisect_env.environments.conda_process import HelperDiedError, HelperPool, shared_pool
+from bisect_env.environments.conda_process import HelperDiedError, HelperPool, shared_pool, with_usual_alias
 from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.lock import Lock
 
@@ -40,6 +40,11 @@ def fill(
     Raises:
         UnbuildableError: It cannot be done; `transient` tells whether that says anything about the lock.
     """
+    pool = pool or shared_pool()
+    config = read_conda_config()
+    if config.mirrored_channels or config.custom_multichannels or config.default_channels:
+        # Their names may stand for what is below the usual address.
+        config = with_usual_alias(config, pool)
     packages = [package for package in lock.packages if package.is_conda]
     channels = sorted({package.url.rsplit("/", 2)[0] for package in packages})
     message = {
@@ -61,10 +66,10 @@ def fill(
         "package_cache": str(cache / "conda" / "pkgs"),
         "stall": stall,
         "verified": str(cache / "verified"),
-        "mirrors": mirrors_of_urls(channels, read_conda_config()),
+        "mirrors": mirrors_of_urls(channels, config),
     }
     try:
-        answer = (pool or shared_pool()).ask(message, timeout)
+        answer = pool.ask(message, timeout)
     except HelperDiedError as error:
         text = f"not finished in {timeout:.0f} s" if error.timed_out else error.text
         # A solver that dies says nothing about the environment.

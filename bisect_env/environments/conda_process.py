@@ -15,8 +15,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import IO, Any
 
+from bisect_env.environments.conda_config import CondaConfig
 from bisect_env.errors import InfrastructureError
 
 COMMAND = (sys.executable, "-m", "bisect_env.environments.conda_helper")
@@ -24,6 +26,7 @@ COMMAND = (sys.executable, "-m", "bisect_env.environments.conda_helper")
 # What would make the helper's interpreter another one, or make rattler see another machine than asked for.
 _DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONINSPECT")
 _READ = 1 << 16
+_ALIAS_TIMEOUT = 60.0
 _TAIL = 4000
 
 
@@ -225,3 +228,20 @@ def shared_pool() -> HelperPool:
     pool = HelperPool()
     atexit.register(pool.close)
     return pool
+
+
+def with_usual_alias(config: CondaConfig, pool: HelperPool) -> CondaConfig:
+    """The configuration with the alias that rattler knows, where the user has none.
+
+    Raises:
+        InfrastructureError: The helper cannot say.
+    """
+    if config.channel_alias:
+        return config
+    try:
+        answer = pool.ask({"op": "alias"}, _ALIAS_TIMEOUT, attempts=3)
+    except HelperDiedError as error:
+        raise InfrastructureError(
+            error.text, remedy="give the same command again; if it stays so, report it to py-rattler"
+        ) from error
+    return replace(config, channel_alias=answer["alias"])

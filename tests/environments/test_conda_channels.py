@@ -284,13 +284,13 @@ class TestConfiguration:
             "https://own.example/mine": ("https://me:word@own.example/mine",),
             "https://a.example/z": ("https://a.example/t/to-k/z",),
         }
-        assert channel_places(["defaults"], config).urls[0].endswith("/pkgs/main")
+        with pytest.raises(UsageError, match="'defaults' is whatever conda's configuration says"):
+            channel_places(["defaults"], config)
 
     def test_mirrors(self):
-        config = CondaConfig(
-            mirrored_channels={"conda-forge": ("https://near.example/cf", "https://far.example")}
-        )
-        url = "https://conda.anaconda.org/conda-forge"
+        places = ("https://near.example/cf", "https://far.example")
+        config = CondaConfig("https://usual.example", mirrored_channels={"conda-forge": places})
+        url = "https://usual.example/conda-forge"
         assert channel_places(["conda-forge"], config).mirrors == {
             url: ("https://near.example/cf", "https://far.example")
         }
@@ -368,3 +368,10 @@ def test_credentials_of_rattlers_own_file(channel, index, cache, python, tmp_pat
     Locker(cache, conda=solver).lock(request((url,), python, demo="1.0"))
     pool.close()
     assert {headers.get("authorization") for headers in index.headers} == {"Bearer to-ken"}
+
+
+@pytest.mark.integration
+def test_a_bare_name_without_any_configuration(cache):
+    (url,) = CondaSolver(cache).places(["conda-forge"]).urls
+    assert url.startswith("https://")
+    assert url.endswith("/conda-forge")
