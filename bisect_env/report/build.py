@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bisect_env.matrix.combination import Combination
-from bisect_env.report.doubts import stability, stability_warnings, verdict_warnings
+from bisect_env.report.doubts import machine_warnings, stability, stability_warnings, verdict_warnings
 from bisect_env.report.model import (
     AxisInfo,
     CombinationReport,
@@ -111,6 +111,7 @@ def build_report(
         warnings=(
             *verdict_warnings(verdict),
             *stability_warnings(steady),
+            *machine_warnings(trials),
             *_warnings(study, counts),
             *_environment_warnings(states),
             *_mixed(machines),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bisect_env.search.stability import Effect, Told, drift, host_effect
 from bisect_env.storage.records import StoredTrial
-from bisect_env.trials.records import Evidence
+from bisect_env.trials.records import Evidence, Outcome
 
 _SHOWN = 3
 
@@ -67,6 +68,36 @@ def stability_warnings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
             place = "host" if name == "host" else "GPU"
             warnings.append(f"{place} {effect['part']} differs from the others: {seen}")
     return warnings
+
+
+def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
+    """GPUs and hosts that were lost under trials: whom to look at, and that nothing was counted.
+
+    Args:
+        trials: All of a study.
+    """
+    sick: dict[tuple[str, str], list[str]] = {}
+    lost: Counter[str] = Counter()
+    for trial in trials:
+        if trial.outcome is Outcome.GPU_LOST:
+            sick.setdefault((trial.gpu or "unknown", trial.host), []).append(trial.detail)
+        elif trial.outcome is Outcome.WORKER_LOST and trial.host:
+            lost[trial.host] += 1
+    warnings = [
+        f"GPU {gpu} on {host or 'an unknown host'} was lost or sick in {_trials(len(details))} "
+        f"({details[-1].partition(' (the script')[0]}); they are void and were run again elsewhere"
+        for (gpu, host), details in sorted(sick.items())
+    ]
+    warnings += [
+        f"host {host} lost its worker or a GPU under {_trials(count)}, void and run again"
+        for host, count in sorted(lost.items())
+    ]
+    more = len(warnings) - _SHOWN
+    return [*warnings[:_SHOWN], *([f"{more} more GPUs or hosts were lost under trials"] if more > 0 else [])]
+
+
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"{count} trials"
 
 
 def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,62 @@
+"""GPUs and hosts that were lost under trials are named in the report."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from bisect_env.matrix.combination import Combination
+from bisect_env.report.doubts import machine_warnings
+from bisect_env.storage.records import StoredTrial
+from bisect_env.trials.records import Evidence, Outcome, Phase
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def trial(outcome: Outcome, *, gpu: str = "", host: str = "node1", detail: str = "") -> StoredTrial:
+    return StoredTrial(
+        sequence=1,
+        study_id="s",
+        trial_id="t",
+        combination=Combination.of({"a": "1"}),
+        lock_hash="0" * 64,
+        outcome=outcome,
+        evidence=Evidence.VOID,
+        detail=detail,
+        returncode=None,
+        phase=Phase.UNKNOWN,
+        started_at=NOW,
+        duration=0.0,
+        signature="",
+        killed_by_us=False,
+        hash_seed=0,
+        copies={},
+        host=host,
+        worker="w",
+        gpu=gpu,
+        recorded_at=NOW,
+    )
+
+
+def test_nothing_to_tell() -> None:
+    assert machine_warnings([]) == []
+    assert machine_warnings([trial(Outcome.PASS), trial(Outcome.WORKER_LOST, host="")]) == []
+
+
+def test_a_sick_gpu_is_named_once_with_its_reason() -> None:
+    sick = trial(
+        Outcome.GPU_LOST,
+        gpu="GPU-1",
+        detail="GPU-1: the driver reported Xid 79 during the trial (the script: exit status 1)",
+    )
+    assert machine_warnings([sick, sick, trial(Outcome.PASS, gpu="GPU-1")]) == [
+        "GPU GPU-1 on node1 was lost or sick in 2 trials (GPU-1: the driver reported Xid 79 during the trial); "
+        "they are void and were run again elsewhere"
+    ]
+
+
+def test_hosts_that_went_away() -> None:
+    lost = [trial(Outcome.WORKER_LOST, host=f"node{i}") for i in (1, 2, 2, 3, 4, 5)]
+    told = machine_warnings(lost)
+    assert told[0] == "host node1 lost its worker or a GPU under 1 trial, void and run again"
+    assert told[1].startswith("host node2 lost its worker or a GPU under 2 trials")
+    assert told[-1] == "2 more GPUs or hosts were lost under trials"
