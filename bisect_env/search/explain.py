@@ -24,8 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
-from scipy.stats import binom
+from scipy.special import bdtr, bdtrc, logsumexp
 
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.search.families import FloatArray
@@ -88,9 +87,9 @@ def unexplained(hypothesis: Hypothesis, counts: Counts) -> tuple[Unexplained, ..
         weights = np.exp(weights - logsumexp(weights))
         hits, trials = int(counts.hits[cell]), int(counts.trials[cell])
         if bad:
-            chance = float(weights.sum(axis=1) @ (grid.kernel @ binom.cdf(hits, trials, grid.rates)))
+            chance = float(weights.sum(axis=1) @ (grid.kernel @ bdtr(hits, trials, grid.rates)))
         else:
-            chance = float(weights.sum(axis=0) @ binom.sf(hits - 1, trials, grid.p0))
+            chance = float(weights.sum(axis=0) @ bdtrc(hits - 1, trials, grid.p0))
         if chance < SURPRISE / len(cells):
             found.append(Unexplained(cell, bad, hits, trials, chance))
     return tuple(sorted(found, key=lambda u: (u.chance, u.index)))
