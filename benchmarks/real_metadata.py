@@ -27,9 +27,8 @@ from bisect_env.environments.conda_config import CondaConfig
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.failures import UnsolvableError
 from bisect_env.environments.honesty import lock_warnings
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.locker import Locker
-from bisect_env.environments.pypi_lock import LockResult
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.virtual_packages import virtual_packages
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis

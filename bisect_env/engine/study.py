@@ -17,9 +17,9 @@ from bisect_env.engine.early import EarlyExecutor
 from bisect_env.engine.loop import StudyLoop
 from bisect_env.engine.prepare import Prepared, lock_all
 from bisect_env.engine.reuse import reusable
+from bisect_env.environments.lock import LockResult
 from bisect_env.environments.lockfiles import write_locks
 from bisect_env.environments.provider import EnvironmentProvider
-from bisect_env.environments.pypi_lock import LockResult
 from bisect_env.errors import (
     BisectEnvError,
     EndsNotAsStatedError,

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-import requests
-
 from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.settings import without_credentials
@@ -93,6 +91,9 @@ def _download(url: str, target: Path) -> None:
         except FileNotFoundError:
             raise UnbuildableError(f"{shown} is gone", transient=False) from None
         return
+    # Here: workers import this module, and most of them never fetch anything by it.
+    import requests
+
     try:
         with requests.get(url, stream=True, timeout=_TIMEOUT) as answer:
             if answer.status_code in (404, 410):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bisect_env.environments.failures import UnsolvableError
+
 
 @dataclass(frozen=True, slots=True)
 class LockedPackage:
@@ -70,3 +72,7 @@ class Lock:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Lock, (self.content_hash, self.python, self.platform, self.packages, self.text)
+
+
+LockResult = Lock | UnsolvableError
+"""What a solver answers: a lock, or why there is none."""

@@ -10,9 +10,9 @@ from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.conda_names import provided_to_pypi
 from bisect_env.environments.failures import UnsolvableError
 from bisect_env.environments.interpreters import Interpreters
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lock_text import make_lock
-from bisect_env.environments.pypi_lock import LockResult, PypiSolver
+from bisect_env.environments.pypi_lock import PypiSolver
 from bisect_env.environments.request import EnvironmentRequest, host_platform
 from bisect_env.errors import InfrastructureError
 

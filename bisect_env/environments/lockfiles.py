@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bisect_env.environments.failures import LockFileError, UnsolvableError
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lock_text import parse_lock
-from bisect_env.environments.pypi_lock import LockResult
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_passwords
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from bisect_env.environments.bundle import Answers, Bundle, request_digest
 from bisect_env.environments.conda_config import public_address
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import Prefix, ensure_prefix
-from bisect_env.environments.pypi_lock import LockResult
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import default_cache_dir, without_credentials
 from bisect_env.errors import InfrastructureError

@@ -18,6 +18,9 @@ from bisect_env.environments.interpreters import Interpreter
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.process import run_tool
 
+OLDEST_FOR_UV = (3, 6)
+"""Older interpreters cannot be run by uv (they have no `-I`)."""
+
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages", "ensurepip")
 
 

@@ -28,8 +28,8 @@ from bisect_env.environments.lease import Lease, archives, hold
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.lock_text import build_date
 from bisect_env.environments.offline_pythons import offline_environment, offline_interpreters
+from bisect_env.environments.old_python import OLDEST_FOR_UV
 from bisect_env.environments.process import Finished
-from bisect_env.environments.pypi_lock import OLDEST_FOR_UV
 from bisect_env.environments.settings import (
     default_cache_dir,
     default_cache_limit,

@@ -11,10 +11,9 @@ from bisect_env.environments.catalogue import Catalogue
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.index import PypiCatalogue
 from bisect_env.environments.interpreters import Interpreters, machine_interpreters
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.locker import Locker
 from bisect_env.environments.prefix import Prefix, ensure_prefix
-from bisect_env.environments.pypi_lock import LockResult
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.matrix.catalogue import VersionCatalogue

@@ -19,18 +19,14 @@ from bisect_env.environments import pylock
 from bisect_env.environments.failures import PackageNotFoundError, UnsolvableError
 from bisect_env.environments.index import IndexFile, PypiCatalogue
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
-from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.old_python import OLDEST_FOR_UV
 from bisect_env.environments.process import Finished
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import without_credentials
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.environments.wheels import choose_wheel, tag_ranks
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
-
-OLDEST_FOR_UV = (3, 6)
-"""Older interpreters cannot be run by uv (they have no `-I`)."""
-
-LockResult = Lock | UnsolvableError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import platformdirs
-from pydantic import ByteSize, TypeAdapter, ValidationError
-from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.secrets import is_secret_parameter
@@ -53,6 +51,9 @@ def parse_size(text: str, name: str) -> int:
     Raises:
         UsageError: It is no size.
     """
+    # Here, as below: every worker imports this module, few call these functions, and a trial waits for both.
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
     try:
         return int(TypeAdapter(ByteSize).validate_python(text.strip()))
     except ValidationError:
@@ -80,6 +81,8 @@ def configured_index(environ: Mapping[str, str] | None = None) -> str:
     for path in _pip_config_files(environ):
         if url := _index_of_pip_conf(path):
             return url
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
     return PYPI_SIMPLE_ENDPOINT
 
 
