@@ -226,6 +226,9 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
     for cost in document["forecast"]:
         low, high = cost["trials_90_percent_range"]
         environments = _counted(round(cost["environments"]), "environment")
+        fewest, most = (round(end) for end in cost["environments_90_percent_range"])
+        if fewest != most:
+            environments += f" ({fewest} to {most})"
         line(
             0,
             f"at a crash rate of {cost['crash_rate']:g}: about {cost['trials']:.0f} trials "

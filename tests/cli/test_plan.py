@@ -1,0 +1,49 @@
+"""What `bisect-env plan` prints of costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_db import RunCommand, run
+from tests.engine.studies import Studies
+
+__all__ = ["run"]
+pytestmark = pytest.mark.integration
+
+OPTIONS = ("--crash-rate", "1", "--trial-seconds", "90")
+
+
+@pytest.fixture
+def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "cache"))
+    return Studies(tmp_path).matrix("pass", trial="gpus: 2")
+
+
+def test_gpu_hours_follow_from_trials_seconds_and_gpus(matrix: Path, run: RunCommand) -> None:
+    code, out, _ = run("plan", str(matrix), "--json", *OPTIONS)
+    assert code == 0
+    (cost,) = json.loads(out)["forecast"]
+    assert cost["gpus_per_trial"] == 2
+    assert cost["gpu_hours"] == pytest.approx(cost["trials"] * 2 * 90 / 3600)
+    low, high = cost["trials_90_percent_range"]
+    assert cost["gpu_hours_90_percent_range"] == pytest.approx([low * 0.05, high * 0.05])
+    assert low <= cost["trials"] <= high
+
+
+def test_people_see_trials_environments_and_gpu_hours(matrix: Path, run: RunCommand) -> None:
+    code, out, err = run("plan", str(matrix), *OPTIONS)
+    text = out + err
+    assert code == 0
+    assert "GPU-hours (90 %: " in text
+    assert "(90 % of studies: " in text
+    assert "in about 1 environment" in text
+
+
+def test_without_gpus_nobody_speaks_of_them(matrix: Path, run: RunCommand) -> None:
+    matrix.write_text(matrix.read_text().replace("gpus: 2", ""))
+    code, out, err = run("plan", str(matrix), *OPTIONS)
+    assert code == 0
+    assert "GPU-hours" not in out + err
