@@ -7,6 +7,8 @@ by a file lock). Workers may join and leave at any time. The cluster is left as 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import time
 import warnings
@@ -26,6 +28,7 @@ WORKERS_TIMEOUT = 60.0
 """Seconds for the first worker to be there."""
 
 _client: Any = distributed.Client
+_security: Any = distributed.Security
 
 
 class RemoteExecutor(DaskExecutor):
@@ -91,6 +94,7 @@ def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) ->
             f"--scheduler-file: {where} is no file",
             remedy="name the file that `dask scheduler --scheduler-file` writes, where this host sees it",
         )
+    _refuse_tls_without_certificates(where, scheduler_file)
     target = {"address": scheduler} if scheduler_file is None else {"scheduler_file": where}
     try:
         with warnings.catch_warnings():
@@ -108,6 +112,31 @@ def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) ->
             remedy="see that it runs and that this host may connect to it (for tls://, that the "
             "certificates of `distributed.comm.tls` in Dask's configuration fit)",
         ) from error
+
+
+def _refuse_tls_without_certificates(where: str, scheduler_file: Path | None) -> None:
+    """Look before Dask does: its client dies of a `TypeError`, and then holds up our end for a minute."""
+    address = where
+    if scheduler_file is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # Dask says what is wrong with it
+            address = str(json.loads(scheduler_file.read_text())["address"])
+    if not address.startswith("tls://"):
+        return
+    remedy = (
+        "set `distributed.comm.tls` in Dask's configuration, or the variables "
+        "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, ...__TLS__CLIENT__CERT and ...__TLS__CLIENT__KEY"
+    )
+    try:
+        context = _security().get_connection_args("client").get("ssl_context")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise InfrastructureError(
+            f"the TLS certificates for {address} cannot be used: {error}", remedy=remedy
+        ) from error
+    if context is None:
+        raise InfrastructureError(
+            f"the scheduler at {address} speaks TLS, and Dask's configuration here names no certificate",
+            remedy=remedy,
+        )
 
 
 def _refuse_other_versions(client: Any) -> None:
