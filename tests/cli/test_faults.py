@@ -1,0 +1,138 @@
+"""Faults under a running study, with real processes: a nanny killed and storage that fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.test_run import Command, lines, wait_for
+from tests.cluster.dask_processes import DaskProcesses
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+SLOW_CRASH_FROM_SIX = """
+    import os, sys, time
+    time.sleep(1.0)
+    if int(sys.argv[1]) >= 6:
+        os.abort()
+"""
+
+
+def supervisors(pid: int) -> list[psutil.Process]:
+    """What runs trials below a process."""
+    return [
+        child
+        for child in psutil.Process(pid).children(recursive=True)
+        if "supervisor.py" in " ".join(child.cmdline())
+    ]
+
+
+def test_a_killed_nanny_costs_one_void_trial_and_leaves_no_process(tmp_path: Path) -> None:
+    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    cluster = {"BISECT_ENV_CACHE": str(tmp_path / "worker-cache")}
+    with DaskProcesses(tmp_path, env=cluster) as dask:
+        dask.scheduler()
+        nannies = [dask.worker() for _ in range(2)]
+        process = command.start("--json", "--scheduler", dask.address)
+        events = []
+        family: list[psutil.Process] = []
+        for event in lines(process):
+            events.append(event)
+            if event["event"] == "trial" and not family:
+                wait_for(lambda: bool(supervisors(nannies[0].pid)))
+                family = psutil.Process(nannies[0].pid).children(recursive=True)
+                nannies[0].kill()
+        _, err = process.communicate(timeout=60)
+        assert family
+        assert process.returncode == 0, err
+        assert "Traceback" not in err
+        wait_for(lambda: not any(child.is_running() for child in family))
+    void = [event for event in events if event["event"] == "trial" and event["evidence"] == "void"]
+    assert [event["outcome"] for event in void] == ["worker-lost"]
+    assert events[-1]["verdict"]["first_bad"]["level"] == "6"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    try:
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)],
+            check=True,
+            capture_output=True,
+            timeout=20,
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True, capture_output=True, timeout=20)
+
+
+def fill(place: Path) -> Path:
+    filler = place / "filler"
+    with filler.open("wb", buffering=0) as stream:
+        for size in (1 << 16, 1 << 10, 1):
+            try:
+                while True:
+                    stream.write(b"x" * size)
+            except OSError:
+                continue
+    return filler
+
+
+def test_a_full_disk_under_the_database_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
+    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    command.env["BISECT_ENV_DB"] = str(small_disk / "results.sqlite")
+    process = command.start("--json", "--workers", "2")
+    told = []
+    filler = None
+    for event in lines(process):
+        told.append(event)
+        if event["event"] == "trial" and filler is None:
+            filler = fill(small_disk)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode not in (0, 70), err
+    assert "Traceback" not in err
+    assert "full" in err
+    assert filler is not None
+    filler.unlink()
+    again = [json.loads(line) for line in command.run("--json", "--workers", "2").stdout.splitlines()]
+    assert again[-1]["verdict"]["first_bad"]["level"] == "6"
+    first = {event["trial"] for event in told if event["event"] == "trial"}
+    second = {event["trial"] for event in again if event["event"] == "trial"}
+    assert first
+    assert not first & second
+    assert again[-1]["verdict"]["trials"] >= len(first | second)
+
+
+def test_a_cache_that_goes_bad_under_a_study_is_no_evidence(tmp_path: Path) -> None:
+    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    cache = tmp_path / "cache"
+    process = command.start("--json", "--workers", "2")
+    told = []
+    for event in lines(process):
+        told.append(event)
+        if event["event"] == "trial" and not cache.is_file():
+            # Permissions do not bind root: a file in its place does.
+            cache.rename(tmp_path / "away")
+            cache.write_text("in the way")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode not in (0, 70), err
+    assert "Traceback" not in err
+    assert str(cache) in err
+    for event in told:
+        if event["event"] == "trial" and int(event["combination"]["level"]) < 6:
+            assert event["evidence"] in ("good", "void"), event
+    cache.unlink()
+    (tmp_path / "away").rename(cache)
+    again = [json.loads(line) for line in command.run("--json", "--workers", "2").stdout.splitlines()]
+    assert again[-1]["verdict"]["first_bad"]["level"] == "6"
+    known = {event["trial"] for event in told if event["event"] == "trial"}
+    assert not known & {event["trial"] for event in again if event["event"] == "trial"}
