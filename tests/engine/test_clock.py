@@ -1,0 +1,45 @@
+"""A wall clock that jumps back an hour under a running study."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime, timedelta, tzinfo
+
+import pytest
+
+from bisect_env.engine import events, loop
+from bisect_env.storage import shared_part, study_part, trial_part
+from bisect_env.storage.store import Store
+from bisect_env.trials import run
+from tests.engine.studies import Studies
+
+SCRIPT = "import sys; sys.exit(int(sys.argv[1]) >= 6)"
+
+
+@pytest.mark.integration
+def test_a_clock_set_back_by_an_hour_changes_nothing(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def back() -> timedelta:
+        told = [event for event in studies.events if isinstance(event, events.TrialFinished)]
+        return timedelta(hours=1) if len(told) >= 3 else timedelta()
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - back()
+
+    for module in (loop, run, shared_part, study_part, trial_part):
+        monkeypatch.setattr(module, "datetime", Clock)
+    database_now = shared_part._now
+    monkeypatch.setattr(shared_part, "_now", lambda session: database_now(session) - back().total_seconds())
+    report = studies.run(studies.matrix(SCRIPT)).report
+    assert report["verdict"]["first_bad"]["level"] == "6"
+    told = [event.record.trial_id for event in studies.events if isinstance(event, events.TrialFinished)]
+    with Store.open(str(studies.db), read_only=True) as store:
+        trials = store.trials(store.study(None).id)
+        assert store.news(store.study(None).id, "somebody", after=0).claimed == {}
+    assert [trial.trial_id for trial in trials] == told
+    assert [trial.sequence for trial in trials] == sorted(trial.sequence for trial in trials)
+    assert any(b.started_at < a.started_at - timedelta(minutes=50) for a, b in itertools.pairwise(trials))
+    assert min(trial.started_at for trial in trials) < datetime.now(UTC) - timedelta(minutes=50)
