@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -23,35 +24,52 @@ SLOW_CRASH_FROM_SIX = """
 """
 
 
-def supervisors(pid: int) -> list[psutil.Process]:
-    """What runs trials below a process."""
-    return [
-        child
-        for child in psutil.Process(pid).children(recursive=True)
-        if "supervisor.py" in " ".join(child.cmdline())
-    ]
+def trials_below(pid: int) -> list[psutil.Process]:
+    """The scripts that run below a process."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # ended since it was listed
+            if child.cmdline()[1:2] == ["script.py"]:
+                found.append(child)
+    return found
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether a process runs no more; its parent may be slow to take note of it."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
 
 
 def test_a_killed_nanny_costs_one_void_trial_and_leaves_no_process(tmp_path: Path) -> None:
-    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    hold = tmp_path / "hold"
+    hold.touch()
+    # No trial ends before the nanny is dead: a kill between two trials would cost none.
+    command = Command(
+        tmp_path,
+        f"""
+        import os, sys, time
+        while os.path.exists({str(hold)!r}):
+            time.sleep(0.02)
+        if int(sys.argv[1]) >= 6:
+            os.abort()
+        """,
+    )
     cluster = {"BISECT_ENV_CACHE": str(tmp_path / "worker-cache")}
     with DaskProcesses(tmp_path, env=cluster) as dask:
         dask.scheduler()
         nannies = [dask.worker() for _ in range(2)]
         process = command.start("--json", "--scheduler", dask.address)
-        events = []
-        family: list[psutil.Process] = []
-        for event in lines(process):
-            events.append(event)
-            if event["event"] == "trial" and not family:
-                wait_for(lambda: bool(supervisors(nannies[0].pid)))
-                family = psutil.Process(nannies[0].pid).children(recursive=True)
-                nannies[0].kill()
-        _, err = process.communicate(timeout=60)
-        assert family
+        wait_for(lambda: bool(trials_below(nannies[0].pid)))
+        family = psutil.Process(nannies[0].pid).children(recursive=True)
+        nannies[0].kill()
+        wait_for(lambda: all(is_gone(child) for child in family))
+        hold.unlink()
+        out, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
         assert "Traceback" not in err
-        wait_for(lambda: not any(child.is_running() for child in family))
+    events = [json.loads(line) for line in out.splitlines()]
     void = [event for event in events if event["event"] == "trial" and event["evidence"] == "void"]
     assert [event["outcome"] for event in void] == ["worker-lost"]
     assert events[-1]["verdict"]["first_bad"]["level"] == "6"
