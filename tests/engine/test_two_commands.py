@@ -107,7 +107,8 @@ def test_two_commands_share_the_trials_of_a_study(studies: Studies, db: str, sta
     assert claims(db) == 0
     # One command with two workers needs as many: what both would have done alone is not done twice.
     alone = studies.run(renamed(path), slots=2).report["trials"]
-    assert len(trials) <= alone + 3, Counter(trial.combination for trial in trials)
+    # On a busy machine each sees the other's trials late, and begins some that it would not have begun.
+    assert len(trials) <= 1.5 * alone, Counter(trial.combination for trial in trials)
 
 
 def renamed(path: Path) -> Path:
