@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bisect_env.cli.db_command import db_app
+from bisect_env.cli.diff_command import diff
 from bisect_env.cli.env_command import env_app
 from bisect_env.cli.fetch_command import fetch
 from bisect_env.cli.plan_command import plan
@@ -46,6 +47,7 @@ app.command()(run)
 app.command()(plan)
 app.command()(fetch)
 app.command()(report)
+app.command()(diff)
 app.command()(studies)
 app.command()(trials)
 app.command()(query)

@@ -28,6 +28,7 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
+from bisect_env.matrix.axes import PackageAxis
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.load import Matrix
@@ -195,6 +196,7 @@ def _definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool) -> 
             "kind": str(axis.kind),
             "direction": str(axis.direction),
             "values": list(axis.values),
+            "package": _package(matrix, axis.name),
         }
         for axis in grid.axes
     ]
@@ -212,6 +214,12 @@ def _definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool) -> 
         user=_user(),
         fresh=fresh,
     )
+
+
+def _package(matrix: Matrix, axis: str) -> str:
+    """The package that an axis moves, "" if it moves none."""
+    found = matrix.file.axes[axis]
+    return found.canonical_package if isinstance(found, PackageAxis) else ""
 
 
 def prepare_study(

@@ -7,7 +7,6 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,8 @@ from bisect_env import cli
 from bisect_env.errors import StorageError
 from bisect_env.matrix.json_schema import schema_text
 from bisect_env.storage.store import Store
+from tests.cli.calls import RunCommand
 from tests.report.samples import StudyBuilder, axis, orjson_study, orjson_verdict
-
-Run = tuple[int, str, str]
-RunCommand = Callable[..., Run]
 
 
 @pytest.fixture
@@ -31,18 +28,6 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         study.finished(orjson_verdict())
         StudyBuilder(store, [axis("a", "1", "2")], name="unfinished")
     return path
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCommand:
-    def call(*arguments: str) -> Run:
-        monkeypatch.setattr(sys, "argv", ["bisect-env", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
 
 
 def test_a_study_with_a_verdict(db: Path, run: RunCommand) -> None:

@@ -1,0 +1,73 @@
+"""Options that several commands share: the same name and the same words everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MatrixArgument = Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")]
+DatabaseOption = Annotated[
+    str | None, typer.Option("--db", envvar="BISECT_ENV_DB", help="Results database: a file or a URL.")
+]
+StudyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--study", help="Id, the beginning of one, or the matrix's name; default: the newest study."
+    ),
+]
+StudyArgument = Annotated[
+    str | None,
+    typer.Argument(help="Id, the beginning of one, or the matrix's name; default: the newest study."),
+]
+AtOption = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        help="Combination: torch=2.3.1,cuml=24.04 (axes with one value may be left out), or first-bad, "
+        "last-good of an answered study, or good, bad as the matrix states them.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="The same as JSON on stdout.")]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write to this file; default: stdout.")
+]
+CacheOption = Annotated[
+    Path | None, typer.Option("--cache", envvar="BISECT_ENV_CACHE", help="Where environments are built.")
+]
+CacheSizeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--env-cache-size",
+        envvar="BISECT_ENV_CACHE_SIZE",
+        help="Take away what was used least recently when the cache grows above this, such as 50GB.",
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=1, help="Worker processes; default: one for each core, or for each trial's GPUs."
+    ),
+]
+GpusOption = Annotated[
+    str | None,
+    typer.Option("--gpus", help="GPUs to use, such as 0,2 (or UUIDs); default: all that are visible."),
+]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option("--scheduler", help="Run trials on this Dask cluster, such as tcp://host:8786."),
+]
+SchedulerFileOption = Annotated[
+    Path | None,
+    typer.Option("--scheduler-file", help="The same, by the file that `dask scheduler` writes."),
+]
+OfflineOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--offline",
+        envvar="BISECT_ENV_OFFLINE",
+        help="Use no network, but what `bisect-env fetch` put into this directory.",
+    ),
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and the answer alone.")]

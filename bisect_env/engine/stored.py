@@ -1,0 +1,79 @@
+"""What a stored study knows: its grid, what its answer calls by name, and the locks of its combinations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bisect_env.environments.lock import Lock
+from bisect_env.errors import UsageError
+from bisect_env.matrix.at import find_combination
+from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.storage.records import Study
+from bisect_env.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCombination:
+    """A combination of a stored study, with its lock.
+
+    Attributes:
+        combination: The point of the matrix.
+        lock: Its environment.
+    """
+
+    combination: Combination
+    lock: Lock
+
+
+def stored_grid(study: Study) -> Grid:
+    """The grid that a study was about when it was opened last. Pure."""
+    return Grid(
+        tuple(
+            GridAxis(
+                axis["name"],
+                AxisKind(axis.get("kind", AxisKind.PACKAGE)),
+                tuple(axis["values"]),
+                Direction(axis.get("direction", Direction.REGRESSION)),
+            )
+            for axis in study.definition.grid
+        )
+    )
+
+
+def axis_packages(study: Study) -> list[str]:
+    """Packages that the axes of a study move, in matrix order. Pure."""
+    # Studies of older releases say nothing of packages; an axis is mostly called as what it moves.
+    named = (axis.get("package", axis["name"]) for axis in study.definition.grid)
+    return [name for name in named if name]
+
+
+def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
+    """`first-bad` and `last-good` of the verdict, as far as there is one. Pure."""
+    verdict = study.verdict or {}
+    found = {"first-bad": verdict.get("first_bad"), "last-good": verdict.get("last_good")}
+    return {name: values for name, values in found.items() if values}
+
+
+def stored_combination(store: Store, study: Study, text: str | None) -> StoredCombination:
+    """The combination of a study that a user means, with its lock.
+
+    Args:
+        store: Where the study is.
+        study: Which one.
+        text: See `bisect_env.matrix.at.find_combination`.
+
+    Raises:
+        UsageError: There is no such combination, or it has no environment.
+    """
+    combination = find_combination(stored_grid(study), text, named_combinations(study))
+    state = next((s for s in store.combinations(study.id) if s.combination == combination), None)
+    lock = store.lock(state.lock_hash) if state is not None and state.lock_hash else None
+    if lock is None:
+        reason = state.reason.partition("\n")[0] if state is not None else ""
+        raise UsageError(
+            f"{combination} has no environment" + (f": {reason}" if reason else ""),
+            remedy="`bisect-env report` lists the combinations that have one",
+        )
+    return StoredCombination(combination, lock)

@@ -1,0 +1,134 @@
+"""What changed between two locks, package by package. Pure.
+
+The packages that the matrix moves itself come first: they are what was asked for. What moved along with
+them comes after, for it is there that the surprise often is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from packaging.utils import canonicalize_name
+
+from bisect_env.environments.lock import Lock, LockedPackage
+
+ChangeKind = Literal["changed", "rebuilt", "moved", "added", "removed"]
+"""`rebuilt`: the same version from another archive; `moved`: the same archive from another place."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackageState:
+    """One package on one side of a difference.
+
+    Attributes:
+        version: Exact version.
+        build: conda's build string, "" for wheels.
+        manager: `pip` or `conda`; "" for an interpreter that no package manager brings.
+        source: Channel or host that it comes from.
+        sha256: Hex digest of the archive, "" for such an interpreter.
+        url: Of the archive.
+    """
+
+    version: str
+    build: str = ""
+    manager: str = ""
+    source: str = ""
+    sha256: str = ""
+    url: str = ""
+
+    @property
+    def label(self) -> str:
+        """Version and, where there is one, build."""
+        return f"{self.version} {self.build}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class PackageChange:
+    """What became of one package.
+
+    Attributes:
+        name: Normalised name.
+        kind: What became of it.
+        before: In the first lock, None where it is added.
+        after: In the second lock, None where it is removed.
+        of_axis: Whether an axis of the matrix moves it.
+        home: Address of the project's own page, "" when it is not known.
+    """
+
+    name: str
+    kind: ChangeKind
+    before: PackageState | None
+    after: PackageState | None
+    of_axis: bool = False
+    home: str = ""
+
+
+def difference(
+    before: Lock, after: Lock, axis_packages: Collection[str] = (), homes: Mapping[str, str] | None = None
+) -> tuple[PackageChange, ...]:
+    """Packages that are not the same in two locks.
+
+    A package that a wheel brings here and conda there is one that changed. The interpreter counts as the
+    package `python`, also where it is none.
+
+    Args:
+        before: The first lock.
+        after: The second one.
+        axis_packages: Names of the packages that axes of the matrix move; they come first, in this order.
+        homes: Pages of projects by normalised name (see `homes.py`).
+
+    Returns:
+        The changes: those of axes first, the others by name.
+    """
+    first = [str(canonicalize_name(name.partition("[")[0])) for name in axis_packages]
+    rank = {name: position for position, name in enumerate(dict.fromkeys(first))}
+    sides = _packages(before), _packages(after)
+    changes = []
+    for name in sorted(sides[0].keys() | sides[1].keys()):
+        old, new = sides[0].get(name), sides[1].get(name)
+        if (kind := _kind(old, new)) is not None:
+            home = (homes or {}).get(name, "")
+            changes.append(PackageChange(name, kind, old, new, name in rank, home))
+    return tuple(sorted(changes, key=lambda change: rank.get(change.name, len(rank))))
+
+
+def _packages(lock: Lock) -> Mapping[str, PackageState]:
+    found = {} if lock.is_conda else {"python": PackageState(lock.python)}
+    # Sorted so that a wheel on top of a conda package of the same name has the last word, as in the prefix.
+    for package in sorted(lock.packages, key=lambda package: not package.is_conda):
+        found[canonicalize_name(package.name)] = PackageState(
+            package.version, package.build, package.manager, _source(package), package.sha256, package.url
+        )
+    return found
+
+
+def _kind(old: PackageState | None, new: PackageState | None) -> ChangeKind | None:
+    if old is None:
+        return "added"
+    if new is None:
+        return "removed"
+    if old.version != new.version:
+        return "changed"
+    if old.sha256 != new.sha256 or old.manager != new.manager:
+        return "rebuilt"
+    return "moved" if old.source != new.source else None
+
+
+def _source(package: LockedPackage) -> str:
+    if package.is_conda:
+        return package.url.rsplit("/", 2)[0]
+    parts = urlsplit(package.url)
+    return parts.hostname or parts.scheme
+
+
+def counted(changes: Sequence[PackageChange]) -> str:
+    """The difference in a few words: `2 of the axes, 5 along with them`."""
+    own = sum(change.of_axis for change in changes)
+    rest = len(changes) - own
+    if not changes:
+        return "no package differs"
+    along = f"{rest} along with {'it' if own == 1 else 'them'}" if own else f"{rest}, none of an axis"
+    return f"{own} of the axes, {along}" if own and rest else f"{own} of the axes" if own else along

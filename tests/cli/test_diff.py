@@ -1,0 +1,89 @@
+"""`bisect-env diff` on a stored study and on lock files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bisect_env.environments.lock_text import make_lock
+from bisect_env.matrix.combination import Combination
+from bisect_env.storage.records import CombinationState, CombinationStatus, StudyDefinition
+from bisect_env.storage.store import Store
+from tests.cli.calls import RunCommand
+from tests.environments.test_difference import wheel
+
+LOCKS = [
+    make_lock("3.11", "linux-64", [wheel("torch", version), wheel("numpy", numpy), *extra])
+    for version, numpy, extra in (
+        ("2.1", "1.26", []),
+        ("2.2", "1.26", [wheel("filelock", "3")]),
+        ("2.3", "2.0", [wheel("filelock", "3")]),
+    )
+]
+
+
+@pytest.fixture
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "results.sqlite"
+    monkeypatch.setenv("BISECT_ENV_DB", str(path))
+    monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "cache"))
+    versions = ["2.1", "2.2", "2.3", "2.4"]
+    axis = {"name": "torch", "kind": "package", "values": versions, "package": "torch"}
+    with Store.open(str(path)) as store:
+        study = store.open_study(StudyDefinition("t", "d", "t.yaml", "version: 1\n", grid=[axis]))
+        store.save_locks(study.id, LOCKS)
+        states = [
+            CombinationState(Combination.of({"torch": v}), CombinationStatus.SOLVABLE, "", lock.content_hash)
+            for v, lock in zip(versions, LOCKS, strict=False)
+        ]
+        none = CombinationState(Combination.of({"torch": "2.4"}), CombinationStatus.UNSOLVABLE, "no wheel")
+        store.save_combinations(study.id, [*states, none])
+        verdict = {"status": "confirmed", "first_bad": {"torch": "2.3"}, "last_good": {"torch": "2.2"}}
+        store.finish_study(study.id, "finished", verdict)
+    return path
+
+
+def test_from_last_good_to_first_bad(db: Path, run: RunCommand) -> None:
+    code, out, err = run("diff")
+    assert (code, err) == (0, "")
+    assert out == (
+        "from torch=2.2\nto   torch=2.3\n1 of the axes, 1 along with it\n\n"
+        "~  torch  2.2   2.3\n\n"
+        "~  numpy  1.26  2.0\n"
+    )
+
+
+def test_any_two_combinations_hashes_and_files(db: Path, run: RunCommand, tmp_path: Path) -> None:
+    _, out, _ = run("diff", "torch=2.1", "torch=2.2", "--json")
+    document = json.loads(out)
+    assert [(c["name"], c["kind"], c["of_axis"]) for c in document["changes"]] == [
+        ("torch", "changed", True),
+        ("filelock", "added", False),
+    ]
+    assert document["changes"][1]["after"]["sha256"] == wheel("filelock", "3").sha256
+    one, other = tmp_path / "one.yml", tmp_path / "other.yml"
+    one.write_text(LOCKS[0].text)
+    other.write_text(LOCKS[2].text)
+    assert "+  filelock  —     3" in run("diff", str(one), str(other))[1]
+    assert "+  filelock" in run("diff", LOCKS[0].content_hash[:10], str(other))[1]
+    assert run("diff", "torch=2.1", "torch=2.1")[1].endswith("no package differs\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["torch=9", "torch=2.1"], "no value of the axis torch"),
+        (["torch=2.4", "torch=2.1"], "torch=2.4 has no environment: no wheel"),
+        (["deadbeef", "torch=2.1"], "no lock of the study t has a hash that begins with deadbeef"),
+        (["absent.yml", "torch=2.1"], "absent.yml cannot be read"),
+        (["numpy", "torch=2.1"], "'numpy' is not axis=value"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(db: Path, run: RunCommand, words: list[str], says: str) -> None:
+    code, out, err = run("diff", *words)
+    assert code != 0
+    assert out == ""
+    assert says in err
+    assert "remedy" in err
