@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -13,12 +12,12 @@ from bisect_env.engine import events
 from bisect_env.engine.builds import Builds, sort_out
 from bisect_env.engine.prepare import Prepared
 from bisect_env.engine.sharing import Sharing
+from bisect_env.engine.specs import trial_files, trial_spec
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.every import SearchAll
 from bisect_env.search.searcher import Search
-from bisect_env.trials.records import TrialFile, TrialSpec
 
 FILLER = 0.03
 """While wanted environments are being made, others are tried that tell at least this share of what the
@@ -80,7 +79,7 @@ class Asker:
         self._builds = builds
         self._members = members
         self._notify = notify
-        self._files = tuple(TrialFile(f.name, f.content, f.executable) for f in matrix.files)
+        self._files = trial_files(matrix)
         self._foreseen_at = (-1, 0, 0)
         self.running: dict[str, Index] = {}
 
@@ -158,18 +157,6 @@ class Asker:
 
     def _request(self, index: Index) -> TrialRequest:
         combination = self._prepared.grid.combination(index)
-        trial = self._matrix.file.trial
         lock = self._prepared.locks[index]
-        spec = TrialSpec(
-            trial_id=uuid.uuid4().hex,
-            combination=combination,
-            lock_hash=lock.content_hash,
-            command=self._matrix.command(combination),
-            files=self._files,
-            env=self._matrix.environment(combination),
-            timeout=trial.timeout,
-            concurrency=trial.concurrency,
-            gpus=trial.gpus,
-            hash_seed=secrets.randbelow(2**32),
-        )
+        spec = trial_spec(self._matrix, combination, lock, uuid.uuid4().hex, self._files)
         return TrialRequest(spec, lock, self._builds.allow_source)

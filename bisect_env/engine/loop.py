@@ -10,7 +10,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from bisect_env.cluster.protocol import (
@@ -36,6 +35,7 @@ from bisect_env.engine.rules import (
     says_bad,
 )
 from bisect_env.engine.sharing import Sharing
+from bisect_env.engine.specs import allowed_sources, lost_record, target_of
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
@@ -44,12 +44,11 @@ from bisect_env.search.every import SearchAll
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.storage.records import CombinationStatus, StoredTrial
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import Target, judge
+from bisect_env.trials.judge import judge
 from bisect_env.trials.records import (
     Evidence,
     Machine,
     Outcome,
-    Phase,
     TrialRecord,
 )
 
@@ -146,8 +145,7 @@ class StudyLoop:
         )
         self._state = _State()
         self._sharing = Sharing(store, study_id, clock=clock)
-        allow = matrix.file.solver.allow_source
-        self._builds = Builds(prepared.locks, allow if isinstance(allow, bool) else frozenset(allow))
+        self._builds = Builds(prepared.locks, allowed_sources(matrix))
         self._asker = Asker(matrix, prepared, self.search, self._sharing, self._builds, self._members, notify)
         self._keys = {index: trial_key(matrix, prepared, index) for index in self._members}
         self._reuse = Reuse(store, study_id, self._keys, prepared, self._target, machines)
@@ -342,7 +340,7 @@ class StudyLoop:
                 lock_hash = self._prepared.locks[index].content_hash
                 if host:
                     self._state.tallies[index].lost_on.add(host)
-                self._record(index, _lost(trial_id, combination, lock_hash, reason, host), 0.0)
+                self._record(index, lost_record(trial_id, combination, lock_hash, reason, host), 0.0)
 
     def _record(self, index: Index, record: TrialRecord, build_seconds: float) -> None:
         tally = self._state.tallies[index]
@@ -442,32 +440,6 @@ class StudyLoop:
             (self.grid.combination(index), float(bad[index])) for index in sorted(self._prepared.groups)
         ]
         self._notify(events.Progress(self.search.trials, hits, dict(running), self.document(), tuple(shown)))
-
-
-def target_of(matrix: Matrix) -> Target:
-    """The matrix's `trial.bad` as the trials judge it."""
-    rule = matrix.file.trial.bad
-    return Target(
-        outcomes=frozenset(Outcome(name) for name in rule.outcomes),
-        signals=frozenset(rule.signals),
-        exit_codes=frozenset(rule.exit_codes),
-        output=tuple(rule.output),
-    )
-
-
-def _lost(trial_id: str, combination: Combination, lock_hash: str, reason: str, host: str) -> TrialRecord:
-    return TrialRecord(
-        trial_id=trial_id,
-        combination=combination,
-        lock_hash=lock_hash,
-        outcome=Outcome.WORKER_LOST,
-        detail=reason,
-        returncode=None,
-        phase=Phase.UNKNOWN,
-        started_at=datetime.now(UTC),
-        duration=0.0,
-        host=host,
-    )
 
 
 def _first_line(text: str) -> str:

@@ -1,0 +1,89 @@
+"""What the engine asks of a trial, what it takes for bad, and what it notes of one that was lost. Pure."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from bisect_env.environments.lock import Lock
+from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.load import Matrix
+from bisect_env.trials.judge import Target
+from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord, TrialSpec
+
+
+def trial_files(matrix: Matrix) -> tuple[TrialFile, ...]:
+    """What every trial of a matrix finds in its working directory."""
+    return tuple(TrialFile(file.name, file.content, file.executable) for file in matrix.files)
+
+
+def trial_spec(
+    matrix: Matrix,
+    combination: Combination,
+    lock: Lock,
+    trial_id: str,
+    files: Sequence[TrialFile],
+    *,
+    values: Combination | None = None,
+) -> TrialSpec:
+    """A trial of a combination.
+
+    Args:
+        matrix: What is run.
+        combination: Under which it is recorded.
+        lock: Its environment.
+        trial_id: Unique.
+        files: See `trial_files`; made once, for thousands of trials.
+        values: Values of the axes of the matrix that the command sees, where they are others than those of
+            `combination`: an environment between two combinations is recorded as what it is.
+    """
+    trial = matrix.file.trial
+    seen = combination if values is None else values
+    return TrialSpec(
+        trial_id=trial_id,
+        combination=combination,
+        lock_hash=lock.content_hash,
+        command=matrix.command(seen),
+        files=tuple(files),
+        env=matrix.environment(seen),
+        timeout=trial.timeout,
+        concurrency=trial.concurrency,
+        gpus=trial.gpus,
+        hash_seed=secrets.randbelow(2**32),
+    )
+
+
+def target_of(matrix: Matrix) -> Target:
+    """The matrix's `trial.bad` as the trials judge it."""
+    rule = matrix.file.trial.bad
+    return Target(
+        outcomes=frozenset(Outcome(name) for name in rule.outcomes),
+        signals=frozenset(rule.signals),
+        exit_codes=frozenset(rule.exit_codes),
+        output=tuple(rule.output),
+    )
+
+
+def allowed_sources(matrix: Matrix) -> bool | frozenset[str]:
+    """Which packages may be built from their sources: all, none, or these."""
+    allow = matrix.file.solver.allow_source
+    return allow if isinstance(allow, bool) else frozenset(allow)
+
+
+def lost_record(
+    trial_id: str, combination: Combination, lock_hash: str, reason: str, host: str
+) -> TrialRecord:
+    """The record of a trial whose worker or host went away."""
+    return TrialRecord(
+        trial_id=trial_id,
+        combination=combination,
+        lock_hash=lock_hash,
+        outcome=Outcome.WORKER_LOST,
+        detail=reason,
+        returncode=None,
+        phase=Phase.UNKNOWN,
+        started_at=datetime.now(UTC),
+        duration=0.0,
+        host=host,
+    )
