@@ -42,7 +42,7 @@ from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.every import SearchAll
 from bisect_env.search.searcher import Search, SearchSettings
-from bisect_env.storage.records import CombinationStatus, StoredTrial
+from bisect_env.storage.records import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import judge
 from bisect_env.trials.records import (
@@ -328,8 +328,11 @@ class StudyLoop:
                     members = self._builds.combinations(lock_hash, self._members)
                     built = tuple(self.grid.combination(index) for index in members)
                     self._notify(events.Built(lock_hash, built, build_seconds))
-            case BuildFailed(trial_id, lock_hash):
+                    self._record_build(lock_hash, build_seconds)
+            case BuildFailed(trial_id, lock_hash, message):
                 self._builds.hear(completion)
+                failure = {"lock": lock_hash, "reason": _first_line(message)}
+                self._store.record_decision(self._study_id, BUILD_FAILED, failure)
                 if trial_id:
                     self._asker.running.pop(trial_id)
                     self._sharing.release([trial_id])
@@ -342,6 +345,9 @@ class StudyLoop:
                     self._state.tallies[index].lost_on.add(host)
                 self._record(index, lost_record(trial_id, combination, lock_hash, reason, host), 0.0)
 
+    def _record_build(self, lock_hash: str, seconds: float) -> None:
+        self._store.record_decision(self._study_id, BUILT, {"lock": lock_hash, "seconds": seconds})
+
     def _record(self, index: Index, record: TrialRecord, build_seconds: float) -> None:
         tally = self._state.tallies[index]
         evidence = judge(record, self._target, repeated=tally.void > 0)
@@ -349,6 +355,7 @@ class StudyLoop:
         self._sharing.recorded(record.trial_id, record.combination)
         if build_seconds:
             self._state.build_seconds.add(build_seconds)
+            self._record_build(record.lock_hash, build_seconds)
         self._notify(events.TrialFinished(record, evidence, build_seconds))
         if evidence is Evidence.VOID:
             self._state.last_void = f"{record.outcome}: {record.detail}"

@@ -207,7 +207,7 @@ def _definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool) -> 
         matrix_text=matrix.text,
         description=matrix.file.description,
         grid=axes,
-        settings=matrix.file.search.model_dump(mode="json"),
+        settings={**matrix.file.search.model_dump(mode="json"), "ends": _ends(grid)},
         exclude_newer=as_of,
         version=version("bisect-env"),
         host=platform.node(),
@@ -220,6 +220,11 @@ def _package(matrix: Matrix, axis: str) -> str:
     """The package that an axis moves, "" if it moves none."""
     found = matrix.file.axes[axis]
     return found.canonical_package if isinstance(found, PackageAxis) else ""
+
+
+def _ends(grid: Grid) -> dict[str, dict[str, str] | None]:
+    ends = {"good": grid.good, "bad": grid.bad}
+    return {name: None if i is None else grid.combination(i).as_dict() for name, i in ends.items()}
 
 
 def prepare_study(

@@ -13,18 +13,22 @@ from bisect_env.report.model import (
     AxisInfo,
     CombinationReport,
     FailureReport,
+    MachineReport,
     OriginReport,
     Report,
     StudyInfo,
     TrialCounts,
     is_called_bad,
 )
+from bisect_env.report.posterior import posterior
 from bisect_env.report.sentence import sentence
+from bisect_env.report.timeline import timeline
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.storage.records import (
     CombinationState,
     CombinationStatus,
     Counts,
+    Decision,
     FailureGroup,
     Origin,
     StoredTrial,
@@ -63,6 +67,8 @@ def build_report(
     origins: Sequence[Origin] = (),
     machines: Sequence[Machine] = (),
     trials: Sequence[StoredTrial] = (),
+    reused: Sequence[StoredTrial] = (),
+    decisions: Sequence[Decision] = (),
 ) -> Report:
     """Put a report together.
 
@@ -74,7 +80,9 @@ def build_report(
         environments: Number of distinct locks in which trials ran.
         origins: From whom it has trials that were measured before.
         machines: Classes of machines on which its own trials ran.
-        trials: All of its trials, in the order of recording.
+        trials: All of its own trials, in the order of recording.
+        reused: Those of other studies that it starts from.
+        decisions: What was decided during it.
     """
     axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
     verdict: dict[str, Any] = {**_MISSING, **(study.verdict or {})}
@@ -116,6 +124,16 @@ def build_report(
             *_environment_warnings(states),
             *_mixed(machines),
         ),
+        posterior=posterior(
+            axes,
+            study.definition.settings,
+            states,
+            [*reused, *trials],
+            every_corner="no_other" in verdict,
+        ),
+        timeline=timeline(states, trials, decisions),
+        machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
+        reproduce=(),
     )
 
 

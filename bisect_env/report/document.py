@@ -34,6 +34,8 @@ def load_report(store: Store, study_id: str) -> Report:
             store.origins(study.id),
             store.machines(study.id),
             store.trials(study.id),
+            store.reused(study.id),
+            store.decisions(study.id),
         )
 
 

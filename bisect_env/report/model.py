@@ -155,6 +155,130 @@ class OriginReport(_Frozen):
     trials: int
 
 
+class AnswerReport(_Frozen):
+    """An answer whose probability is followed.
+
+    Attributes:
+        label: In words: `orjson ≥ 3.9.11`, `nothing is bad`.
+        kind: `all`, `any`, `never` or `always`.
+        bad_values: Culprit axis to its bad values.
+    """
+
+    label: str
+    kind: str
+    bad_values: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+class PointReport(_Frozen):
+    """What was believed after some trials.
+
+    Attributes:
+        trials: Counted trials.
+        probabilities: Of each answer, in their order.
+    """
+
+    trials: int
+    probabilities: tuple[float, ...]
+
+
+class PosteriorReport(_Frozen):
+    """How the posterior moved: the stored trials told again, one after the other.
+
+    Attributes:
+        answers: The one that leads in the end, then those that held the most on the way.
+        points: From no trial to the last; of many trials not every one.
+    """
+
+    answers: tuple[AnswerReport, ...] = ()
+    points: tuple[PointReport, ...] = ()
+
+
+class TimedTrial(_Frozen):
+    """When and where one trial ran.
+
+    Attributes:
+        trial: Id.
+        combination: Position in the report's `combinations`.
+        outcome: What it did.
+        evidence: What that says.
+        start: Seconds after the timeline's beginning.
+        seconds: How long it ran.
+        host: Where.
+        worker: By which worker.
+        gpu: On which GPUs, or "".
+    """
+
+    trial: str
+    combination: int
+    outcome: str
+    evidence: str
+    start: float
+    seconds: float
+    host: str = ""
+    worker: str = ""
+    gpu: str = ""
+
+
+class TimedBuild(_Frozen):
+    """When an environment was made.
+
+    Attributes:
+        lock: Its hash.
+        combinations: Positions of those that live in it.
+        start: Seconds after the timeline's beginning.
+        seconds: On the slowest host; 0 where only the end is known.
+        failed: Why it could not be made, "" if it was.
+    """
+
+    lock: str
+    combinations: tuple[int, ...] = ()
+    start: float
+    seconds: float
+    failed: str = ""
+
+
+class TimelineReport(_Frozen):
+    """What ran when: the study's own trials, and the environments made for it.
+
+    Attributes:
+        begin: UTC; None where nothing ran.
+        trials: In the order of their beginnings.
+        builds: Likewise.
+        left_out: Trials that are not listed, because there are so many.
+    """
+
+    begin: datetime | None = None
+    trials: tuple[TimedTrial, ...] = ()
+    builds: tuple[TimedBuild, ...] = ()
+    left_out: int = 0
+
+
+class MachineReport(_Frozen):
+    """A class of machines on which trials ran.
+
+    Attributes:
+        cpu: Its architecture.
+        gpu_model: Of the GPU lent to trials, or "".
+        driver: Of that GPU, or "".
+    """
+
+    cpu: str
+    gpu_model: str = ""
+    driver: str = ""
+
+
+class StepReport(_Frozen):
+    """A step towards seeing the failure again.
+
+    Attributes:
+        title: What it does.
+        commands: To be given in a shell, a line each.
+    """
+
+    title: str
+    commands: tuple[str, ...]
+
+
 class Report(_Frozen):
     """All that is known about a study.
 
@@ -172,6 +296,10 @@ class Report(_Frozen):
         failures: The most frequent first.
         stability: `drift`, `host` and `gpu`: whether rates changed over time or between machines.
         warnings: What should be known before the verdict is believed; a sentence each.
+        posterior: How the probability of the answers moved.
+        timeline: What ran when, and where.
+        machines: On which classes of machines trials ran.
+        reproduce: How to see the failure again.
     """
 
     schema_version: int = Field(default=SCHEMA, alias="schema")
@@ -186,6 +314,10 @@ class Report(_Frozen):
     failures: tuple[FailureReport, ...] = ()
     stability: dict[str, Any] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    posterior: PosteriorReport = PosteriorReport()
+    timeline: TimelineReport = TimelineReport()
+    machines: tuple[MachineReport, ...] = ()
+    reproduce: tuple[StepReport, ...] = ()
 
     @property
     def has_verdict(self) -> bool:

@@ -49,6 +49,22 @@ def sentence(verdict: Mapping[str, Any], axes: Axes = (), outcome: str | None = 
     return "; ".join(parts)
 
 
+def bad_values_in_words(
+    kind: str, bad_values: Mapping[str, Sequence[str]], axes: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """What an answer calls bad, such as `orjson ≥ 3.9.11` or `numpy ≥ 2 with python < 3.8`.
+
+    Args:
+        kind: `all`, `any`, `never` or `always`.
+        bad_values: Culprit axis to its bad values.
+        axes: Axis name to its `values` and `direction`.
+    """
+    if kind in ("never", "always"):
+        return "nothing is bad" if kind == "never" else "everything is bad"
+    verdict = {"bad_values": bad_values, "directions": {name: one["direction"] for name, one in axes.items()}}
+    return (" or " if kind == "any" else " with ").join(_values(verdict, axis, axes) for axis in bad_values)
+
+
 def do_not_matter(verdict: Mapping[str, Any], axes: Axes) -> list[str]:
     """Axes with several values that are no culprits, if there is a verdict that says so."""
     culprits = verdict.get("culprit_axes") or ()

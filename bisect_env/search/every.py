@@ -47,6 +47,11 @@ class SearchAll:
         self._later: dict[tuple[Hypothesis, ...], Search] = {}
         self._set_aside: list[Index] = []
 
+    @property
+    def first(self) -> Search:
+        """The search for the first corner."""
+        return self._first
+
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial, in every search that has the combination."""
         self._first.tell(index, hit=hit)

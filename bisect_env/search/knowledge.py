@@ -17,7 +17,7 @@ from bisect_env.search.explain import not_monotone, unexplained, wider_space
 from bisect_env.search.families import FloatArray
 from bisect_env.search.posterior import Belief, Counts, update
 from bisect_env.search.rates import RateGrid
-from bisect_env.search.space import HypothesisSpace
+from bisect_env.search.space import Hypothesis, HypothesisSpace
 
 # Odds that a stated end is not as stated: people state what they saw, on another machine perhaps.
 _STATED_END_DOUBT = 0.1
@@ -183,6 +183,23 @@ class Knowledge:
     def probability_bad(self) -> FloatArray:
         """Posterior that each combination is bad, shape of the grid."""
         return self._space.bad_mass(self._belief.hypotheses[:, None])[..., 0]
+
+    @property
+    def probabilities(self) -> FloatArray:
+        """Posterior of each class of hypotheses, shape (classes,).
+
+        Classes are numbered anew when a combination is set aside or `is_monotone` turns false.
+        """
+        return self._masses
+
+    def spokesman(self, number: int) -> Hypothesis:
+        """The hypothesis that speaks for a class."""
+        return self._classes.spokesman(number, self._group)
+
+    @property
+    def is_monotone(self) -> bool:
+        """Whether axes are still taken to change as their directions say."""
+        return not self._widened
 
     @property
     def probability_of_nothing(self) -> float:

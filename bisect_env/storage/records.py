@@ -295,6 +295,10 @@ class FailureGroup:
     trial_id: str
 
 
+BUILT, BUILD_FAILED = "built", "build-failed"
+"""Kinds of decisions about environments; their payload has `lock`, and `seconds` or `reason`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Something that was decided during a study, for those who want to follow it.
