@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "environments": {"matrix", "errors"},
     "storage": {"matrix", "trials", "environments", "errors"},
     "cluster": {"trials", "environments", "matrix", "errors"},
-    "report": {"matrix", "search", "storage", "trials", "errors"},
+    "report": {"matrix", "search", "storage", "trials", "environments", "errors"},
     "web": {"matrix", "storage", "trials", "report", "errors"},
     "engine": {"matrix", "search", "trials", "environments", "storage", "cluster", "report", "errors"},
     "cli": {

@@ -12,6 +12,7 @@ from bisect_env.report.doubts import machine_warnings, stability, stability_warn
 from bisect_env.report.model import (
     AxisInfo,
     CombinationReport,
+    DifferenceReport,
     FailureReport,
     MachineReport,
     OriginReport,
@@ -21,6 +22,7 @@ from bisect_env.report.model import (
     is_called_bad,
 )
 from bisect_env.report.posterior import posterior
+from bisect_env.report.reproduce import steps
 from bisect_env.report.sentence import sentence
 from bisect_env.report.timeline import timeline
 from bisect_env.search.intervals import clopper_pearson
@@ -69,6 +71,7 @@ def build_report(
     trials: Sequence[StoredTrial] = (),
     reused: Sequence[StoredTrial] = (),
     decisions: Sequence[Decision] = (),
+    difference: DifferenceReport | None = None,
 ) -> Report:
     """Put a report together.
 
@@ -83,6 +86,7 @@ def build_report(
         trials: All of its own trials, in the order of recording.
         reused: Those of other studies that it starts from.
         decisions: What was decided during it.
+        difference: Between the environments of last good and first bad.
     """
     axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
     verdict: dict[str, Any] = {**_MISSING, **(study.verdict or {})}
@@ -133,7 +137,8 @@ def build_report(
         ),
         timeline=timeline(states, trials, decisions),
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
-        reproduce=(),
+        difference=difference,
+        reproduce=steps(study, verdict),
     )
 
 

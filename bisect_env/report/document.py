@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bisect_env.environments.difference import counted, difference
+from bisect_env.environments.homes import project_homes
+from bisect_env.environments.settings import default_cache_dir
 from bisect_env.report.build import build_report
-from bisect_env.report.model import Report
+from bisect_env.report.model import ChangeReport, DifferenceReport, Report
+from bisect_env.storage.records import CombinationState, Study
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 
@@ -25,9 +31,10 @@ def load_report(store: Store, study_id: str) -> Report:
         # Other failures are shown too, but never crowd out the ones that the study is about.
         groups = sorted(store.failures(study.id), key=lambda group: group.evidence is not Evidence.BAD)
         examples = [(group, store.trial(group.trial_id)) for group in groups[:FAILURES]]
+        states = store.combinations(study.id)
         return build_report(
             study,
-            store.combinations(study.id),
+            states,
             store.counts(study.id),
             [(group, example) for group, example in examples if example is not None],
             store.environments(study.id),
@@ -36,9 +43,34 @@ def load_report(store: Store, study_id: str) -> Report:
             store.trials(study.id),
             store.reused(study.id),
             store.decisions(study.id),
+            _difference(store, study, states),
         )
 
 
 def report_document(store: Store, study_id: str) -> dict[str, Any]:
     """The report of a study as a JSON object: what `--format json` prints and `run --json` ends with."""
     return load_report(store, study_id).document()
+
+
+def _difference(store: Store, study: Study, states: Sequence[CombinationState]) -> DifferenceReport | None:
+    """What differs between last good and first bad; pages of projects where their prefixes are here."""
+    verdict: Mapping[str, Any] = study.verdict or {}
+    good, bad = verdict.get("last_good"), verdict.get("first_bad")
+    hashes = {tuple(state.combination.as_dict().items()): state.lock_hash for state in states}
+    locks = [
+        store.lock(lock_hash) if cell and (lock_hash := hashes.get(tuple(cell.items()))) else None
+        for cell in (good, bad)
+    ]
+    if good is None or bad is None or locks[0] is None or locks[1] is None:
+        return None
+    prefixes = default_cache_dir() / "prefixes"
+    homes = project_homes(prefixes / lock.content_hash for lock in locks if lock is not None)
+    # Studies of older releases say nothing of packages; an axis is mostly called as what it moves.
+    named = (axis.get("package", axis["name"]) for axis in study.definition.grid)
+    changes = difference(locks[0], locks[1], [name for name in named if name], homes)
+    return DifferenceReport(
+        before=good,
+        after=bad,
+        summary=counted(changes),
+        changes=tuple(ChangeReport.model_validate(dataclasses.asdict(change)) for change in changes),
+    )

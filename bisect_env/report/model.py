@@ -155,6 +155,68 @@ class OriginReport(_Frozen):
     trials: int
 
 
+class PackageReport(_Frozen):
+    """A package in one environment.
+
+    Attributes:
+        version: Exact version.
+        build: conda's build string, "" for wheels.
+        manager: `pip`, `conda`, or "" for an interpreter that no package manager brings.
+        source: Channel or host that it comes from.
+        sha256: Of the archive.
+        url: Of the archive.
+    """
+
+    version: str
+    build: str = ""
+    manager: str = ""
+    source: str = ""
+    sha256: str = ""
+    url: str = ""
+
+    @property
+    def label(self) -> str:
+        """Version and, where there is one, build."""
+        return f"{self.version} {self.build}".rstrip()
+
+
+class ChangeReport(_Frozen):
+    """A package that is not the same on both sides.
+
+    Attributes:
+        name: Normalised.
+        kind: `changed`, `rebuilt` (same version, another archive), `moved` (same archive, another place),
+            `added` or `removed`.
+        before: With the last good combination, None where it is added.
+        after: With the first bad one, None where it is removed.
+        of_axis: Whether an axis of the matrix moves it.
+        home: Page of the project, "" where none is known on this host.
+    """
+
+    name: str
+    kind: str
+    before: PackageReport | None = None
+    after: PackageReport | None = None
+    of_axis: bool = False
+    home: str = ""
+
+
+class DifferenceReport(_Frozen):
+    """What differs between the environments of the last good and the first bad combination.
+
+    Attributes:
+        before: The last good combination.
+        after: The first bad one.
+        summary: In a few words.
+        changes: Packages of axes first, the others by name.
+    """
+
+    before: dict[str, str]
+    after: dict[str, str]
+    summary: str
+    changes: tuple[ChangeReport, ...] = ()
+
+
 class AnswerReport(_Frozen):
     """An answer whose probability is followed.
 
@@ -299,6 +361,7 @@ class Report(_Frozen):
         posterior: How the probability of the answers moved.
         timeline: What ran when, and where.
         machines: On which classes of machines trials ran.
+        difference: Packages that differ between last good and first bad; None without both.
         reproduce: How to see the failure again.
     """
 
@@ -317,6 +380,7 @@ class Report(_Frozen):
     posterior: PosteriorReport = PosteriorReport()
     timeline: TimelineReport = TimelineReport()
     machines: tuple[MachineReport, ...] = ()
+    difference: DifferenceReport | None = None
     reproduce: tuple[StepReport, ...] = ()
 
     @property
