@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_env.cluster.protocol import Executor
-from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.images import ensure_environment
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError, UsageError
 
@@ -54,12 +54,12 @@ def executor_maker(
 
         return partial(
             RemoteExecutor,
-            partial(ensure_prefix, **options),
+            partial(ensure_environment, **options),
             scheduler=scheduler,
             scheduler_file=scheduler_file,
             gpus_per_trial=gpus_per_trial,
         )
-    build = partial(ensure_prefix, **{"cache_dir": default_cache_dir(), **options})
+    build = partial(ensure_environment, **{"cache_dir": default_cache_dir(), **options})
     if gpus_per_trial == 0:
         if gpus is not None:
             raise UsageError(

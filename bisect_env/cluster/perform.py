@@ -96,6 +96,7 @@ def perform(
             cpus=cpus,
             cancelled=cancelled,
             worker=worker,
+            inside=prefix.inside,
         )
 
     try:

@@ -15,6 +15,7 @@ from bisect_env.environments.bundle import Answers, Bundle, request_digest
 from bisect_env.environments.conda_config import mirrors_of_urls, read_conda_config
 from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.images import image_of, without_image
 from bisect_env.environments.interpreters import Interpreters, machine_interpreters
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.lock_text import build_date
@@ -84,7 +85,10 @@ def fetch_study(
         answers = Answers(matrix.name, _begun(bundle, matrix.name))
         prepared = _locked(matrix, provider, answers, on_progress)
         locks = {lock.content_hash: lock for lock in prepared.locks.values()}
-        warnings = _archives(bundle, answers, locks.values(), cache_dir, on_progress, interpreters)
+        bare = [without_image(lock) for lock in locks.values()]
+        warnings = _archives(bundle, answers, bare, cache_dir, on_progress, interpreters)
+        if found := sorted({image for lock in locks.values() if (image := image_of(lock))}):
+            warnings.append(f"images are not fetched, load them on the hosts yourself: {', '.join(found)}")
         if pythons:
             warnings += _pythons(bundle, locks.values())
         if piece_size is not None:

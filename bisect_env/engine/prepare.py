@@ -46,7 +46,9 @@ class Prepared:
         return len({lock.content_hash for lock in self.locks.values()})
 
 
-def environment_request(matrix: Matrix, combination: Combination, as_of: datetime) -> EnvironmentRequest:
+def environment_request(
+    matrix: Matrix, combination: Combination, as_of: datetime, images: Mapping[str, str] | None = None
+) -> EnvironmentRequest:
     """What a combination asks of its environment. Pure.
 
     Args:
@@ -54,8 +56,13 @@ def environment_request(matrix: Matrix, combination: Combination, as_of: datetim
         combination: Values for them.
         as_of: The day of the study: what was uploaded later does not exist, unless the matrix or a date
             axis names another day.
+        images: What names of images stand for, as far as that is settled.
     """
     file = matrix.file
+    image = matrix.image(combination)
+    image = (images or {}).get(image, image)
+    if file.image_is_environment:
+        return EnvironmentRequest(python="", platform=matrix.platform, image=image)
     # In a conda environment Python is a package among others, which the solver may choose.
     python = "" if file.uses_conda else f"{sys.version_info.major}.{sys.version_info.minor}"
     limit = cutoff(file.exclude_newer) if file.exclude_newer else as_of
@@ -87,6 +94,7 @@ def environment_request(matrix: Matrix, combination: Combination, as_of: datetim
         platform=matrix.platform,
         exclude_newer=limit,
         conda=_conda_request(matrix, pins[Manager.CONDA], builds) if file.uses_conda else None,
+        image=image,
     )
 
 
@@ -138,6 +146,7 @@ def lock_all(
     *,
     workers: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
+    images: Mapping[str, str] | None = None,
 ) -> Prepared:
     """Lock every combination that no rule takes out.
 
@@ -148,12 +157,13 @@ def lock_all(
         as_of: See `environment_request`.
         workers: Solvers at the same time.
         on_progress: Called with (answered, all) as solutions come in.
+        images: See `environment_request`.
 
     Raises:
         InfrastructureError: The index cannot be reached, or an interpreter is missing.
     """
     wanted = [index for index in grid.indices() if index not in grid.excluded]
-    requests = [environment_request(matrix, grid.combination(index), as_of) for index in wanted]
+    requests = [environment_request(matrix, grid.combination(index), as_of, images) for index in wanted]
     answered = 0
 
     def count(_position: int, _result: object) -> None:

@@ -52,6 +52,8 @@ def trial_key(matrix: Matrix, prepared: Prepared, index: Index) -> str:
         "concurrency": trial.concurrency,
         "gpus": trial.gpus,
     }
+    if matrix.file.executor is not None:
+        facts["network"] = matrix.file.executor.network
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -51,6 +51,7 @@ def trial_spec(
         concurrency=trial.concurrency,
         gpus=trial.gpus,
         hash_seed=secrets.randbelow(2**32),
+        network=matrix.file.executor is not None and matrix.file.executor.network,
     )
 
 

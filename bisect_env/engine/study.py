@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import platform
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,6 +17,7 @@ from bisect_env.engine.early import EarlyExecutor
 from bisect_env.engine.loop import StudyLoop
 from bisect_env.engine.prepare import Prepared, lock_all
 from bisect_env.engine.reuse import reusable
+from bisect_env.environments.images import image_of, moved_tag
 from bisect_env.environments.lock import LockResult
 from bisect_env.environments.lockfiles import write_locks
 from bisect_env.environments.provider import EnvironmentProvider
@@ -108,7 +109,10 @@ def run_study(
     # A study that is answered answers again at once, without starting a cluster.
     with EarlyExecutor(make_executor, begin=study.status is not StudyStatus.FINISHED) as cluster:
         try:
-            prepared = prepare_study(matrix, grid, as_of, provider, lockfiles, watched, workers=workers)
+            images = recorded_images(matrix, store, study)
+            prepared = prepare_study(
+                matrix, grid, as_of, provider, lockfiles, watched, workers=workers, images=images
+            )
             save_prepared(store, study, prepared)
             if not prepared.locks:
                 why = next(iter(prepared.unsolvable.values()), None)
@@ -236,6 +240,7 @@ def prepare_study(
     notify: Notify,
     *,
     workers: int = 2,
+    images: Mapping[str, str] | None = None,
 ) -> Prepared:
     """Lock every combination and write the locks.
 
@@ -247,7 +252,11 @@ def prepare_study(
         lockfiles: Where locks are written, None to write none.
         notify: Hears of the progress.
         workers: Solvers at the same time.
+        images: Of names of container images those that the study has settled on, with what they stand for.
     """
+    for name, reference in (images or {}).items():
+        if (text := moved_tag(name, reference)) is not None:
+            notify(events.Warned(text))
     prepared = lock_all(
         matrix,
         grid,
@@ -255,6 +264,7 @@ def prepare_study(
         as_of,
         workers=workers,
         on_progress=lambda done, total: notify(events.LockProgress(done, total)),
+        images=images,
     )
     if lockfiles is not None:
         results: dict[Index, LockResult] = {**prepared.locks, **prepared.unsolvable}
@@ -269,6 +279,18 @@ def prepare_study(
         )
     )
     return prepared
+
+
+def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str]:
+    """What the names of images stood for when a study began: it goes on with those, wherever tags point."""
+    if matrix.file.executor is None:
+        return {}
+    found = {}
+    for state in store.combinations(study.id):
+        lock = store.lock(state.lock_hash) if state.lock_hash else None
+        if lock is not None and (reference := image_of(lock)):
+            found[matrix.image(state.combination)] = reference
+    return found
 
 
 def save_prepared(store: Store, study: Study, prepared: Prepared) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.conda_names import provided_to_pypi
 from bisect_env.environments.failures import UnsolvableError
+from bisect_env.environments.images import locked_image, without_image
 from bisect_env.environments.interpreters import Interpreters
-from bisect_env.environments.lock import Lock, LockResult
+from bisect_env.environments.lock import Lock, LockedPackage, LockResult
 from bisect_env.environments.lock_text import make_lock
 from bisect_env.environments.pypi_lock import PypiSolver
 from bisect_env.environments.request import EnvironmentRequest, host_platform
@@ -37,6 +39,8 @@ class Locker:
     ) -> None:
         self._pypi = PypiSolver(cache_dir, interpreters=interpreters, timeout=timeout)
         self._conda = conda or CondaSolver(cache_dir, timeout=timeout)
+        self._images: dict[str, LockedPackage] = {}
+        self._looking_up = threading.Lock()
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> Lock:
         """Lock one environment; the same request on the same index gives the same text, byte for byte.
@@ -57,18 +61,36 @@ class Locker:
                 f"an environment for {request.platform} cannot be locked on {host_platform()}",
                 remedy="leave `platform` out, or lock on a machine of that platform",
             )
-        known = prefer.packages if prefer else ()
+        known = without_image(prefer).packages if prefer else ()
+        image = self._image(request)
+        if image and not request.python and request.conda is None:
+            return make_lock("", request.platform, image)
         if request.conda is None:
             packages = self._pypi.solve(request, known)
-            return make_lock(request.python, request.platform, packages, request.exclude_newer_text)
+            return make_lock(
+                request.python, request.platform, [*packages, *image], request.exclude_newer_text
+            )
         solved = self._conda.solve(request, known)
         packages = list(solved.packages)
         if request.requirements:
             provided = provided_to_pypi(solved.packages)
             packages += self._pypi.solve_upon(request, solved.packages, provided, known)
         return make_lock(
-            solved.python, request.platform, packages, request.exclude_newer_text, records=solved.records
+            solved.python,
+            request.platform,
+            [*packages, *image],
+            request.exclude_newer_text,
+            records=solved.records,
         )
+
+    def _image(self, request: EnvironmentRequest) -> list[LockedPackage]:
+        """The image of a request; a name stands for one image as long as this object lives."""
+        if not request.image:
+            return []
+        with self._looking_up:
+            if request.image not in self._images:
+                self._images[request.image] = locked_image(request.image)
+            return [self._images[request.image]]
 
     def lock_many(
         self,

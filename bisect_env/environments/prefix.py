@@ -19,6 +19,7 @@ from pathlib import Path
 
 import filelock
 
+from bisect_env.containers.trial import Inside
 from bisect_env.environments import conda_prefix, honesty, integrity, old_python, pylock, scripts
 from bisect_env.environments.bundle import Bundle
 from bisect_env.environments.cache import MARKER, damage, drop_damaged_archives, evict
@@ -54,6 +55,7 @@ class Prefix:
         build_seconds: What building it took now; 0.0 when it was there.
         notes: What a user should know of how it was made, such as damage that was found and mended.
         lease: Keeps it from eviction.
+        inside: The container image that its trials run in, if they do.
     """
 
     path: Path
@@ -61,6 +63,7 @@ class Prefix:
     build_seconds: float = 0.0
     notes: tuple[str, ...] = ()
     lease: Lease | None = field(default=None, compare=False, repr=False)
+    inside: Inside | None = None
 
     def release(self) -> None:
         """Say that the prefix is no longer in use; from then on it may be evicted."""

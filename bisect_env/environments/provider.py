@@ -9,11 +9,12 @@ from typing import Protocol
 
 from bisect_env.environments.catalogue import Catalogue
 from bisect_env.environments.conda_lock import CondaSolver
+from bisect_env.environments.images import ensure_environment
 from bisect_env.environments.index import PypiCatalogue
 from bisect_env.environments.interpreters import Interpreters, machine_interpreters
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.locker import Locker
-from bisect_env.environments.prefix import Prefix, ensure_prefix
+from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.matrix.catalogue import VersionCatalogue
@@ -44,7 +45,7 @@ class EnvironmentProvider(Protocol):
         ...
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
-        """See `bisect_env.environments.prefix.ensure_prefix`."""
+        """See `bisect_env.environments.images.ensure_environment`."""
         ...
 
 
@@ -99,8 +100,8 @@ class Environments:
         return self._locker.lock_many(requests, workers, on_done, prefer=prefer)
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
-        """See `bisect_env.environments.prefix.ensure_prefix`."""
-        return ensure_prefix(
+        """See `bisect_env.environments.images.ensure_environment`."""
+        return ensure_environment(
             lock,
             cache_dir=self.cache_dir,
             allow_source=allow_source,

@@ -78,6 +78,8 @@ class EnvironmentRequest:
         exclude_newer: Files uploaded at or after this moment do not exist (see `end_of_day`);
             None for the index as it stands.
         conda: What comes from conda channels; None for an environment of PyPI packages alone.
+        image: Name, or exact reference, of the container image that it is in; "" for none. With no `python`
+            and no `conda` the image itself is the environment.
 
     Raises:
         UsageError: A requirement cannot be read. Nothing unread is passed on to the solver, where a line
@@ -94,6 +96,7 @@ class EnvironmentRequest:
     platform: str = field(default_factory=lambda: host_platform())
     exclude_newer: datetime | None = None
     conda: CondaRequest | None = None
+    image: str = ""
 
     def __post_init__(self) -> None:
         for text in (*self.requirements, *self.overrides):
@@ -129,6 +132,7 @@ class EnvironmentRequest:
                 "platform": self.platform,
                 "exclude_newer": self.exclude_newer_text,
                 "conda": self.conda.facts() if self.conda else None,
+                **({"image": self.image} if self.image else {}),
             },
             separators=(",", ":"),
         )

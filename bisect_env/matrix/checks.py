@@ -32,6 +32,7 @@ class Parts:
         has_exclude_newer: Whether the file sets it.
         has_channels: Whether it names conda channels, right or wrong.
         engine: What solves conda packages.
+        image: Name of the container image, with its placeholders; "" for none.
     """
 
     axis_names: tuple[str, ...]
@@ -43,6 +44,7 @@ class Parts:
     has_exclude_newer: bool = False
     has_channels: bool = True
     engine: str = "rattler"
+    image: str = ""
 
 
 def listed_values(axis: Axis) -> tuple[str, ...] | None:
@@ -147,20 +149,21 @@ def _channels(parts: Parts) -> Iterator[Finding]:
 
 
 def _placeholders(parts: Parts) -> Iterator[Finding]:
-    if parts.trial is None:
-        return
-    for i, word in enumerate(parts.trial.effective_command):
+    words: list[tuple[Path, str, str]] = []
+    if parts.image:
+        words.append((("executor", "image"), "executor.image", parts.image))
+    if parts.trial is not None:
+        command = enumerate(parts.trial.effective_command)
+        words += [(("trial", "command", i), "trial.command", word) for i, word in command]
+    for path, key, word in words:
         try:
             names = placeholders(word)
         except ValueError as error:
-            yield ("trial", "command", i), f"trial.command: {error}"
+            yield path, f"{key}: {error}"
             continue
         for name in names:
             if name not in parts.axis_names:
-                yield (
-                    ("trial", "command", i),
-                    (f"trial.command: {{{name}}} is no axis; {near(name, parts.axis_names)}"),
-                )
+                yield path, f"{key}: {{{name}}} is no axis; {near(name, parts.axis_names)}"
 
 
 def _rules(parts: Parts) -> Iterator[Finding]:

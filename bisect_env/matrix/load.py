@@ -22,7 +22,7 @@ from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.files import StudyFile, read_files
 from bisect_env.matrix.problems import Path as Loc
 from bisect_env.matrix.problems import Problem, matrix_error, near, of_validation
-from bisect_env.matrix.schema import AxisName, MatrixFile, Packages, Rule, Search, Solver
+from bisect_env.matrix.schema import AxisName, ContainerExecutor, MatrixFile, Packages, Rule, Search, Solver
 from bisect_env.matrix.trial import TargetRule, Trial, fill, variable
 
 MAX_BYTES = 256 * 1024
@@ -68,6 +68,12 @@ class Matrix:
     def command(self, combination: Combination) -> tuple[str, ...]:
         """The argument vector of a trial of this combination."""
         return fill(self.file.trial.effective_command, combination.as_dict())
+
+    def image(self, combination: Combination) -> str:
+        """Name of the container image of a combination; "" where trials run in none."""
+        if self.file.executor is None:
+            return ""
+        return fill([self.file.executor.image], combination.as_dict())[0]
 
     def environment(self, combination: Combination) -> dict[str, str]:
         """What a trial adds to its environment: `trial.env`, and a variable for each axis."""
@@ -152,6 +158,7 @@ _KEYS_AT: dict[str, tuple[str, ...]] = {
     "solver": _keys(Solver),
     "exclude": _keys(Rule),
     "include": _keys(Rule),
+    "executor": _keys(ContainerExecutor),
     "trial": _keys(Trial),
     "trial.bad": _keys(TargetRule),
     "search": _keys(Search),
@@ -207,6 +214,7 @@ class _Validator:
             has_exclude_newer=done.get("exclude_newer") is not None,
             has_channels=bool(self.data.get("channels")),
             engine=getattr(done.get("solver"), "engine", "rattler"),
+            image=getattr(done.get("executor"), "image", ""),
         )
 
     def axes(self) -> dict[str, Any]:
@@ -293,6 +301,8 @@ def _leave_out_later_keys(content: dict[str, Any]) -> None:
         del content["virtual_packages"]
     if content["solver"]["engine"] == "rattler":
         del content["solver"]["engine"]
+    if content["executor"] is None:
+        del content["executor"]
     for axis in content["axes"].values():
         if axis.get("build", "") is None:
             del axis["build"]

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from bisect_env.matrix.axes import Axis, PackageAxis, StrictModel
+from bisect_env.matrix.axes import Axis, PackageAxis, StrictModel, ValueAxis
 from bisect_env.matrix.scalars import (
     ChannelName,
     CondaSpec,
@@ -62,6 +62,18 @@ def _names_or_flag(value: Any) -> Any:
             f"{value!r} is neither true, false nor a list of package names; write one of them"
         )
     return value
+
+
+class ContainerExecutor(StrictModel):
+    """Trials run in containers."""
+
+    kind: Literal["container"] = Field(description="In containers of podman or docker.")
+    image: Text = Field(
+        description="Name of the image, such as 'rapidsai/base:{rapids}-cuda{cuda}-py{python}'; `{axis}` "
+        "stands for the axis's value. Without package axes, dates and packages it is the environment; "
+        "with them the locked environment is mounted into it."
+    )
+    network: bool = Field(default=False, description="Whether trials have a network.")
 
 
 class _OrListOfRequirements:
@@ -213,8 +225,20 @@ class MatrixFile(StrictModel):
     bad: dict[str, Value] | None = Field(
         default=None, description="A combination known to be bad; axes with one value may be left out."
     )
+    executor: ContainerExecutor | None = Field(
+        default=None, description="Run trials in containers: {kind: container, image: NAME}."
+    )
     trial: Trial = Field(description="How the script is run once.")
     search: Search = Field(default_factory=Search, description="When the search may stop.")
+
+    @property
+    def image_is_environment(self) -> bool:
+        """Whether trials run in what an image holds, so that nothing is locked but the image."""
+        return self.executor is not None and not (
+            any(not isinstance(axis, ValueAxis) for axis in self.axes.values())
+            or self.packages.pypi
+            or self.packages.conda
+        )
 
     @property
     def uses_conda(self) -> bool:

@@ -60,7 +60,34 @@ def child_env(
     if not {"LANG", "LC_ALL", "LC_CTYPE"} & env.keys():
         env["LANG"] = "C.UTF-8"
     env["PATH"] = child_path(outer.get("PATH", DEFAULT_PATH), prefix_bin, own_bin)
-    env["TMPDIR"] = str(tmp)
+    env.update(_settings(tmp, hash_seed, trial_id, gpus))
+    env.update(extra or {})
+    return env
+
+
+def container_env(
+    *,
+    tmp: Path,
+    hash_seed: int,
+    trial_id: str,
+    gpus: Sequence[str] = (),
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """What a trial in a container gets beside the image's own environment; of this host's it gets nothing.
+
+    Args:
+        tmp: As in `child_env`.
+        hash_seed: As in `child_env`.
+        trial_id: As in `child_env`.
+        gpus: As in `child_env`.
+        extra: As in `child_env`.
+    """
+    return {**_settings(tmp, hash_seed, trial_id, gpus), **(extra or {})}
+
+
+def _settings(tmp: Path, hash_seed: int, trial_id: str, gpus: Sequence[str]) -> dict[str, str]:
+    """What every trial gets, wherever it runs."""
+    env = {"TMPDIR": str(tmp)}
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     env["PYTHONFAULTHANDLER"] = "1"
@@ -71,7 +98,6 @@ def child_env(
     # crash was first seen; patterns on the output need them.
     env["PYTHONUNBUFFERED"] = "1"
     env[TRIAL_ID] = trial_id
-    env.update(extra or {})
     return env
 
 

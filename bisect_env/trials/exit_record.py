@@ -24,6 +24,7 @@ class ExitRecord:
         stdout: Kept part, decoded.
         stderr: Kept part, decoded.
         stacks: What the deadline's stack hook returned, or "".
+        state: What a container's engine said of it after its end, or "".
     """
 
     returncode: int | None
@@ -39,6 +40,7 @@ class ExitRecord:
     stdout: str = ""
     stderr: str = ""
     stacks: str = ""
+    state: str = ""
 
     @property
     def signal(self) -> int:

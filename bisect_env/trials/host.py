@@ -58,3 +58,12 @@ def tree_cpu_seconds(pid: int) -> float:
             continue
         total += times.user + times.system
     return total
+
+
+def first_child(pid: int | None) -> int | None:
+    """The oldest living child of a process; None when there is none."""
+    try:
+        children = psutil.Process(pid).children() if pid else []
+        return min(children, key=lambda child: child.create_time()).pid if children else None
+    except psutil.Error:
+        return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from bisect_env.trials.capture import HeadTail
 from bisect_env.trials.exit_record import ExitRecord
-from bisect_env.trials.host import oom_kills, tree_cpu_seconds
+from bisect_env.trials.host import first_child, oom_kills, tree_cpu_seconds
 from bisect_env.trials.launcher import LAUNCHER, Launch, LaunchError
 
 TICK = 0.1
@@ -23,6 +23,8 @@ ABORT_GRACE = 2.0
 """Seconds that a hanging process gets to print its stacks."""
 KILL_GRACE = 15.0
 """Seconds after which a supervisor that does not answer is given up; longer than its own patience."""
+ENGINE_GRACE = 40.0
+"""The same where it has to have a container engine answer first, four times at most."""
 CPU_WINDOW = 5.0
 """Seconds before the deadline over which CPU use tells a busy loop from a deadlock."""
 DRAIN_LIMIT = 8_000_000
@@ -41,6 +43,7 @@ class _Watch:
     streams: dict[int, HeadTail]
     timeout: float
     on_deadline: Callable[[int], str]
+    contained: Callable[[], int | None] | None = None
     started: float = field(default_factory=time.monotonic)
     events: dict[str, dict[str, Any]] = field(default_factory=dict)
     pending: bytes = b""
@@ -55,7 +58,7 @@ class _Watch:
         """Do what the clock or the cancel flag asks for."""
         now = time.monotonic()
         if self.killed_at is not None:
-            if now > self.killed_at + KILL_GRACE:
+            if now > self.killed_at + KILL_GRACE + (ENGINE_GRACE if self.contained else 0.0):
                 raise LaunchError("the trial's supervisor did not answer after the trial was killed")
             return
         if cancelled():
@@ -75,6 +78,8 @@ class _Watch:
             then, used = self.sampled
             self.cpu_rate = (self._cpu_seconds() - used) / (now - then)
         pid = self.events.get("started", {}).get("pid")
+        if self.contained is not None:
+            pid = first_child(self.contained())
         if pid is not None:
             self.stacks = self.on_deadline(pid)
         self._order(b"A")
@@ -90,8 +95,9 @@ class _Watch:
             self.control.send(letter)
 
     def _cpu_seconds(self) -> float:
-        supervisor = self.events.get("started", {}).get("supervisor")
-        return 0.0 if supervisor is None else tree_cpu_seconds(supervisor)
+        # A container's processes need not be below its client.
+        top = self.contained() if self.contained else self.events.get("started", {}).get("supervisor")
+        return 0.0 if top is None else tree_cpu_seconds(top)
 
     def hear(self) -> bool:
         """Read the supervisor's messages; True when there will be no more."""
@@ -114,6 +120,7 @@ def run_process(
     output_limit: int,
     cancelled: Callable[[], bool] = lambda: False,
     on_deadline: Callable[[int], str] = lambda _pid: "",
+    contained: Callable[[], int | None] | None = None,
 ) -> ExitRecord:
     """Start a process, wait for it and for nothing else, and end all it left behind.
 
@@ -127,6 +134,7 @@ def run_process(
         output_limit: Bytes kept of each of stdout and stderr.
         cancelled: Looked at ten times a second.
         on_deadline: Called with the process's id before it is aborted; its text is kept as the stacks.
+        contained: For a container: finds the first process in it, by its id on this host.
 
     Raises:
         TrialCancelledError: `cancelled` said so; every process is ended.
@@ -143,7 +151,7 @@ def run_process(
                 os.close(writer)
         streams = {reader: HeadTail(output_limit) for reader in readers}
         with control:
-            watch = _Watch(control, streams, timeout, on_deadline)
+            watch = _Watch(control, streams, timeout, on_deadline, contained)
             _pump(watch, cancelled)
         for reader in readers:
             _drain(reader, streams[reader])
@@ -209,4 +217,5 @@ def _exit_record(watch: _Watch, output: list[str], kills: int) -> ExitRecord:
         stdout=stdout,
         stderr=stderr,
         stacks=watch.stacks,
+        state=exited["state"],
     )

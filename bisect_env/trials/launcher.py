@@ -22,6 +22,26 @@ class LaunchError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """How a supervisor reaches a process that does not run below the client which it started: a container.
+
+    Attributes:
+        abort: Command that has it print its stacks and end.
+        kill: Command that ends it at once.
+        state: Command whose output, once it has ended, is reported.
+        remove: Command that leaves nothing of it.
+        hold: File that the supervisor keeps locked as long as it lives: whoever runs elsewhere sees by that
+            whether anybody still waits, even when everything here was killed.
+    """
+
+    abort: Sequence[str]
+    kill: Sequence[str]
+    state: Sequence[str]
+    remove: Sequence[str]
+    hold: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """What a supervisor is asked to start.
 
@@ -32,6 +52,7 @@ class Launch:
         core: Whether a core file may be written (the limit itself is inherited).
         cpus: CPUs that the process may use; empty means those of this process.
         scratch: Directory that the supervisor removes if this process dies, since nobody else will then.
+        elsewhere: Set where what is started is but a client of what runs.
     """
 
     argv: Sequence[str]
@@ -40,6 +61,19 @@ class Launch:
     core: bool = False
     cpus: Sequence[int] = ()
     scratch: Path | None = None
+    elsewhere: Elsewhere | None = None
+
+
+def _as_json(elsewhere: Elsewhere | None) -> dict[str, object] | None:
+    if elsewhere is None:
+        return None
+    return {
+        "abort": list(elsewhere.abort),
+        "kill": list(elsewhere.kill),
+        "state": list(elsewhere.state),
+        "remove": list(elsewhere.remove),
+        "hold": str(elsewhere.hold),
+    }
 
 
 class Launcher:
@@ -71,6 +105,7 @@ class Launcher:
             "core": launch.core,
             "cpus": list(launch.cpus),
             "scratch": str(launch.scratch or ""),
+            "elsewhere": _as_json(launch.elsewhere),
         }
         body = json.dumps(request).encode()
         ours, theirs = socket.socketpair()

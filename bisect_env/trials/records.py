@@ -113,6 +113,7 @@ class TrialSpec:
         gpus: How many GPUs the trial sees.
         hash_seed: `PYTHONHASHSEED` of the child, recorded so that a trial can be repeated.
         output_limit: Bytes kept of each of stdout and stderr.
+        network: Whether a trial in a container has one; outside of containers every trial does.
     """
 
     trial_id: str
@@ -126,6 +127,7 @@ class TrialSpec:
     gpus: int = 0
     hash_seed: int = 0
     output_limit: int = 1_000_000
+    network: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bisect_env.trials.child_env import child_env
+from bisect_env.containers.trial import Inside
+from bisect_env.trials.child_env import child_env, container_env
 from bisect_env.trials.classify import Classification, classify
 from bisect_env.trials.command import resolve_program
+from bisect_env.trials.contained import contain
 from bisect_env.trials.exit_record import ExitRecord
 from bisect_env.trials.launch import TrialCancelledError, run_process
 from bisect_env.trials.launcher import Launch
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.tracebacks import final_traceback, parse_fatal_dump
-from bisect_env.trials.workdir import work_dir
+from bisect_env.trials.workdir import WorkDir, work_dir
 
 STACK_LIMIT = 100_000
 """Characters kept of a stack."""
@@ -44,6 +46,7 @@ class _Place:
     cpus: Collection[int]
     cancelled: Callable[[], bool]
     on_deadline: Callable[[int], str]
+    inside: Inside | None
 
 
 def run_trial(
@@ -56,6 +59,7 @@ def run_trial(
     cancelled: Callable[[], bool] = lambda: False,
     worker: str = "",
     on_deadline: Callable[[int], str] = lambda _pid: "",
+    inside: Inside | None = None,
 ) -> TrialRecord:
     """Run a trial and classify it. Safe to call from several threads at once.
 
@@ -71,6 +75,7 @@ def run_trial(
         cancelled: Looked at ten times a second.
         worker: Name of the worker, for the record.
         on_deadline: Takes the stacks of a hanging process, by its id, before it is aborted.
+        inside: The container image that it runs in, if it does.
 
     Returns:
         The record; a failure of our own is one too, with outcome `harness-error`.
@@ -80,7 +85,7 @@ def run_trial(
     """
     started_at = datetime.now(UTC)
     clock = time.monotonic()
-    place = _Place(prefix, python or prefix / "bin" / "python", gpus, cpus, cancelled, on_deadline)
+    place = _Place(prefix, python or prefix / "bin" / "python", gpus, cpus, cancelled, on_deadline, inside)
     try:
         exits = _run_copies(spec, place)
         record = _record(spec, exits, started_at, time.monotonic() - clock)
@@ -124,6 +129,8 @@ def _run_copies(spec: TrialSpec, place: _Place) -> list[ExitRecord]:
 
 def _run_copy(spec: TrialSpec, place: _Place) -> ExitRecord:
     with work_dir(spec.files) as directory:
+        if place.inside is not None:
+            return _run_contained(spec, place, place.inside, directory)
         env = child_env(
             os.environ,
             prefix_bin=place.prefix / "bin",
@@ -152,6 +159,32 @@ def _run_copy(spec: TrialSpec, place: _Place) -> ExitRecord:
             cancelled=place.cancelled,
             on_deadline=place.on_deadline,
         )
+
+
+def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: WorkDir) -> ExitRecord:
+    env = container_env(
+        tmp=directory.tmp,
+        hash_seed=spec.hash_seed,
+        trial_id=spec.trial_id,
+        gpus=place.gpus,
+        extra=spec.env,
+    )
+    program = spec.command[0]
+    if inside.prefix is not None:
+        # Looked up where the prefix is; what it lacks, the image may have.
+        found = resolve_program(program, prefix_bin=place.prefix / "bin", python=place.python, path="")
+        program = found or program
+    argv = [program, *spec.command[1:]]
+    contained = contain(spec, directory, inside, argv, env, gpus=place.gpus, cpus=place.cpus)
+    record = run_process(
+        contained.launch,
+        timeout=spec.timeout,
+        output_limit=spec.output_limit,
+        cancelled=place.cancelled,
+        on_deadline=place.on_deadline,
+        contained=contained.first_process,
+    )
+    return contained.read(record)
 
 
 def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elapsed: float) -> TrialRecord:

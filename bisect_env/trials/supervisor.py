@@ -16,6 +16,7 @@ or `failed`.
 
 import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 import resource
@@ -92,6 +93,16 @@ def _signal_all(pids: set[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def _elsewhere() -> Any:
+    """The module beside this file, which only trials in containers need; isolated mode does not find it."""
+    place = importlib.util.spec_from_file_location("elsewhere", Path(__file__).with_name("elsewhere.py"))
+    assert place is not None
+    assert place.loader is not None
+    module = importlib.util.module_from_spec(place)
+    place.loader.exec_module(module)
+    return module
+
+
 class Supervisor:
     """Runs one process of a trial; see the module's text."""
 
@@ -104,18 +115,25 @@ class Supervisor:
         self.sent: list[str] = []
         self.started = 0.0
         self.ended = 0.0
+        self.elsewhere: Any = None
 
     def run(self) -> bool:
         """Serve one request from start to end; False when processes are left that cannot be ended."""
         request = self._read_request()
         self.wakeup = _wakeup()
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if request["elsewhere"]:
+            self.elsewhere = _elsewhere().Elsewhere(request["elsewhere"], request["env"])
         if not self._start(request):
             return True
         reported = self._watch()
-        if reported and "K" not in self.sent:
+        if self.elsewhere is not None:
+            self.elsewhere.close(kill=not reported or bool(self.sent))
+        elif reported and "K" not in self.sent:
             self._linger(ABORT_LINGER if "A" in self.sent else LINGER)
         strays, left = self.end_all()
+        if self.elsewhere is not None:
+            self.elsewhere.close_again()
         if reported:
             self._tell_exit(strays, left)
         elif request["scratch"]:
@@ -152,6 +170,7 @@ class Supervisor:
                 "wall": (self.ended or time.monotonic()) - self.started,
                 "strays": strays,
                 "left": left,
+                "state": "" if self.elsewhere is None else self.elsewhere.state,
             }
         )
 
@@ -206,6 +225,8 @@ class Supervisor:
         """Carry out an order; True when nothing is left to watch."""
         self.sent.append(order)
         if order == "A":
+            if self.elsewhere is not None and self.elsewhere.call("abort")[0] == 0:
+                return False
             # The whole group: behind a wrapper script, the interpreter that hangs is a grandchild. A stopped
             # process takes no signal until it goes on.
             for number in (signal.SIGABRT, signal.SIGCONT):

@@ -1,0 +1,209 @@
+"""How a trial is put into a container, and how its end is read. Pure, but for what lies in its directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bisect_env.containers.engine import Engine
+from bisect_env.containers.images import LABEL
+
+INIT = Path(__file__).with_name("init.py")
+REPORT = "report.json"
+ALIVE = "alive"
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What the trials of one environment run inside of.
+
+    Attributes:
+        engine: Starts containers.
+        image: Exactly which image: a digest or an ID.
+        prefix: The locked prefix that is mounted into it; None when the image is the environment.
+        interpreter: Where the prefix's Python lies, if not in the prefix itself; mounted as well.
+    """
+
+    engine: Engine
+    image: str
+    prefix: Path | None = None
+    interpreter: Path | None = None
+
+    @property
+    def python(self) -> str:
+        """What runs the first process."""
+        return "python3" if self.prefix is None else str(self.prefix / "bin" / "python")
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One process of a trial as its container needs it.
+
+    Attributes:
+        name: Of the container.
+        trial_id: Of the trial.
+        argv: What the script is.
+        env: Added to the image's own environment.
+        work: Its working directory, writable; what lies in it now is mounted read-only.
+        tmp: Its TMPDIR.
+        control: Holds what passes between the first process and us.
+        gpus: UUIDs of the GPUs that it may see.
+        cpus: CPUs that it may use; empty means all.
+        network: Whether it has one.
+        core: Whether it may leave a core file.
+    """
+
+    name: str
+    trial_id: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    work: Path
+    tmp: Path
+    control: Path
+    gpus: Sequence[str] = ()
+    cpus: Sequence[int] = ()
+    network: bool = False
+    core: bool = False
+
+
+def run_argv(inside: Inside, parcel: Parcel, contents: Sequence[str]) -> list[str]:
+    """The engine's command that runs a parcel in the foreground. Pure.
+
+    Args:
+        inside: Image and engine.
+        parcel: What to run.
+        contents: Names of what lies in the working directory.
+    """
+    engine = inside.engine
+    options = ["--name", parcel.name, "--label", f"{LABEL}={parcel.trial_id}", "--pull", "never"]
+    # Output goes to us alone; with a label, SELinux would hide the mounts from the container.
+    options += ["--log-driver", "none", "--security-opt", "label=disable"]
+    if not parcel.network:
+        options += ["--network", "none"]
+    for place in (parcel.work, parcel.tmp, parcel.control):
+        options += _mount(place, read_only=False)
+    for name in sorted(contents):
+        options += _mount(parcel.work / name)
+    options += _mount(INIT, parcel.control / INIT.name)
+    for shown in (inside.prefix, inside.interpreter):
+        if shown is not None:
+            options += _mount(shown)
+    if parcel.gpus:
+        options += gpu_options(engine.kind, parcel.gpus)
+    options += [*engine.run_args, "--entrypoint", inside.python]
+    return engine.argv("run", *options, inside.image, str(parcel.control / INIT.name), str(parcel.control))
+
+
+def _mount(source: Path, target: Path | None = None, *, read_only: bool = True) -> list[str]:
+    text = f"type=bind,src={source},dst={target or source}"
+    return ["--mount", f"{text},readonly" if read_only else text]
+
+
+def gpu_options(kind: str, uuids: Sequence[str]) -> list[str]:
+    """How an engine is told which GPUs a container sees. Pure.
+
+    Args:
+        kind: `podman` or `docker`.
+        uuids: Of the GPUs.
+    """
+    if kind == "docker":
+        # The quotes are part of the value: docker reads it as a line of comma-separated values.
+        return ["--gpus", f'"device={",".join(uuids)}"']
+    return [word for uuid in uuids for word in ("--device", f"nvidia.com/gpu={uuid}")]
+
+
+def prepare(inside: Inside, parcel: Parcel) -> None:
+    """Write what the first process reads, and let the image's user, whoever that is, use the directories."""
+    request = {
+        "argv": list(parcel.argv),
+        "env": dict(parcel.env),
+        "path": [] if inside.prefix is None else [str(inside.prefix / "bin")],
+        "cwd": str(parcel.work),
+        "cpus": list(parcel.cpus),
+        "core": parcel.core,
+    }
+    (parcel.control / "request.json").write_text(json.dumps(request), "utf-8")
+    (parcel.control / ALIVE).touch()
+    for place in (parcel.work, parcel.tmp, parcel.control):
+        place.chmod(0o777)
+    # Mounted apart, so that they do not depend on who may enter the directory above them.
+    for path in (*parcel.control.iterdir(), *parcel.work.rglob("*")):
+        path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o444))
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the script in a container ended.
+
+    Attributes:
+        returncode: As `subprocess` gives it; None when it never started.
+        stage: Where starting failed, or "".
+        errno: Why, or 0.
+        oom_kills: Kills for lack of memory in the container.
+        wall: Seconds that the script ran; 0.0 when not known.
+        strays: Processes that outlived it and were ended.
+        problem: What the engine failed to do, in its words, or "".
+    """
+
+    returncode: int | None
+    stage: str = ""
+    errno: int = 0
+    oom_kills: int = 0
+    wall: float = 0.0
+    strays: int = 0
+    problem: str = ""
+
+
+def ending(
+    report: Mapping[str, Any] | None, state: Mapping[str, Any] | None, client: int | None, stderr: str
+) -> Ending:
+    """What the first process's report and the engine's state of the container come to. Pure.
+
+    Args:
+        report: What the first process wrote; None when it did not come to that.
+        state: `State` of the engine's `inspect`; None when it knows no such container.
+        client: Exit code of the engine's `run`, negative for a signal.
+        stderr: What the client, or the script, wrote there.
+    """
+    killed = bool(state and state.get("OOMKilled"))
+    if report is not None:
+        status = int(report["status"])
+        kills = max(int(report["oom_kills"]), int(killed))
+        if report["problem"]:
+            stage, why = str(report["problem"]).split(":")
+            return Ending(None, stage, int(why))
+        return Ending(
+            os.waitstatus_to_exitcode(status),
+            oom_kills=kills,
+            wall=float(report["wall"]),
+            strays=int(report["strays"]),
+        )
+    code = None if state is None else state.get("ExitCode")
+    if state is None or state.get("Status") in ("created", "configured") or not code:
+        # It never ran: what the image lacks is the image's fault, everything else is the engine's.
+        words = stderr.strip()[-1000:] or f"exit code {client}"
+        return Ending(None, problem=words, stage="image" if client in (126, 127) else "")
+    # The first process itself was ended: it fails in no way of its own.
+    number = int(code) - 128 if int(code) > 128 else 9
+    return Ending(-number, oom_kills=int(killed))
+
+
+def read_report(control: Path) -> dict[str, Any] | None:
+    """What the first process wrote, or None."""
+    try:
+        return dict(json.loads((control / REPORT).read_text("utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def read_state(text: str) -> dict[str, Any] | None:
+    """`State` of what an engine's `inspect` printed, or None."""
+    try:
+        (found,) = json.loads(text)
+        return dict(found["State"])
+    except (ValueError, KeyError, TypeError):
+        return None

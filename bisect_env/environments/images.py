@@ -1,0 +1,129 @@
+"""Container images as environments: an image is one package of a lock, and its digest that package's hash.
+
+So everything that compares, stores and shows locks knows images, too. A lock that holds an image and nothing
+else is that image's own environment; one that holds more is a prefix that is mounted into the image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bisect_env.containers import images
+from bisect_env.containers.engine import find_engine
+from bisect_env.containers.trial import Inside
+from bisect_env.environments.failures import UnbuildableError, UnsolvableError
+from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.lock_text import build_date, make_lock
+from bisect_env.environments.prefix import Prefix, ensure_prefix
+from bisect_env.errors import InfrastructureError
+
+_MANAGER = "image"
+_SHORT = 12
+_SHARED = (Path("/"), Path("/usr"), Path("/usr/local"))
+"""Where an interpreter cannot be mounted from: the image has its own things there."""
+
+
+def image_package(reference: str) -> LockedPackage:
+    """An image as a package of a lock. Pure.
+
+    Args:
+        reference: `repository@sha256:…`, or the ID of an image that only this host has.
+    """
+    digest = reference.rpartition("sha256:")[2]
+    name = images.repository(reference) if "@" in reference else "image"
+    return LockedPackage(name, digest[:_SHORT], _MANAGER, reference, digest)
+
+
+def locked_image(name: str) -> LockedPackage:
+    """The image that a name stands for now, as a package of a lock.
+
+    Raises:
+        UnsolvableError: There is no such image.
+        InfrastructureError: The engine, or the registry, fails.
+    """
+    try:
+        return image_package(images.resolve(find_engine(), name))
+    except images.NoSuchImageError as error:
+        raise UnsolvableError(str(error)) from error
+
+
+def image_of(lock: Lock) -> str:
+    """The reference of the image in a lock, or "". Pure."""
+    return next((package.url for package in lock.packages if package.manager == _MANAGER), "")
+
+
+def without_image(lock: Lock) -> Lock:
+    """What a lock holds beside its image: the same lock as without containers. Pure."""
+    packages = [package for package in lock.packages if package.manager != _MANAGER]
+    return make_lock(lock.python, lock.platform, packages, build_date(lock))
+
+
+def moved_tag(name: str, recorded: str) -> str | None:
+    """What should be known of a name that stands for another image now than when the study began.
+
+    Args:
+        name: As the matrix says.
+        recorded: The reference with which the study goes on.
+    """
+    try:
+        now = images.look_up(find_engine(), name)
+    except (images.NoSuchImageError, InfrastructureError):
+        return None  # what trials use is recorded; that the name is gone hurts nobody
+    if now is None or now == recorded:
+        return None
+    return f"the image {name} is {_digest(now)} now; this study goes on with {_digest(recorded)}"
+
+
+def _digest(reference: str) -> str:
+    return f"sha256:{reference.rpartition('sha256:')[2][:_SHORT]}"
+
+
+def ensure_environment(lock: Lock, **options: Any) -> Prefix:
+    """What trials of a lock run in on this host: a prefix, an image, or a prefix in an image.
+
+    Args:
+        lock: As solved.
+        options: Of `ensure_prefix`.
+
+    Raises:
+        UnbuildableError: It cannot be had; `transient` tells whether that says anything about it.
+        InterpreterNotFoundError: As `ensure_prefix`.
+        InfrastructureError: As `ensure_prefix`; or no engine works on this host.
+    """
+    reference = image_of(lock)
+    if not reference:
+        return ensure_prefix(lock, **options)
+    engine = find_engine()
+    try:
+        if images.ensure(engine, reference):
+            images.drop_leftovers(engine)
+    except images.NoSuchImageError as error:
+        raise UnbuildableError(str(error), transient=False) from error
+    if not lock.python:
+        return Prefix(Path("/"), Path("python"), inside=Inside(engine, reference))
+    prefix = ensure_prefix(without_image(lock), **options)
+    try:
+        interpreter = _interpreter(prefix)
+    except InfrastructureError:
+        prefix.release()
+        raise
+    return replace(prefix, inside=Inside(engine, reference, prefix.path, interpreter))
+
+
+def _interpreter(prefix: Prefix) -> Path | None:
+    """Where the prefix's Python lies, None for the prefix itself.
+
+    Raises:
+        InfrastructureError: In a place that cannot be mounted into an image.
+    """
+    base = prefix.python.resolve().parent.parent
+    if base.is_relative_to(prefix.path.resolve()):
+        return None
+    if base in _SHARED:
+        raise InfrastructureError(
+            f"the Python of this environment lies in {base}, which an image has itself",
+            remedy="have uv fetch a Python of that version (`uv python install`), or take Python from conda",
+        )
+    return base

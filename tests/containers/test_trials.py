@@ -1,0 +1,229 @@
+"""Trials in real containers: every ending is what it is outside of them, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bisect_env.containers.trial import Inside
+from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
+from bisect_env.trials.run import TrialCancelledError, run_trial
+from tests.trials.trial_support import make_spec, trial_processes
+
+pytestmark = pytest.mark.integration
+
+NOWHERE = Path("/no-prefix")
+
+
+@pytest.fixture(autouse=True)
+def private_temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "t"
+    directory.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(directory))
+    return directory
+
+
+def run(inside: Inside, code: str = "", **changes: object) -> TrialRecord:
+    spec = make_spec(code, **changes)
+    record = run_trial(spec, NOWHERE, inside=inside)
+    assert record.outcome is not Outcome.HARNESS_ERROR, record.stack
+    assert trial_processes(spec.trial_id) == []
+    return record
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "returncode", "detail"),
+    [
+        ("print('out')", Outcome.PASS, 0, "exit code 0"),
+        ("import os; os.kill(os.getpid(), 11)", Outcome.CRASH, -11, "SIGSEGV"),
+        ("import ctypes; ctypes.string_at(0)", Outcome.CRASH, -11, "SIGSEGV"),
+        # The engine's own state has 139 for the two above and for this one.
+        ("import sys; sys.exit(139)", Outcome.EXIT_FAIL, 139, "exit code 139"),
+        ("import os; os.abort()", Outcome.CRASH, -6, "SIGABRT"),
+        ("import sys; sys.exit(125)", Outcome.SKIP, 125, "exit code 125"),
+        ("import no_such_module", Outcome.IMPORT_ERROR, 1, "no_such_module"),
+        ("import os; os.kill(os.getpid(), 9)", Outcome.KILLED_EXTERNAL, -9, "not sent"),
+    ],
+)
+def test_endings(inside: Inside, code: str, outcome: Outcome, returncode: int, detail: str) -> None:
+    record = run(inside, code)
+    assert (record.outcome, record.returncode) == (outcome, returncode), record.stderr
+    assert detail in record.detail
+
+
+def test_what_a_trial_finds_inside(inside: Inside, private_temp: Path) -> None:
+    code = """
+        import os, socket, sys, tempfile
+        assert os.getcwd() == os.path.dirname(os.path.abspath("main.py"))
+        for path in ("main.py", "data/values.txt"):
+            try:
+                open(path, "a")
+                sys.exit(path + " can be written")
+            except OSError as error:
+                assert error.errno == 30, error
+        open("result.txt", "w").write("the directory itself is the trial's own")
+        with tempfile.NamedTemporaryFile() as file:
+            assert file.name.startswith(os.environ["TMPDIR"])
+        try:
+            socket.create_connection(("192.0.2.1", 9), 1)
+            sys.exit("there is a network")
+        except OSError as error:
+            assert error.errno == 101, error
+        print(sorted(name for name in os.environ if "SECRET" in name or "BISECT" in name))
+        print(os.environ["GIVEN"], os.environ["PYTHONHASHSEED"])
+    """
+    os.environ["BISECT_ENV_TEST_SECRET"] = "x"
+    try:
+        record = run(
+            inside,
+            files=(
+                TrialFile("main.py", textwrap.dedent(code).encode()),
+                TrialFile("data/values.txt", b"1\n"),
+            ),
+            env={"GIVEN": "a value\nof two lines, 'quoted'"},
+            hash_seed=7,
+        )
+    finally:
+        del os.environ["BISECT_ENV_TEST_SECRET"]
+    assert record.outcome is Outcome.PASS, record.stderr
+    assert record.stdout == "['BISECT_ENV_TRIAL_ID']\na value\nof two lines, 'quoted' 7\n"
+    assert list(private_temp.iterdir()) == []
+
+
+def test_a_hang_is_ended_with_its_stack_and_told_idle_from_busy(inside: Inside) -> None:
+    idle = run(inside, "import time\ndef wait(): time.sleep(600)\nwait()", timeout=2.0)
+    assert (idle.outcome, idle.phase, idle.killed_by_us) == (Outcome.HANG, Phase.BODY, True)
+    assert "idle" in idle.detail
+    assert "in wait" in idle.stack
+    busy = run(inside, "import signal; signal.signal(6, signal.SIG_IGN)\nwhile True: pass", timeout=2.0)
+    assert (busy.outcome, busy.returncode) == (Outcome.HANG, -signal.SIGKILL)
+    assert "busy-cpu" in busy.detail
+
+
+def test_what_the_script_leaves_running_is_ended(inside: Inside) -> None:
+    code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)"
+    record = run(inside, code)
+    assert record.outcome is Outcome.PASS
+    assert "left 1 process running, ended" in record.detail
+
+
+def test_out_of_memory_is_the_hosts_and_not_a_crash(inside: Inside) -> None:
+    engine = replace(inside.engine, run_args=(*inside.engine.run_args, "--memory", "64m"))
+    record = run(replace(inside, engine=engine), "x = bytearray(400_000_000)")
+    if record.outcome is Outcome.PASS:
+        pytest.skip("this engine limits no memory")
+    assert (record.outcome, record.returncode) == (Outcome.HOST_OOM, -signal.SIGKILL), record.detail
+
+
+def test_much_output_is_capped_and_its_end_kept(inside: Inside) -> None:
+    code = "import sys\nfor i in range(30): sys.stdout.write('x' * 999_999 + '\\n')\nprint('last')"
+    record = run(inside, code)
+    assert record.outcome is Outcome.PASS
+    assert record.stdout.endswith("\nlast\n")
+    assert len(record.stdout) < 1_100_000
+
+
+def test_copies_have_a_container_each(inside: Inside) -> None:
+    code = "import os, socket; print(socket.gethostname()); os.abort() if os.urandom(1)[0] % 2 else None"
+    record = run(inside, code, concurrency=4)
+    assert sum(record.copies.values()) == 4
+    assert set(record.copies) <= {Outcome.PASS, Outcome.CRASH}
+
+
+def test_cancel_reaches_the_container(inside: Inside) -> None:
+    spec = make_spec("import time; time.sleep(600)")
+    cancelled = threading.Event()
+    threading.Timer(1.0, cancelled.set).start()
+    with pytest.raises(TrialCancelledError):
+        run_trial(spec, NOWHERE, inside=inside, cancelled=cancelled.is_set)
+    assert trial_processes(spec.trial_id) == []
+
+
+def test_a_command_that_the_image_lacks(inside: Inside) -> None:
+    record = run(inside, command=("no-such-program",))
+    assert record.outcome is Outcome.NOT_RUNNABLE
+    assert "no-such-program" in record.detail
+
+
+def test_an_engine_that_fails_is_no_failure_of_the_script(inside: Inside) -> None:
+    engine = replace(inside.engine, run_args=("--no-such-option",))
+    record = run_trial(make_spec("pass"), NOWHERE, inside=replace(inside, engine=engine))
+    assert record.outcome is Outcome.HARNESS_ERROR
+    assert "no-such-option" in record.detail
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["the worker", "the supervisor too"])
+def test_a_container_does_not_outlive_a_worker_that_is_killed(
+    inside: Inside, tmp_path: Path, everything: bool
+) -> None:
+    """Even when everything on this side gets SIGKILL at once, as from a host that is out of memory."""
+    engine = (inside.engine.kind, inside.engine.command, inside.engine.run_args)
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            from pathlib import Path
+            from bisect_env.containers.engine import Engine
+            from bisect_env.containers.trial import Inside
+            from bisect_env.trials.run import run_trial
+            from tests.trials.trial_support import make_spec
+            inside = Inside(Engine(*{engine!r}), {inside.image!r})
+            spec = make_spec("import time; time.sleep(600)", trial_id=sys.argv[1])
+            run_trial(spec, Path("/no-prefix"), inside=inside)
+            """
+        )
+    )
+    trial_id = f"trial-{os.urandom(6).hex()}"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, str(worker), trial_id], env=env)
+    script = wait_for(lambda: scripts(trial_id))
+    victims = [psutil.Process(process.pid)]
+    if everything:
+        # The script, its first process and the engine's monitor are left to find out by themselves.
+        victims += [p for p in victims[0].children(recursive=True) if p.pid not in script and not is_inner(p)]
+    for victim in victims:
+        victim.kill()
+    process.wait()
+    wait_for(lambda: not scripts(trial_id))
+    mine = ("ps", "--all", "--quiet", "--filter", f"label=bisect-env.trial={trial_id}")
+    if everything:
+        # Nobody was there to remove it; `drop_leftovers` does, a day later.
+        assert inside.engine.ask("rm", "--force", *inside.engine.ask(*mine).stdout.split()).ok
+    else:
+        wait_for(lambda: not inside.engine.ask(*mine).stdout)
+
+
+def is_inner(process: psutil.Process) -> bool:
+    return process.name() == "conmon" or "init.py" in " ".join(process.cmdline()[-2:])
+
+
+def scripts(trial_id: str) -> set[int]:
+    """Processes of the script itself, in whatever container."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get("BISECT_ENV_TRIAL_ID") == trial_id
+            if ours and process.cmdline()[-1:] == ["main.py"]:
+                found.add(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for(condition, seconds: float = 30.0):  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return value

@@ -1,0 +1,140 @@
+"""What is said to an engine and read from it, without one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisect_env.containers.engine import ENGINE, RUN_ARGS, Engine, find_engine
+from bisect_env.containers.images import full_name, repository
+from bisect_env.containers.trial import Inside, Parcel, ending, gpu_options, run_argv
+from bisect_env.errors import InfrastructureError, UsageError
+
+UUIDS = ("GPU-1", "GPU-2")
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_an_engine_whose_daemon_is_away_is_none(tmp_path: Path) -> None:
+    program(tmp_path, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
+    with pytest.raises(InfrastructureError) as raised:
+        find_engine({"PATH": str(tmp_path)})
+    assert "podman: not on this machine" in str(raised.value)
+    assert "docker: Cannot connect to the daemon" in str(raised.value)
+    assert ENGINE in str(raised.value)
+
+
+def test_the_engine_that_works_is_taken_with_the_options_of_this_host(tmp_path: Path) -> None:
+    program(tmp_path, "podman", "exit 1")
+    program(tmp_path, "docker", "echo Docker version 28")
+    environ = {"PATH": str(tmp_path), RUN_ARGS: "--ulimit nofile=1024:1024"}
+    found = find_engine(environ)
+    assert (found.kind, found.command) == ("docker", (str(tmp_path / "docker"),))
+    assert found.run_args == ("--ulimit", "nofile=1024:1024")
+    # podman under docker's name, as Debian's podman-docker has it, understands podman's options.
+    program(tmp_path, "mine", "echo podman version 4.3.1")
+    named = find_engine({"PATH": str(tmp_path), ENGINE: "mine --runtime runc"})
+    assert (named.kind, named.command[1:]) == ("podman", ("--runtime", "runc"))
+
+
+@pytest.mark.parametrize("variable", [ENGINE, RUN_ARGS])
+def test_a_variable_that_cannot_be_read_is_named(tmp_path: Path, variable: str) -> None:
+    with pytest.raises(UsageError, match=variable):
+        find_engine({"PATH": str(tmp_path), variable: "--ulimit 'nofile"})
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "bare"),
+    [
+        ("python", "docker.io/library/python", "docker.io/library/python"),
+        ("python:3.12-slim", "docker.io/library/python:3.12-slim", "docker.io/library/python"),
+        ("rapidsai/base:24.04", "docker.io/rapidsai/base:24.04", "docker.io/rapidsai/base"),
+        ("nvcr.io/nvidia/pytorch:25.01-py3", None, "nvcr.io/nvidia/pytorch"),
+        ("registry:5000/a/b", None, "registry:5000/a/b"),
+        ("localhost/a:1", None, "localhost/a"),
+        ("a@sha256:" + "0" * 64, "docker.io/library/a@sha256:" + "0" * 64, "docker.io/library/a"),
+    ],
+)
+def test_names_of_images(name: str, whole: str | None, bare: str) -> None:
+    assert full_name(name) == (whole or name)
+    assert repository(full_name(name)) == bare
+
+
+@given(st.from_regex(r"[a-z][a-z0-9.:-]{0,20}(/[a-z0-9]{1,8}){0,3}(:[A-Za-z0-9._-]{1,10})?", fullmatch=True))
+def test_completing_a_name_twice_changes_nothing(name: str) -> None:
+    whole = full_name(name)
+    assert full_name(whole) == whole
+    assert whole.endswith(name)
+    assert whole.startswith(repository(whole))
+
+
+def test_gpus_are_passed_by_uuid() -> None:
+    assert gpu_options("docker", UUIDS) == ["--gpus", '"device=GPU-1,GPU-2"']
+    podman = gpu_options("podman", UUIDS)
+    assert podman == ["--device", "nvidia.com/gpu=GPU-1", "--device", "nvidia.com/gpu=GPU-2"]
+
+
+def test_the_command_line_of_a_trial() -> None:
+    engine = Engine("docker", ("/usr/bin/docker",), ("--ulimit", "nofile=9:9"))
+    inside = Inside(engine, "repo@sha256:1", Path("/cache/prefix"), Path("/opt/python"))
+    top = Path("/tmp/t")
+    parcel = Parcel("name", "trial", ["x"], {}, top / "work", top / "tmp", top / "control", gpus=UUIDS)
+    argv = run_argv(inside, parcel, ["script.py", "data"])
+    text = " ".join(argv)
+    assert argv[:2] == ["/usr/bin/docker", "run"]
+    assert "--network none" in text
+    assert "--pull never" in text
+    for read_only in ("work/script.py", "work/data"):
+        assert f"type=bind,src=/tmp/t/{read_only},dst=/tmp/t/{read_only},readonly" in argv
+    assert "type=bind,src=/tmp/t/tmp,dst=/tmp/t/tmp" in argv
+    for mounted in ("/cache/prefix", "/opt/python"):
+        assert f"type=bind,src={mounted},dst={mounted},readonly" in argv
+    assert '"device=GPU-1,GPU-2"' in argv
+    # The host's own options come last among the options, so that they win.
+    assert text.endswith(
+        "--ulimit nofile=9:9 --entrypoint /cache/prefix/bin/python repo@sha256:1 "
+        "/tmp/t/control/init.py /tmp/t/control"
+    )
+
+
+def report(status: int, **more: object) -> dict[str, object]:
+    return {"status": status, "problem": "", "wall": 0.5, "oom_kills": 0, "strays": 0, **more}
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "returncode", "kills"),
+    [
+        (11, {"ExitCode": 139}, -11, 0),
+        (139 << 8, {"ExitCode": 139}, 139, 0),
+        (9, {"ExitCode": 137, "OOMKilled": True}, -9, 1),
+        (9, {"ExitCode": 137, "OOMKilled": False}, -9, 0),
+    ],
+)
+def test_139_and_137_are_told_apart(
+    status: int, state: dict[str, object], returncode: int, kills: int
+) -> None:
+    end = ending(report(status), state, 0, "")
+    assert (end.returncode, end.oom_kills, end.wall) == (returncode, kills, 0.5)
+    counted = ending(report(9, oom_kills=2), {"OOMKilled": False}, 0, "")
+    assert counted.oom_kills == 2
+
+
+def test_endings_without_a_report() -> None:
+    killed = ending(None, {"Status": "exited", "ExitCode": 137, "OOMKilled": True}, 137, "")
+    assert (killed.returncode, killed.oom_kills) == (-9, 1)
+    ended = ending(None, {"Status": "exited", "ExitCode": 143, "OOMKilled": False}, 143, "")
+    assert (ended.returncode, ended.oom_kills) == (-15, 0)
+    no_python = ending(None, {"Status": "created", "ExitCode": 0}, 127, "exec: python3: not found")
+    assert (no_python.stage, no_python.problem) == ("image", "exec: python3: not found")
+    broken = ending(None, None, 125, "Error: unknown flag")
+    assert (broken.stage, broken.problem, broken.returncode) == ("", "Error: unknown flag", None)
+    lacking = ending(report(127 << 8, problem=f"lookup:{os.EX_NOINPUT}"), {"ExitCode": 127}, 127, "")
+    assert (lacking.returncode, lacking.stage) == (None, "lookup")
