@@ -13,7 +13,10 @@ class Format(StrEnum):
     """Formats of a report."""
 
     TEXT = "text"
+    HTML = "html"
+    MARKDOWN = "md"
     JSON = "json"
+    JUNIT = "junit"
 
 
 def report(
@@ -37,16 +40,14 @@ def report(
     from bisect_env.cli.output import deliver
     from bisect_env.errors import ExitCode
     from bisect_env.report.document import load_report
-    from bisect_env.report.json_format import json_text
-    from bisect_env.report.text import print_report, report_text
+    from bisect_env.report.formats import formatted
+    from bisect_env.report.text import print_report
     from bisect_env.storage.store import Store
 
     with Store.open(db, read_only=True) as store:
         found = load_report(store, store.study(study).id)
-    if form is Format.JSON:
-        deliver(json_text(found), output)
-    elif output is None:
+    if form is Format.TEXT and output is None:
         print_report(found)
     else:
-        deliver(report_text(found), output)
+        deliver(formatted(found, form.value), output)
     raise typer.Exit(int(ExitCode.VERDICT if found.has_verdict else ExitCode.NO_VERDICT))

@@ -94,7 +94,7 @@ def build_report(
     counted = totals[Evidence.GOOD] + totals[Evidence.BAD]
     if study.verdict is None:
         verdict["trials"] = counted
-    combinations = _combinations(states, counts, axes, verdict)
+    combinations = _combinations(states, counts, axes, verdict, trials)
     verdict["sentence"] = sentence(
         verdict, [axis.model_dump() for axis in axes], _outcome_at(verdict.get("first_bad"), counts, failures)
     )
@@ -147,6 +147,7 @@ def _combinations(
     counts: Mapping[Combination, Counts],
     axes: Sequence[AxisInfo],
     verdict: Mapping[str, Any],
+    trials: Sequence[StoredTrial],
 ) -> tuple[CombinationReport, ...]:
     # Equal locks and equal values of value axes are one measurement, recorded for one of them.
     value_axes = {axis.name for axis in axes if axis.kind == "value"}
@@ -160,12 +161,16 @@ def _combinations(
     members: defaultdict[tuple[str, ...], list[Combination]] = defaultdict(list)
     for state in states:
         members[measurement(state)].append(state.combination)
+    seconds: defaultdict[Combination, float] = defaultdict(float)
+    for trial in trials:
+        seconds[trial.combination] += trial.duration
     reports = []
     for state in states:
         measured = [one for one in members[measurement(state)] if one in counts]
         own = state.combination in measured or not measured
         total = _sum([counts[one] for one in measured])
-        reports.append(_combination(state, total, verdict, None if own else measured[0]))
+        took = round(seconds[state.combination], 3)
+        reports.append(_combination(state, total, verdict, None if own else measured[0], took))
     return tuple(reports)
 
 
@@ -177,7 +182,11 @@ def _sum(counts: Sequence[Counts]) -> Counts:
 
 
 def _combination(
-    state: CombinationState, counts: Counts, verdict: Mapping[str, Any], same_as: Combination | None
+    state: CombinationState,
+    counts: Counts,
+    verdict: Mapping[str, Any],
+    same_as: Combination | None,
+    seconds: float,
 ) -> CombinationReport:
     status = CombinationStatus(state.status)
     outcomes: Counter[str] = Counter()
@@ -201,6 +210,7 @@ def _combination(
         interval=clopper_pearson(counts.bad, counts.counted),
         verdict=None if called_bad is None else "bad" if called_bad else "good",
         same_as=same_as.as_dict() if same_as else None,
+        seconds=seconds,
     )
 
 

@@ -85,6 +85,7 @@ class CombinationReport(_Frozen):
         interval: 95 % interval of that rate, (0, 1) without trials.
         verdict: What the verdict says of it: `bad`, `good`, or None without a verdict or an environment.
         same_as: The combination whose trials these are, if its environment and values are the same.
+        seconds: What the study's own trials of it took together.
     """
 
     combination: dict[str, str]
@@ -101,6 +102,7 @@ class CombinationReport(_Frozen):
     interval: tuple[float, float] = (0.0, 1.0)
     verdict: str | None = None
     same_as: dict[str, str] | None = None
+    seconds: float = 0.0
 
     @property
     def counted(self) -> int:

@@ -79,6 +79,7 @@ def test_one_row_of_the_document(report: Report) -> None:
         "interval": [low, high],
         "verdict": "bad",
         "same_as": None,
+        "seconds": 4.5,
     }
     untried = row(report, orjson="3.9.12")
     assert (untried.rate, untried.interval, untried.verdict) == (None, (0.0, 1.0), "bad")
@@ -218,6 +219,7 @@ orjson 3.9.11 is the first bad version (last good 3.9.10): crashed in 3 of 18 tr
 3.6–41 %) against 0 of 12 (0–26 %); probability 97 % after 42 trials
 
 orjson_crash (study {short}, ended): 42 trials (4 bad, 38 good; not counted: 1 void), 4 environments
+  within 0.2 s
   first bad   python=3.11 orjson=3.9.11
   last good   python=3.11 orjson=3.9.10
 
@@ -239,6 +241,11 @@ Most frequent failure (4 of 4 bad trials): crash:SIGSEGV in body, at orjson/__in
     Fatal Python error: Segmentation fault
       File "script.py", line 3 in main
 
+Packages from last good to first bad: no package differs
+
+Answer the same matrix again: bisect-env run matrices/orjson_crash.yaml --fresh
+
+To read in a browser: bisect-env report {short} --format html -o report.html
 Everything as data: bisect-env report {short} --format json
 """
     )

@@ -1,0 +1,191 @@
+"""`--format md`: ready to be pasted into a bug report. Pure.
+
+What others wrote stands in code, where nothing of it is a link, a mention or markup; what must stand outside
+is escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from bisect_env.report import words
+from bisect_env.report.model import FailureReport, Report
+from bisect_env.report.table import columns, rows
+from bisect_env.report.text import stack_lines
+from bisect_env.report.untrusted import clean, shortened
+
+MOST = 60_000
+"""Characters of the whole: GitHub takes 65 536."""
+CHANGES = 60
+"""Packages of a difference that are listed; the matrix's own come first."""
+_STACK_LINES = (60, 20)
+"""Of the most frequent failure, and of the others."""
+_OPEN = 12
+"""Packages of a difference up to which they are shown without a click."""
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
+
+
+def markdown_text(report: Report) -> str:
+    """The report as GitHub-flavoured Markdown, with a final newline."""
+    text = "\n".join(_lines(report, _STACK_LINES))
+    if len(text) > MOST:
+        # Stacks are the long part, and the database keeps them.
+        text = "\n".join(_lines(report, (10, 4)))
+    return text + "\n"
+
+
+def _lines(report: Report, stacks: tuple[int, int]) -> Iterator[str]:
+    yield f"**{escaped(report.sentence)}**"
+    yield ""
+    for line in (words.summary(report), words.reused(report), words.timing(report), words.course(report)):
+        if line:
+            yield f"- {escaped(line)}"
+    yield ""
+    yield from _versions(report)
+    for chance, what in words.alternatives(report):
+        yield f"- or ({chance}): {escaped(what)}"
+    for warning in report.warnings:
+        yield f"> [!WARNING]\n> {escaped(clean(warning))}\n"
+    yield from _rates(report)
+    yield from _failures(report, stacks)
+    yield from _difference(report)
+    yield from _reproduce(report)
+
+
+def _versions(report: Report) -> Iterator[str]:
+    table: list[tuple[str, str]] = [(title, code(what)) for title, what in words.ends(report)]
+    study = report.study
+    if study.exclude_newer is not None:
+        table.append(("packages as of", f"{study.exclude_newer:%Y-%m-%d %H:%M:%S} UTC"))
+    table += [("machine", code(machine)) for machine in words.machines(report)]
+    if study.version:
+        table.append(("found by", f"bisect-env {escaped(clean(study.version))}"))
+    yield from _table(("", ""), table)
+
+
+def _rates(report: Report) -> Iterator[str]:
+    if not report.combinations:
+        return
+    names = columns(report)
+    found = rows(report)
+    yield "### Rates\n"
+    lines = []
+    for row in found.shown:
+        known = row.members[0].is_runnable
+        lines.append(
+            (
+                *(code(row.values[name]) for name in names),
+                str(row.bad) if known else "",
+                str(row.counted) if known else "",
+                words.rate(row) if known else "",
+                escaped(words.note(row, report)),
+            )
+        )
+    heads = (*(escaped(clean(name)) for name in names), "bad", "trials", "rate (95 % interval)", "")
+    yield from _table(heads, lines)
+    if found.hidden:
+        yield f"… and {found.hidden} more combinations\n"
+    missing = words.left_out(report)
+    if missing:
+        yield "Could not be tried:\n"
+        yield from (
+            f"- {status}: {code(where) + ': ' if where else ''}{code(why)}" for status, where, why in missing
+        )
+        yield ""
+
+
+def _failures(report: Report, stacks: tuple[int, int]) -> Iterator[str]:
+    if not report.failures:
+        return
+    yield "### Failures\n"
+    for number, failure in enumerate(report.failures):
+        yield from _failure(failure, stacks[min(number, 1)], is_open=number == 0)
+
+
+def _failure(failure: FailureReport, limit: int, *, is_open: bool) -> Iterator[str]:
+    counts = "" if failure.evidence == "bad" else ", not what the study is about"
+    plural = "" if failure.trials == 1 else "s"
+    yield f"{code(words.described(failure))} ({failure.trials} trial{plural}{counts})\n"
+    if failure.detail:
+        yield code(shortened(clean(failure.detail), words.REASON_WIDTH)) + "\n"
+    lines = stack_lines(failure.stack, limit)
+    if lines:
+        yield f"<details{' open' if is_open else ''}><summary>Stack of one of them</summary>\n"
+        yield f"{code(words.named(failure.combination))}, trial {code(clean(failure.trial))}\n"
+        yield from fenced(lines, "text")
+        yield "\n</details>\n"
+
+
+def _difference(report: Report) -> Iterator[str]:
+    found = report.difference
+    if found is None:
+        return
+    yield "### Packages, from last good to first bad\n"
+    yield f"{escaped(found.summary[:1].upper() + found.summary[1:])}.\n"
+    if not found.changes:
+        return
+    long = len(found.changes) > _OPEN
+    if long:
+        yield "<details><summary>All of them</summary>\n"
+    lines = []
+    for one in found.changes[:CHANGES]:
+        name, before, after, beside = (code(part) if part else "" for part in words.change(one))
+        lines.append((name, before, after, beside, _linked(one.home)))
+    yield from _table(("package", "last good", "first bad", "", "page"), lines)
+    if len(found.changes) > CHANGES:
+        yield f"… and {len(found.changes) - CHANGES} more\n"
+    if long:
+        yield "</details>\n"
+
+
+def _reproduce(report: Report) -> Iterator[str]:
+    if not report.reproduce:
+        return
+    yield "### How to reproduce\n"
+    for step in report.reproduce:
+        yield f"{escaped(clean(step.title))}:\n"
+        yield from fenced([clean(command) for command in step.commands], "sh")
+        yield ""
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    if not lines:
+        return
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    yield from (f"| {' | '.join(cells)} |" for cells in lines)
+    yield ""
+
+
+def escaped(text: str) -> str:
+    """One line of text that no renderer takes for markup, a link or a mention."""
+    text = _SPECIAL.sub(r"\\\1", text.replace("&", "&amp;"))
+    # A word joiner, which cannot be seen, keeps others from being notified, and addresses from being links.
+    return text.replace("@", "@\N{WORD JOINER}").replace("://", ":\N{WORD JOINER}//")
+
+
+def code(text: str) -> str:
+    """One line of text as code, also in a table."""
+    text = clean(text).replace("|", "\\|")
+    if not text:
+        return ""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    room = " " if longest else ""
+    return f"{fence}{room}{text}{room}{fence}"
+
+
+def fenced(lines: Sequence[str], language: str) -> list[str]:
+    """Lines as a block of code that none of them can end."""
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}{language}", *lines, fence]
+
+
+def _linked(address: str) -> str:
+    """An address as a link, if it can be one."""
+    cleaned = clean(address)
+    if not re.fullmatch(r"https?://[^\s<>|`\\]+", cleaned):
+        return ""
+    return f"<{cleaned}>"

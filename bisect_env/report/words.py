@@ -1,0 +1,215 @@
+"""What several formats say in the same words. Pure.
+
+Everything returned is plain text on one line, made harmless for a terminal; each format escapes it for
+itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bisect_env.report.model import ChangeReport, CombinationReport, FailureReport, PackageReport, Report
+from bisect_env.report.numbers import duration, interval, percent, probability
+from bisect_env.report.origins import told_origins
+from bisect_env.report.sentence import do_not_matter
+from bisect_env.report.table import Row
+from bisect_env.report.untrusted import clean, shortened
+
+REASON_WIDTH = 160
+SHORT_ID = 8
+_REASONS = 3
+"""Reasons of one kind that a short format quotes."""
+_STATUS_WORDS = {
+    "open": "not ended",
+    "finished": "ended",
+    "interrupted": "interrupted",
+    "failed": "stopped by an error",
+}
+
+
+def named(cell: Mapping[str, str]) -> str:
+    """A combination: `python=3.11 orjson=3.9.11`."""
+    return clean(" ".join(f"{axis}={value}" for axis, value in cell.items()))
+
+
+def summary(report: Report) -> str:
+    """Which study, how many trials, how many environments."""
+    study, counts = report.study, report.trial_counts
+    uncounted = [
+        f"{number} {name}"
+        for name, number in (("other", counts.other), ("void", counts.void), ("skipped", counts.skip))
+        if number
+    ]
+    status = _STATUS_WORDS.get(study.status, clean(study.status))
+    beside = f"; not counted: {', '.join(uncounted)}" if uncounted else ""
+    plural = "" if report.environments == 1 else "s"
+    return (
+        f"{clean(study.name)} (study {study.id[:SHORT_ID]}, {status}): {report.trials} trials "
+        f"({counts.bad} bad, {counts.good} good{beside}), {report.environments} environment{plural}"
+    )
+
+
+def reused(report: Report) -> str:
+    """Whose trials were taken over, "" if nobody's."""
+    if not report.reused:
+        return ""
+    number = sum(origin.trials for origin in report.reused)
+    return f"{number} of these were measured before: {clean(told_origins(report.reused))}"
+
+
+def ends(report: Report) -> list[tuple[str, str]]:
+    """First bad, last good, and what else the verdict says, each with its title."""
+    if not report.has_verdict:
+        return []
+    found = []
+    for name, title in (("first_bad", "first bad"), ("last_good", "last good")):
+        if cell := report.verdict.get(name):
+            found.append((title, named(cell)))
+    for other in report.verdict.get("others") or ():
+        culprits = clean(", ".join(other.get("culprit_axes") or ()))
+        found.append(("also bad from", f"{named(other['first_bad'])} on (culprit {culprits})"))
+    if (no_other := report.verdict.get("no_other")) is not None:
+        found.append(("nothing else fails", f"probability {probability(no_other)}"))
+    axes = [axis.model_dump() for axis in report.axes]
+    if unimportant := do_not_matter(report.verdict, axes):
+        found.append(("does not matter", clean(", ".join(unimportant))))
+    return found
+
+
+def alternatives(report: Report) -> list[tuple[str, str]]:
+    """Answers that may be the right one instead, each with its probability; none of a confirmed verdict."""
+    candidates: Sequence[Mapping[str, Any]] = report.verdict.get("candidates") or ()
+    found = []
+    for candidate in candidates[1:4] if report.verdict.get("status") != "confirmed" else ():
+        chance = candidate.get("probability")
+        if not chance or chance < 0.01:
+            continue
+        bad = candidate.get("first_bad")
+        what = f"first bad {named(bad)}" if bad else str(candidate.get("kind", "another answer"))
+        culprits = ", ".join(candidate.get("culprit_axes") or ())
+        text = what + (f" (culprit {clean(culprits)})" if culprits else "")
+        found.append((probability(chance), text))
+    return found
+
+
+def rate(row: Row) -> str:
+    """Of a row's counted trials, with the interval; "" without any."""
+    if not row.counted:
+        return ""
+    return f"{percent(row.bad / row.counted)} ({interval(*row.interval)})"
+
+
+def note(row: Row, report: Report) -> str:
+    """What else is to be said of a row: what the verdict calls it, what it stands for."""
+    first = row.members[0]
+    parts = []
+    if not first.is_runnable:
+        parts.append(first.status)
+    else:
+        untried = "not tried" if not any(m.other or m.skip for m in row.members) else "nothing counted"
+        told = "" if row.counted else untried
+        parts.append(f"{first.verdict} ({told})" if first.verdict and told else first.verdict or told)
+    if other := sum(m.other for m in row.members if m.same_as is None):
+        parts.append(f"{other} failed otherwise")
+    if len(row.members) > 1:
+        parts.append(f"{len(row.members)} combinations")
+    elif first.same_as:
+        differing = {a: v for a, v in first.same_as.items() if first.combination.get(a) != v}
+        parts.append(f"same environment as {named(differing)}")
+    if report.has_verdict and first.combination == report.verdict.get("first_bad"):
+        parts.append("← first bad")
+    if report.has_verdict and first.combination == report.verdict.get("last_good"):
+        parts.append("← last good")
+    return ", ".join(part for part in parts if part)
+
+
+def left_out(report: Report) -> list[tuple[str, str, str]]:
+    """What could not be tried: status, where, and why; a few reasons of each kind, then how many more."""
+    groups: dict[tuple[str, str], list[CombinationReport]] = {}
+    for one in report.combinations:
+        if not one.is_runnable:
+            groups.setdefault((one.status, shortened(clean(one.reason), REASON_WIDTH)), []).append(one)
+    shown: dict[str, int] = {}
+    lines = []
+    for (status, reason), members in groups.items():
+        shown[status] = shown.get(status, 0) + 1
+        if shown[status] <= _REASONS:
+            more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+            lines.append((status, named(members[0].combination) + more, reason or "no reason given"))
+    for status, number in shown.items():
+        if number > _REASONS:
+            lines.append((status, "", f"{number - _REASONS} more reasons"))
+    return lines
+
+
+def described(failure: FailureReport) -> str:
+    """A signature in words: `crash:SIGSEGV in body, at orjson/__init__.py:dumps`."""
+    try:
+        _, kind, phase, *frames = json.loads(failure.signature)
+    except ValueError:
+        return clean(failure.outcome)
+    text = f"{kind} in {phase}" if phase else str(kind)
+    return shortened(clean(text + (f", at {frames[0]}" if frames else "")), REASON_WIDTH)
+
+
+def change(one: ChangeReport) -> tuple[str, str, str, str]:
+    """A package that differs: name, before, after, and what versions do not show."""
+    old, new = one.before, one.after
+    told = []
+    if old is not None and new is not None:
+        if old.manager != new.manager:
+            told.append(f"{old.manager or 'interpreter'} → {new.manager or 'interpreter'}")
+        if old.source != new.source:
+            told.append(f"{old.source} → {new.source}")
+        elif one.kind == "rebuilt":
+            told.append(f"same version, another archive ({old.sha256[:12]} → {new.sha256[:12]})")
+    elif (only := new or old) is not None:
+        told.append(" ".join(word for word in (one.kind, only.source and f"({only.source})") if word))
+    return clean(one.name), _version(old), _version(new), clean(", ".join(told))
+
+
+def _version(state: PackageReport | None) -> str:
+    return "—" if state is None else clean(state.label)
+
+
+def course(report: Report) -> str:
+    """How the probability of the answer moved, at a few numbers of trials; "" where nothing was counted."""
+    points = report.posterior.points
+    if not points or not report.posterior.answers:
+        return ""
+    chosen = [points[i] for i in sorted({round(k * (len(points) - 1) / 5) for k in range(6)})]
+    told = ", ".join(f"{probability(p.probabilities[0])} after {p.trials}" for p in chosen)
+    return f"{clean(report.posterior.answers[0].label)}: probability {told} trials"
+
+
+def timing(report: Report) -> str:
+    """How long trials and builds took, and where; "" where nothing ran."""
+    line = report.timeline
+    if not line.trials and not line.builds:
+        return ""
+    end = max([t.start + t.seconds for t in line.trials] + [b.start + b.seconds for b in line.builds])
+    hosts = {t.host for t in line.trials if t.host}
+    workers = {(t.host, t.worker) for t in line.trials if t.worker}
+    parts = [f"within {duration(end)}"]
+    if workers:
+        parts[0] += f", by {_plural(len(workers), 'worker')} on {_plural(len(hosts), 'host')}"
+    if line.builds:
+        failed = sum(bool(b.failed) for b in line.builds)
+        built = f"{_plural(len(line.builds) - failed, 'environment')} built in "
+        built += duration(sum(b.seconds for b in line.builds))
+        parts.append(built + (f", {failed} builds failed" if failed else ""))
+    return "; ".join(parts)
+
+
+def machines(report: Report) -> list[str]:
+    """Classes of machines on which trials ran."""
+    return [
+        clean(" ".join(part for part in (m.cpu, m.gpu_model, m.driver and f"driver {m.driver}") if part))
+        for m in report.machines
+    ]
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
