@@ -22,7 +22,7 @@ from bisect_env.report.document import load_report
 from bisect_env.storage import sqlite_file
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
-from bisect_env.web.pages import POLICY, page, report_page, trial_page
+from bisect_env.web.pages import POLICY, page, trial_page
 from bisect_env.web.questions import metadata
 
 NAME = "results"
@@ -165,12 +165,15 @@ class _Plugin:
         return [{"href": f"/{NAME}/studies", "label": "Studies and reports"}]
 
     async def _report(self, request: Any) -> Response:
+        # Here, because the plotting library takes a second to import.
+        from bisect_env.report import html
+
         def read() -> str:
             with Store.open(str(self._path), read_only=True) as store:
                 report = load_report(store, store.study(request.url_vars["study"]).id)
-            return report_page(report, [failure.trial for failure in report.failures])
+            return html.html_text(report, served=True)
 
-        return await _answer(read)
+        return await _answer(read, html.policy())
 
     async def _trial(self, request: Any) -> Response:
         def read() -> str | None:
@@ -181,10 +184,10 @@ class _Plugin:
         return await _answer(read)
 
 
-async def _answer(read: Callable[[], str | None]) -> Response:
+async def _answer(read: Callable[[], str | None], policy: str = POLICY) -> Response:
     import asyncio
 
-    headers = {"content-security-policy": POLICY}
+    headers = {"content-security-policy": policy}
     try:
         text = await asyncio.to_thread(read)
     except BisectEnvError as error:

@@ -1,14 +1,12 @@
-"""Pages of our own: a study's report, a trial with its logs. Pure.
+"""Pages of our own beside the report: a trial with its logs, and what went wrong. Pure.
 
-Everything that others wrote is escaped, and neither page may run a script, whatever it holds.
+Everything that others wrote is escaped, and no page may run a script, whatever it holds.
 """
 
 from __future__ import annotations
 
 from html import escape
 
-from bisect_env.report.model import Report
-from bisect_env.report.text import report_text
 from bisect_env.report.untrusted import clean_lines
 from bisect_env.storage.records import WholeTrial
 
@@ -28,20 +26,6 @@ def page(title: str, body: str) -> str:
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
         f'<body><p><a href="/">bisect-env</a></p><h1>{escape(title)}</h1>{body}</body></html>'
     )
-
-
-def report_page(report: Report, failures: list[str]) -> str:
-    """A study's report.
-
-    Args:
-        report: As loaded.
-        failures: Ids of trials to link to: an example of each way of failing.
-    """
-    body = f"<pre>{escape(report_text(report))}</pre>"
-    if failures:
-        links = "".join(f'<li><a href="/-/trial/{escape(one)}">{escape(one)}</a></li>' for one in failures)
-        body += f"<h2>Trials that failed, one of each kind</h2><ul>{links}</ul>"
-    return page(f"{report.study.name}: report", body)
 
 
 def trial_page(trial: WholeTrial) -> str:

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
+from tests.browser import browser_page
 from tests.web.test_serve import fill, serving
 
+__all__ = ["browser_page"]
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
-REQUIRED = "BISECT_ENV_TEST_CHROMIUM"
-"""Set to `required`, the tests fail instead of skipping where there is no browser."""
-
-
-@pytest.fixture
-def browser_page() -> Iterator[Page]:
-    program = shutil.which("chromium")
-    if program is None:
-        reason = "no chromium here (Debian: apt-get install chromium)"
-        if os.environ.get(REQUIRED) == "required":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with sync_playwright() as playwright:
-        # Its sandbox needs rights that containers, and root, do not have.
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        try:
-            yield browser.new_page()
-        finally:
-            browser.close()
 
 
 def test_a_person_finds_the_way_from_a_question_to_the_logs(browser_page: Page, tmp_path: Path) -> None:
@@ -58,7 +39,7 @@ def test_a_person_finds_the_way_from_a_question_to_the_logs(browser_page: Page, 
         assert page.inner_text("table.rows-and-columns tbody").split()[:2] == ["2.0", "1"]
         page.goto(f"{address}results/studies")
         page.get_by_role("link", name=study_id).click()
-        assert "2 trials (1 bad, 1 good)" in page.inner_text("pre")
+        assert "2 trials (1 bad, 1 good)" in page.inner_text("header")
         page.get_by_role("link", name=trial_id).click()
         assert page.title() == f"trial {trial_id}"
         shown = page.inner_text("body")

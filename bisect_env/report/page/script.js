@@ -1,0 +1,51 @@
+// What pointing and the keyboard add; without scripts everything is there, in tables as well.
+"use strict";
+for (const map of document.querySelectorAll(".map")) {
+  const said = map.querySelector(".said");
+  const grids = new Map();
+  for (const svg of map.querySelectorAll("svg")) {
+    const cells = new Map();
+    for (const cell of svg.querySelectorAll(".part")) cells.set(`${cell.dataset.x} ${cell.dataset.y}`, cell);
+    grids.set(svg, cells);
+    // One stop of the tab key a picture; the arrow keys go on from there.
+    const first = svg.querySelector(".part[aria-label*='; first bad;']") || svg.querySelector(".part");
+    if (!first) continue;
+    first.setAttribute("tabindex", "0");
+    // Of a wide matrix what matters is seen first.
+    const frame = svg.parentElement, box = first.getBoundingClientRect(), outer = frame.getBoundingClientRect();
+    frame.scrollLeft = Math.max(0, box.left - outer.left - outer.width / 2);
+  }
+  const tell = (event) => {
+    const cell = event.target.closest(".part");
+    if (cell) said.textContent = cell.getAttribute("aria-label");
+  };
+  map.addEventListener("mouseover", tell);
+  map.addEventListener("focusin", tell);
+  map.addEventListener("click", tell);
+  map.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const cell = event.target.closest(".part");
+    if (!step || !cell) return;
+    const cells = grids.get(cell.closest("svg"));
+    const next = cells.get(`${Number(cell.dataset.x) + step[0]} ${Number(cell.dataset.y) + step[1]}`);
+    if (!next) return;
+    event.preventDefault();
+    cell.setAttribute("tabindex", "-1");
+    next.setAttribute("tabindex", "0");
+    next.focus();
+  });
+  const controls = [...map.querySelectorAll("select")];
+  const choose = () => {
+    for (const slice of map.querySelectorAll("section[data-values]")) {
+      const values = JSON.parse(slice.dataset.values);
+      slice.hidden = controls.some((one) => one.value !== "" && values[one.name] !== one.value.slice(1));
+    }
+    const none = map.querySelector(".none");
+    if (none) none.hidden = [...map.querySelectorAll("section[data-values]")].some((slice) => !slice.hidden);
+  };
+  for (const one of controls) one.addEventListener("change", choose);
+  if (controls.length) {
+    map.querySelector(".controls").hidden = false;
+    choose();
+  }
+}
