@@ -16,6 +16,7 @@ class ExitCode(IntEnum):
     VERDICT = 0
     NO_VERDICT = 1
     USAGE = 2
+    FAILURE_SEEN = 3
     ENDS_NOT_AS_STATED = 4
     NO_ENVIRONMENT = 5
     INFRASTRUCTURE = 6

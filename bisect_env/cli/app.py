@@ -17,7 +17,9 @@ from bisect_env.cli.report_command import report
 from bisect_env.cli.run_command import run
 from bisect_env.cli.schema_command import schema
 from bisect_env.cli.serve_command import serve
+from bisect_env.cli.trial_command import trial
 from bisect_env.cli.trials_command import studies, trials
+from bisect_env.cli.verify_command import verify
 
 app = typer.Typer(
     name="bisect-env",
@@ -47,6 +49,8 @@ app.command()(run)
 app.command()(plan)
 app.command()(fetch)
 app.command()(report)
+app.command()(trial)
+app.command()(verify)
 app.command()(diff)
 app.command()(studies)
 app.command()(trials)

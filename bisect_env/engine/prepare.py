@@ -181,11 +181,16 @@ def lock_all(
             unsolvable[index] = result
             continue
         locks[index] = result
-        cuda = request.conda is not None and "__cuda" in request.conda.virtual_packages
-        asked = (*request.pins, *(request.conda.pins if request.conda else ()))
-        if found := lock_warnings(result, asked=asked, cuda=cuda):
+        if found := environment_warnings(request, result):
             warnings[index] = found
     return Prepared(grid, locks, unsolvable, group(grid, locks), warnings)
+
+
+def environment_warnings(request: EnvironmentRequest, lock: Lock) -> tuple[str, ...]:
+    """What should be known of an environment before trials in it are believed. Pure."""
+    cuda = request.conda is not None and "__cuda" in request.conda.virtual_packages
+    asked = (*request.pins, *(request.conda.pins if request.conda else ()))
+    return lock_warnings(lock, asked=asked, cuda=cuda)
 
 
 def group(grid: Grid, locks: Mapping[Index, Lock]) -> dict[Index, Index]:

@@ -94,7 +94,7 @@ def run_study(
     """
     as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
     grid = expand(matrix, provider.catalogue, as_of)
-    study = store.open_study(_definition(matrix, grid, as_of, fresh=fresh))
+    study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh))
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
     _keep_logs_within_limit(store, notify)
 
@@ -193,7 +193,8 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def _definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool) -> StudyDefinition:
+def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool = False) -> StudyDefinition:
+    """What is stored of a study when it is opened."""
     axes = [
         {
             "name": axis.name,

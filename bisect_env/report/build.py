@@ -77,7 +77,7 @@ def build_report(
 
     Args:
         study: With its verdict document, if it has one.
-        states: Its combinations in matrix order.
+        states: Its combinations.
         counts: What trials said, by the combination they were recorded for.
         failures: Ways of failing with an example each, the most frequent first.
         environments: Number of distinct locks in which trials ran.
@@ -89,6 +89,7 @@ def build_report(
         difference: Between the environments of last good and first bad.
     """
     axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
+    states = _in_matrix_order(states, axes)
     verdict: dict[str, Any] = {**_MISSING, **(study.verdict or {})}
     totals = {evidence: sum(c.of(evidence) for c in counts.values()) for evidence in Evidence}
     counted = totals[Evidence.GOOD] + totals[Evidence.BAD]
@@ -140,6 +141,17 @@ def build_report(
         difference=difference,
         reproduce=steps(study, verdict),
     )
+
+
+def _in_matrix_order(states: Sequence[CombinationState], axes: Sequence[AxisInfo]) -> list[CombinationState]:
+    """What was tried by itself before the study was may be stored before its neighbours."""
+    places = [(axis.name, {value: place for place, value in enumerate(axis.values)}) for axis in axes]
+
+    def place(state: CombinationState) -> tuple[int, ...]:
+        values = state.combination.as_dict()
+        return tuple(known.get(values.get(name, ""), len(known)) for name, known in places)
+
+    return sorted(states, key=place)
 
 
 def _combinations(

@@ -1,0 +1,120 @@
+"""`bisect-env verify`: show that a crash is gone, or that it is not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bisect_env.cli.one_session import TrialLines, say, session
+from bisect_env.cli.options import (
+    AtOption,
+    CacheOption,
+    CacheSizeOption,
+    DatabaseOption,
+    GpusOption,
+    JsonOption,
+    MatrixArgument,
+    OfflineOption,
+    QuietOption,
+    SchedulerFileOption,
+    SchedulerOption,
+    WorkersOption,
+)
+from bisect_env.cli.where import Where
+
+if TYPE_CHECKING:
+    from bisect_env.engine.verify import Verification
+
+_EXTREME = 1e-6
+"""Nearer to 0 or 1 a test would take longer than anybody waits."""
+
+
+def verify(
+    matrix: MatrixArgument,
+    at: AtOption = None,
+    max_rate: Annotated[
+        float, typer.Option(help="Fewer than this share of trials may be bad, between 0 and 1.")
+    ] = 0.01,
+    confidence: Annotated[float, typer.Option(help="Of the answer, between 0 and 1.")] = 0.95,
+    max_trials: Annotated[
+        int | None,
+        typer.Option(min=1, help="Give up after so many; default: ten times what no failure would take."),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew, even where an interrupted test could go on.")
+    ] = False,
+    db: DatabaseOption = None,
+    workers: WorkersOption = None,
+    gpus: GpusOption = None,
+    scheduler: SchedulerOption = None,
+    scheduler_file: SchedulerFileOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    cache: CacheOption = None,
+    cache_size: CacheSizeOption = None,
+    offline: OfflineOption = None,
+) -> None:
+    """Run one combination until its crash rate is shown to be below a limit, or above it.
+
+    Ends with 0 if it is below, with 3 if it is above, and with 1 if neither could be shown. The same command
+    after an interruption goes on where it stopped.
+    """
+    from bisect_env.engine.verify import Verifier
+    from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
+    from bisect_env.search.ratetest import RateClaim
+
+    for name, value in (("--max-rate", max_rate), ("--confidence", confidence)):
+        if not _EXTREME <= value <= 1 - _EXTREME:
+            raise UsageError(f"{name} is {value:g}", remedy="give a number between 0 and 1, such as 0.01")
+    where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
+    with session(matrix, at, db, where, TrialLines(as_json=as_json, quiet=quiet)) as opened:
+        verifier = Verifier(
+            opened.one,
+            opened.store,
+            max_rate=max_rate,
+            confidence=confidence,
+            max_trials=max_trials,
+            fresh=fresh,
+        )
+        again = f", going on after {verifier.resumed} trials" if verifier.resumed else ""
+        say(
+            f"{opened.one.single.combination}: {verifier.clean_needed} trials without a failure would show a "
+            f"rate below {max_rate:.4g}{again}",
+            sys.stderr,
+        )
+        found = verifier.run(opened.trials)
+        stopped = opened.stopped() and found.claim is None
+    say(json.dumps(found.document()) if as_json else told(found))
+    if stopped:
+        raise StudyInterruptedError(
+            f"interrupted after {found.trials} trials, all of them stored",
+            remedy="the same command goes on from here",
+        )
+    codes = {
+        RateClaim.BELOW: ExitCode.VERDICT,
+        RateClaim.ABOVE: ExitCode.FAILURE_SEEN,
+        None: ExitCode.NO_VERDICT,
+    }
+    raise typer.Exit(int(codes[found.claim]))
+
+
+def told(found: Verification) -> str:
+    """The outcome of a test as people read it. Pure."""
+    from bisect_env.report.numbers import interval, percent
+    from bisect_env.search.ratetest import RateClaim
+
+    name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
+    limit, sure = percent(found.max_rate), percent(found.confidence)
+    seen = f"{found.hits} of {found.trials} trials were bad"
+    if found.claim is RateClaim.BELOW:
+        behind = f"{found.trials - found.hits} clean runs stand behind that"
+        alone = f"{found.hits or 'zero'} in {found.trials} alone means below {percent(found.below)}"
+        return f"fixed: {name} fails in fewer than {limit} of runs ({sure} sure): {seen}\n{behind}; {alone}"
+    rate = f"{percent(found.rate)}, 95 % interval {interval(*found.interval)}"
+    if found.claim is RateClaim.ABOVE:
+        return f"not fixed: {name} fails in more than {limit} of runs ({sure} sure): {seen} ({rate})"
+    why = f"; {found.why_stopped}" if found.why_stopped else ""
+    return f"not shown: {name} may fail in more or fewer than {limit} of runs: {seen} ({rate}){why}"

@@ -1,0 +1,99 @@
+"""Where a command runs its trials and makes its environments, from the options that say so."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bisect_env.cluster.machines import Place
+    from bisect_env.cluster.protocol import Executor
+    from bisect_env.environments.provider import EnvironmentProvider
+    from bisect_env.matrix.load import Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The options of a command that runs trials, as the user gave them; see `options.py`."""
+
+    workers: int | None = None
+    gpus: str | None = None
+    scheduler: str | None = None
+    scheduler_file: Path | None = None
+    cache: Path | None = None
+    cache_size: str | None = None
+    offline: Path | None = None
+
+    def open(self, matrix: Matrix) -> tuple[Place, EnvironmentProvider]:
+        """The place for trials of a matrix, to be closed by the caller, and who makes environments.
+
+        Raises:
+            UsageError: Options that exclude each other, or a size that is none.
+        """
+        # Imported here, so that `bisect-env --help` need not wait for Dask.
+        from bisect_env.cluster.choose import executor_maker
+        from bisect_env.cluster.machines import Place
+        from bisect_env.environments.offline import OfflineEnvironments
+        from bisect_env.environments.provider import Environments
+        from bisect_env.environments.settings import default_cache_dir, parse_size
+
+        offline = None if self.offline is None else self.offline.absolute()
+        start = executor_maker(
+            gpus_per_trial=matrix.file.trial.gpus,
+            workers=self.workers,
+            gpus=self.gpus,
+            scheduler=self.scheduler,
+            scheduler_file=self.scheduler_file,
+            cache=self.cache,
+            cache_limit=None if self.cache_size is None else parse_size(self.cache_size, "--env-cache-size"),
+            offline=offline,
+        )
+        cache_dir = (self.cache or default_cache_dir()).absolute()
+        provider: EnvironmentProvider
+        if offline is None:
+            provider = Environments(cache_dir, index=matrix.file.index)
+        else:
+            provider = OfflineEnvironments(offline, matrix.name, cache_dir)
+        place = Place(
+            lambda: _deaf_to_ctrl_c(start),
+            gpus_per_trial=matrix.file.trial.gpus,
+            gpus=self.gpus,
+            is_remote=self.scheduler is not None or self.scheduler_file is not None,
+        )
+        return place, provider
+
+
+def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
+    """Start the cluster in such a way that Ctrl-C does not reach its processes.
+
+    A terminal sends it to every process of the foreground group. Workers that are still importing would die
+    of it, with a traceback each, and the command would believe that the cluster cannot start. They inherit
+    the mask; trials get a clean one from their supervisor. Here a Ctrl-C waits until the cluster stands.
+    """
+    # Starting it later would unblock SIGINT in the thread that starts the workers.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def stop_on_signals() -> threading.Event:
+    """The first Ctrl-C (or SIGTERM, SIGHUP) stops in an orderly way; a second Ctrl-C ends at once."""
+    stop = threading.Event()
+
+    def handle(_signum: int, _frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGHUP, handle)
+    return stop

@@ -1,0 +1,130 @@
+"""`bisect-env trial` and `verify` as a user gives them: a real command, a real cluster, a real Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bisect_env.cli.one_session import TrialLines
+from bisect_env.cli.verify_command import told
+from bisect_env.engine import events
+from bisect_env.engine.verify import Verification
+from bisect_env.search.ratetest import RateClaim
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence, Outcome
+from tests.engine.studies import Studies
+from tests.report.samples import record
+
+SCRIPT = """
+    import os, sys, time
+    time.sleep(0.2)
+    if int(sys.argv[1]) >= 5:
+        os.abort()
+"""
+
+
+def command(folder: Path, *words: str) -> list[str]:
+    cache = ["--cache", str(folder / "cache"), "--db", str(folder / "results.sqlite"), "--workers", "2"]
+    return [sys.executable, "-m", "bisect_env", *words, *cache]
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Path:
+    return Studies(tmp_path).matrix(SCRIPT)
+
+
+@pytest.mark.integration
+def test_a_line_a_trial_and_the_rate(matrix: Path) -> None:
+    words = command(matrix.parent, "trial", str(matrix), "--at", "level=7", "-n", "3")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 3, done.stderr
+    *lines, rate = done.stdout.splitlines()
+    assert [line.split()[:3] for line in lines] == [["✗", str(n), "crash"] for n in (1, 2, 3)]
+    assert rate == "3 of 3 trials were bad: 100 % (95 % interval 29–100 %)"
+    words = command(matrix.parent, "trial", str(matrix), "--at", "level=1", "-n", "2", "--json")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["event"] for row in rows] == ["trial", "trial", "rate"]
+    assert (rows[2]["bad"], rows[2]["trials"], rows[2]["combination"]["level"]) == (0, 2, "1")
+
+
+@pytest.mark.integration
+def test_a_verification_goes_on_after_ctrl_c(matrix: Path) -> None:
+    folder = matrix.parent
+    words = command(folder, "verify", str(matrix), "--at", "level=1", "--max-rate", "0.1")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(4):
+            assert process.stdout.readline().startswith("✓")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "the same command goes on from here" in err
+    assert "Traceback" not in out + err
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "going on after" in done.stderr
+    assert "0 of 30 trials were bad" in done.stdout
+    with Store.open(str(folder / "results.sqlite")) as store:
+        assert len(store.trials(store.study().id)) == 30
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--at", "level=77"], "'77' is no value of the axis level"),
+        ([], "no value for level"),
+        (["--at", "level=1", "--max-rate", "1.5"], "--max-rate is 1.5"),
+        (["--at", "level=1", "--confidence", "0"], "--confidence is 0"),
+    ],
+)
+def test_what_cannot_be_verified(matrix: Path, words: list[str], says: str) -> None:
+    done = subprocess.run(
+        command(matrix.parent, "verify", str(matrix), *words),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "remedy" in done.stderr
+
+
+def test_other_trials_are_told_from_bad_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = TrialLines()
+    for outcome, evidence, detail in (
+        (Outcome.EXIT_FAIL, Evidence.OTHER, "exit code 3"),
+        (Outcome.KILLED_EXTERNAL, Evidence.VOID, "SIGKILL \x1b[31mred"),
+        (Outcome.SKIP, Evidence.SKIP, "exit code 125"),
+    ):
+        one = record({"a": "1"}, "h", outcome, detail=detail, trial_id="t")
+        lines(events.TrialFinished(one, evidence, 0.0))
+    assert capsys.readouterr().out.splitlines() == [
+        "!   1  exit-fail        0.25 s  exit code 3; not counted",
+        "?   2  killed-external     0.25 s  SIGKILL red; spoilt",
+        "-   3  skip             0.25 s  exit code 125; nothing to learn here",
+    ]
+
+
+def test_how_a_verification_is_told() -> None:
+    def verification(claim: RateClaim | None, hits: int, trials: int, why: str = "") -> Verification:
+        rate = hits / trials
+        return Verification({"a": "1"}, claim, 0.01, 0.95, trials, hits, rate, (0.0, 0.5), 0.0097, why)
+
+    assert told(verification(RateClaim.BELOW, 0, 309)) == (
+        "fixed: a=1 fails in fewer than 1 % of runs (95 % sure): 0 of 309 trials were bad\n"
+        "309 clean runs stand behind that; zero in 309 alone means below 1 %"
+    )
+    assert told(verification(RateClaim.ABOVE, 4, 40)).startswith(
+        "not fixed: a=1 fails in more than 1 % of runs"
+    )
+    assert told(verification(None, 4, 400, "the limit of 400 trials is reached")).endswith(
+        "4 of 400 trials were bad (1 %, 95 % interval 0–50 %); the limit of 400 trials is reached"
+    )

@@ -1,0 +1,186 @@
+"""Trials of one combination by themselves, and showing that a crash is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.engine import events
+from bisect_env.engine.one import One, lock_one, open_one
+from bisect_env.engine.prepare import lock_all
+from bisect_env.engine.rules import Tally
+from bisect_env.engine.single import SingleTrials
+from bisect_env.engine.study import study_date
+from bisect_env.engine.verify import Verifier
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Environments
+from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.matrix.expand import expand
+from bisect_env.matrix.load import load_matrix
+from bisect_env.report.document import load_report
+from bisect_env.search.ratetest import RateClaim
+from bisect_env.storage.store import Store
+from tests.engine.studies import Studies
+from tests.environments.index_server import IndexServer, serve
+
+pytestmark = pytest.mark.integration
+
+CRASHES_FROM_5 = """
+    import os, random, sys
+    if int(sys.argv[1]) >= 5 and random.random() < 0.5:
+        os.abort()
+"""
+"""PYTHONHASHSEED does not seed `random`: it is a throw."""
+
+
+@contextmanager
+def opened(
+    studies: Studies, path: Path, at: str, stopped: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[Store, One, SingleTrials]]:
+    cache = studies.folder / "cache"
+    matrix = load_matrix(path)
+    executor = InlineExecutor(partial(ensure_prefix, cache_dir=cache), 2)
+    with Store.open(str(studies.db)) as store:
+        one = open_one(matrix, at, store=store, provider=Environments(cache), notify=studies.events.append)
+        trials = SingleTrials(
+            matrix, store, one.study.id, executor, notify=studies.events.append, stopped=stopped
+        )
+        try:
+            yield store, one, trials
+        finally:
+            executor.close()
+
+
+def so_many(number: int) -> Callable[[Tally, int], int]:
+    return lambda tally, running: number - tally.good - tally.bad - tally.other - running
+
+
+def test_trials_are_recorded_and_a_study_starts_from_them(studies: Studies) -> None:
+    path = studies.matrix(CRASHES_FROM_5)
+    with opened(studies, path, "level=9") as (store, one, trials):
+        tally = trials.run(one.single, so_many(8))
+        assert tally.good + tally.bad == 8
+        assert len(store.trials(one.study.id)) == 8
+        assert store.study(one.study.id).status == "interrupted"
+        assert load_report(store, one.study.id).trial_counts.bad == tally.bad
+    conclusion = studies.run(path)
+    assert conclusion.report["study"]["id"] == one.study.id
+    nine = next(c for c in conclusion.report["combinations"] if c["combination"]["level"] == "9")
+    assert nine["good"] + nine["bad"] >= 8
+    assert [c["combination"]["level"] for c in conclusion.report["combinations"]] == list("0123456789")
+    # And what the study found can be named afterwards.
+    with opened(studies, path, "first-bad") as (_, one, _):
+        assert one.single.combination["level"] == conclusion.report["verdict"]["first_bad"]["level"]
+
+
+def test_a_flawless_combination_is_shown_to_be_below(studies: Studies) -> None:
+    path = studies.matrix(CRASHES_FROM_5)
+    with opened(studies, path, "level=4") as (store, one, trials):
+        verifier = Verifier(one, store, max_rate=0.2, confidence=0.9)
+        found = verifier.run(trials)
+        assert found.claim is RateClaim.BELOW
+        assert (found.hits, found.trials) == (0, verifier.clean_needed)
+        assert found.below < 0.2
+        assert len(store.trials(one.study.id)) == found.trials
+        # The test has ended: the next one begins anew.
+        assert Verifier(one, store, max_rate=0.2, confidence=0.9).resumed == 0
+
+
+def test_a_crash_that_is_there_is_shown_to_be_above(studies: Studies) -> None:
+    path = studies.matrix(CRASHES_FROM_5)
+    with opened(studies, path, "level=5") as (store, one, trials):
+        found = Verifier(one, store, max_rate=0.05, confidence=0.95).run(trials)
+        assert found.claim is RateClaim.ABOVE
+        assert found.interval[1] > 0.05
+        assert found.document()["claim"] == "above"
+
+
+def test_an_interrupted_test_goes_on(studies: Studies) -> None:
+    path = studies.matrix(CRASHES_FROM_5)
+
+    def ended() -> int:
+        return sum(isinstance(event, events.TrialFinished) for event in studies.events)
+
+    with opened(studies, path, "level=0", stopped=lambda: ended() >= 5) as (store, one, trials):
+        found = Verifier(one, store, max_rate=0.2, confidence=0.9).run(trials)
+        assert found.claim is None
+        stored = len(store.trials(one.study.id))
+        assert stored >= 5
+    with opened(studies, path, "level=0") as (store, one, trials):
+        other = Verifier(one, store, max_rate=0.1, confidence=0.9)
+        assert other.resumed == 0
+        verifier = Verifier(one, store, max_rate=0.2, confidence=0.9)
+        assert verifier.resumed == stored
+        found = verifier.run(trials)
+        assert found.claim is RateClaim.BELOW
+        assert found.trials == len(store.trials(one.study.id)) == verifier.clean_needed
+
+
+def test_a_limit_ends_it_without_a_claim(studies: Studies) -> None:
+    path = studies.matrix(CRASHES_FROM_5)
+    with opened(studies, path, "level=0") as (store, one, trials):
+        found = Verifier(one, store, max_rate=0.01, confidence=0.99, max_trials=6).run(trials)
+        assert (found.claim, found.trials) == (None, 6)
+        assert found.why_stopped == "the limit of 6 trials is reached"
+
+
+def test_what_always_fails_in_another_way_proves_nothing(studies: Studies) -> None:
+    path = studies.matrix("raise SystemExit(3)", trial="bad: {outcomes: [crash]}")
+    with opened(studies, path, "level=0") as (store, one, trials):
+        found = Verifier(one, store, max_rate=0.1, confidence=0.9).run(trials)
+        assert (found.claim, found.trials) == (None, 0)
+        assert "always fails in another way" in found.why_stopped
+
+
+def test_a_command_that_cannot_run_and_an_environment_that_cannot_be(studies: Studies) -> None:
+    path = studies.matrix("pass", trial="bad: {outcomes: [crash]}")
+    path.write_text(path.read_text().replace("python script.py", "absent-program script.py"))
+    with opened(studies, path, "level=0") as (_, one, trials), pytest.raises(UsageError) as refused:
+        trials.run(one.single, so_many(3))
+    assert "absent-program" in str(refused.value)
+    (studies.folder / "cache").mkdir(exist_ok=True)
+    path = studies.matrix("pass")
+    with opened(studies, path, "level=0") as (_, one, trials):
+        prefixes = studies.folder / "cache" / "prefixes"
+        prefixes.rename(studies.folder / "gone") if prefixes.exists() else None
+        prefixes.write_text("in the way")
+        with pytest.raises(InfrastructureError):
+            trials.run(one.single, so_many(3))
+
+
+def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
+    index = IndexServer()
+    server = serve(index)
+    try:
+        for minor in range(5):
+            needs = {0: "helper<2", 2: "helper>9"}.get(minor, "helper")
+            index.add("lib", f"1.{minor}", requires=(needs,))
+        # Locked without its neighbours, the newest lib would get the newest helper.
+        index.add("helper", "1.0")
+        index.add("helper", "2.0")
+        versions = ", ".join(f"'1.{minor}'" for minor in range(5))
+        path = studies.matrix(
+            "pass", axes=f"lib: {{package: lib, versions: [{versions}]}}", rest=f"index: {index.url}"
+        )
+        path.write_text(path.read_text().replace(" {level}", ""))
+        matrix = load_matrix(path)
+        provider = Environments(studies.folder / "cache", index=index.url)
+        with Store.open(str(studies.db)) as store:
+            as_of = study_date(matrix, store)
+        grid = expand(matrix, provider.catalogue, as_of)
+        whole = lock_all(matrix, grid, provider, as_of)
+        assert list(whole.unsolvable) == [(0, 2)]
+        newest = {package.name: package.version for package in whole.locks[(0, 4)].packages}
+        assert newest == {"lib": "1.4", "helper": "1.0"}
+        for place in grid.indices():
+            alone = lock_one(matrix, grid, place, provider, as_of)
+            expected = whole.locks.get(place)
+            assert getattr(alone, "content_hash", None) == getattr(expected, "content_hash", None), place
+    finally:
+        server.shutdown()
+        server.server_close()
