@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from bisect_env.cluster.expectations import importable
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
@@ -97,6 +98,7 @@ def perform(
             cancelled=cancelled,
             worker=worker,
             inside=prefix.inside,
+            locked=importable(request.lock),
         )
 
     try:

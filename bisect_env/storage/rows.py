@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -25,6 +26,9 @@ from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialRe
 
 LOGS = ("stdout", "stderr", "stack")
 """Artefacts that every trial may have."""
+IMPORTED = "imported"
+"""The artefact that holds, as JSON, the versions that the script imported; mostly the same for all trials
+of a combination, and then stored once."""
 
 
 def study_of(row: StudyRow) -> Study:
@@ -148,6 +152,8 @@ def trial_row(
 def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
     """What a trial wrote, by name: without passwords, and as bytes, which keep NUL and lone surrogates."""
     texts = {name: getattr(record, name) for name in LOGS}
+    if record.imported:
+        texts[IMPORTED] = json.dumps(dict(record.imported), sort_keys=True, ensure_ascii=False)
     return {
         name: without_passwords(text).encode("utf-8", "surrogatepass") for name, text in texts.items() if text
     }
@@ -204,6 +210,7 @@ def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> Wh
         worker=light.worker,
         gpu=light.gpu,
         machine=light.machine,
+        imported=json.loads(logs.get(IMPORTED) or b"{}"),
     )
     collected = any(content is None for content in logs.values())
     return WholeTrial(light.study_id, record, light.evidence, light.recorded_at, collected)

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 
 from bisect_env.trials.cuda_errors import find_cuda_error
 from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.imports import mismatch
+from bisect_env.trials.last_words import LAST_WORDS, abort_cause, last_words, tail
+from bisect_env.trials.progress import phase_of
 from bisect_env.trials.records import Outcome, Phase
-from bisect_env.trials.tracebacks import Traceback, final_traceback, parse_fatal_dump
+from bisect_env.trials.tracebacks import Traceback, final_traceback
 
-LAST_WORDS = 40
-"""Lines at the end of the output in which a process without a traceback says why it fails."""
-LINE_LIMIT = 2000
-"""Characters of a line that are looked at: an endless line must not cost endless time."""
 BUSY_RATE = 0.1
 """CPUs in use before the deadline above which a hang is a busy loop; on a crowded host it gets few."""
 NOTED_STRAYS = "left {} running, ended"
@@ -55,25 +54,6 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def last_words(record: ExitRecord) -> str:
-    """The text in which a failed process says why.
-
-    Its final traceback, else the end of its output; with a signal, what came before faulthandler's dump,
-    which may be longer than anything worth reading.
-    """
-    if record.signal:
-        return _tail(_before_dump(record.stderr), LAST_WORDS)
-    traceback = final_traceback(record.stderr)
-    if traceback is not None:
-        return traceback.text
-    return _tail(record.stderr if record.stderr.strip() else record.stdout, LAST_WORDS)
-
-
-def _before_dump(stderr: str) -> str:
-    before, mark, _ = stderr.rpartition("Fatal Python error: ")
-    return before if mark else stderr
-
-
 def harness_error(record: ExitRecord) -> Classification | None:
     """The process could not be started or ended for a reason that is not the script's."""
     if record.stage in ("setup", "chdir") or (record.stage and record.errno in _RESOURCES):
@@ -86,6 +66,13 @@ def harness_error(record: ExitRecord) -> Classification | None:
 _RESOURCES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO})
 
 
+def env_mismatch(record: ExitRecord) -> Classification | None:
+    """What the script imported is not what the lock says: the combination was not tested."""
+    if why := mismatch(record.expected, record.marks.imported):
+        return Classification(Outcome.ENV_MISMATCH, why, phase_of(record), record.signal)
+    return None
+
+
 def _cuda_rule(*outcomes: Outcome) -> Rule:
     def rule(record: ExitRecord) -> Classification | None:
         # A signal other than SIGABRT has its own cause; SIGABRT is how an uncaught C++ exception ends.
@@ -94,7 +81,7 @@ def _cuda_rule(*outcomes: Outcome) -> Rule:
         error = find_cuda_error(last_words(record))
         if error is None or error.outcome not in outcomes:
             return None
-        phase = _phase(record)
+        phase = phase_of(record)
         return Classification(
             error.outcome, f"CUDA error {error.number} ({error.runtime}): {error.text}", phase, record.signal
         )
@@ -115,7 +102,7 @@ def killed_external(record: ExitRecord) -> Classification | None:
     if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not record.oom_kills:
         name = signal_name(record.signal)
         return Classification(
-            Outcome.KILLED_EXTERNAL, f"{name}, not sent by us", Phase.UNKNOWN, record.signal
+            Outcome.KILLED_EXTERNAL, f"{name}, not sent by us", phase_of(record), record.signal
         )
     return None
 
@@ -130,15 +117,15 @@ def disk_full(record: ExitRecord) -> Classification | None:
     if not record.failed_alone:
         return None
     traceback = final_traceback(record.stderr)
-    text = f"{traceback.exception}: {traceback.message}" if traceback else _tail(record.stderr, 3)
+    text = f"{traceback.exception}: {traceback.message}" if traceback else tail(record.stderr, 3)
     match = _DISK.search(text)
-    return Classification(Outcome.DISK_FULL, f"disk: {match[0]}") if match else None
+    return Classification(Outcome.DISK_FULL, f"disk: {match[0]}", phase_of(record)) if match else None
 
 
 def skip(record: ExitRecord) -> Classification | None:
     """Exit code 125: the script says that nothing can be learnt here (git's convention)."""
     if record.failed_alone and record.returncode == 125:
-        return Classification(Outcome.SKIP, "exit code 125")
+        return Classification(Outcome.SKIP, "exit code 125", phase_of(record))
     return None
 
 
@@ -154,7 +141,7 @@ def not_runnable(record: ExitRecord) -> Classification | None:
     if record.stage:
         why = "command not found" if record.stage == "lookup" else os.strerror(record.errno)
         return Classification(Outcome.NOT_RUNNABLE, f"cannot execute the command: {why}", Phase.START)
-    if not record.failed_alone or _LOADER.search(_tail(record.stderr, 3)):
+    if not record.failed_alone or _LOADER.search(tail(record.stderr, 3)):
         return None  # the dynamic loader exits with 127 too: that is an import that fails
     if record.returncode in (126, 127):
         return Classification(Outcome.NOT_RUNNABLE, f"exit code {record.returncode}", Phase.START)
@@ -162,11 +149,11 @@ def not_runnable(record: ExitRecord) -> Classification | None:
 
 
 def _script_unusable(record: ExitRecord) -> Classification | None:
-    if record.returncode in (1, 2) and (match := _NO_SCRIPT.search(_tail(record.stderr, 3))):
+    if record.returncode in (1, 2) and (match := _NO_SCRIPT.search(tail(record.stderr, 3))):
         return Classification(Outcome.NOT_RUNNABLE, match[0], Phase.START)
     # The script's own syntax error has no "Traceback" line: no frame had been entered. One in an imported
     # module has.
-    lines = _tail(record.stderr, LAST_WORDS).splitlines()
+    lines = tail(record.stderr, LAST_WORDS).splitlines()
     if record.returncode == 1 and lines and (match := _SYNTAX.match(lines[-1])):
         block = next((i for i in range(len(lines) - 1, -1, -1) if lines[i].startswith('  File "')), None)
         if block is not None and final_traceback(record.stderr) is None:
@@ -178,7 +165,7 @@ def host_oom(record: ExitRecord) -> Classification | None:
     """The kernel killed it for lack of memory."""
     if not record.killed_by_us and record.signal == signal.SIGKILL and record.oom_kills:
         return Classification(
-            Outcome.HOST_OOM, "killed by the kernel for lack of memory", Phase.UNKNOWN, record.signal
+            Outcome.HOST_OOM, "killed by the kernel for lack of memory", phase_of(record), record.signal
         )
     return None
 
@@ -193,51 +180,31 @@ def hang(record: ExitRecord) -> Classification | None:
     detail = f"hang ({kind}) at the deadline"
     if record.unended:
         detail += f"; {_processes(record.unended)} cannot be killed"
-    return Classification(Outcome.HANG, detail, _phase(record))
+    return Classification(Outcome.HANG, detail, phase_of(record))
 
 
 def crash(record: ExitRecord) -> Classification | None:
     """A signal that the process brought on itself."""
     if not record.signal or record.killed_by_us:
         return None
-    phase = _phase(record)
+    phase = phase_of(record)
     where = "" if phase is Phase.UNKNOWN else f" in {phase}"
     cause = abort_cause(record.stderr) if record.signal == signal.SIGABRT else ""
     detail = f"{signal_name(record.signal)}{where}" + (f": {cause}" if cause else "")
     return Classification(Outcome.CRASH, detail, phase, record.signal)
 
 
-_ABORT = re.compile(
-    r"^(?:"
-    # C++'s terminate handler; assert() in C; glibc's fortify and heap checks; Python's own fatal errors.
-    r"terminate called .*"
-    r"|.*: Assertion [`'].*' failed\.?"
-    r"|\*\*\* .* \*\*\*.*"
-    r"|.*\b(?:free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): .*"
-    r"|.*\b(?:corrupted |double free ).*"
-    r"|Fatal Python error: (?!Aborted).*"
-    r")$",
-    re.MULTILINE,
-)
-
-
-def abort_cause(stderr: str) -> str:
-    """The line in which a library says why it calls abort(), or ""."""
-    found = _ABORT.findall(_tail(_before_dump(stderr), LAST_WORDS))
-    return str(found[-1]).strip() if found else ""
-
-
 def import_error(record: ExitRecord) -> Classification | None:
     """An exception while importing, or a symbol that the loader does not find: where ABI breaks show."""
     if not record.failed_alone or record.signal:
         return None
-    if match := _LOADER.search(_tail(record.stderr, 3)):
+    if match := _LOADER.search(tail(record.stderr, 3)):
         return Classification(Outcome.IMPORT_ERROR, match[0], Phase.IMPORT)
     traceback = final_traceback(record.stderr)
     if record.returncode == 1 and traceback is not None and _is_import_failure(traceback):
         return Classification(Outcome.IMPORT_ERROR, _one_line(traceback), Phase.IMPORT)
     # `python -m` says it without a traceback.
-    if record.returncode == 1 and (match := _NO_MODULE.search(_tail(record.stderr, 1))):
+    if record.returncode == 1 and (match := _NO_MODULE.search(tail(record.stderr, 1))):
         return Classification(Outcome.IMPORT_ERROR, match[1], Phase.IMPORT)
     if match := _COLLECTING.search(record.stdout):
         return Classification(Outcome.IMPORT_ERROR, match[0], Phase.IMPORT)
@@ -262,17 +229,19 @@ def exit_fail(record: ExitRecord) -> Classification | None:
         return None
     traceback = final_traceback(record.stderr)
     if record.returncode == 1 and traceback is not None:
-        return Classification(Outcome.EXIT_FAIL, _one_line(traceback), Phase.BODY)
+        return Classification(Outcome.EXIT_FAIL, _one_line(traceback), phase_of(record))
     detail = f"exit code {record.returncode}"
     if 128 < record.returncode <= 128 + signal.NSIG:
         # What a shell makes of its child's signal; `exit(139)` looks the same, so it is not called a crash.
         detail += f" (a shell reports {signal_name(record.returncode - 128)} so)"
-    return Classification(Outcome.EXIT_FAIL, detail)
+    return Classification(Outcome.EXIT_FAIL, detail, phase_of(record))
 
 
 def passed(record: ExitRecord) -> Classification | None:
     """Exit code 0."""
-    return Classification(Outcome.PASS, "exit code 0") if record.returncode == 0 else None
+    if record.returncode != 0:
+        return None
+    return Classification(Outcome.PASS, "exit code 0", record.marks.phase)
 
 
 RULES: tuple[Rule, ...] = (
@@ -280,6 +249,7 @@ RULES: tuple[Rule, ...] = (
     gpu_lost,
     killed_external,
     disk_full,
+    env_mismatch,
     unsupported,
     skip,
     not_runnable,
@@ -314,20 +284,5 @@ def _processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def _phase(record: ExitRecord) -> Phase:
-    dump = parse_fatal_dump(record.stderr)
-    if dump is not None:
-        return dump.phase
-    traceback = final_traceback(record.stderr)
-    if traceback is None or record.signal:
-        return Phase.UNKNOWN
-    return Phase.IMPORT if traceback.while_importing else Phase.BODY
-
-
 def _one_line(traceback: Traceback) -> str:
     return f"{traceback.exception}: {traceback.message}" if traceback.message else traceback.exception
-
-
-def _tail(text: str, lines: int) -> str:
-    end = text[-lines * LINE_LIMIT :].rstrip()
-    return "\n".join(line[-LINE_LIMIT:] for line in end.splitlines()[-lines:])

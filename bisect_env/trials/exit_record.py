@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bisect_env.trials.imports import Expected
+from bisect_env.trials.phases import NO_MARKS, Marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,9 @@ class ExitRecord:
         stderr: Kept part, decoded.
         stacks: What the deadline's stack hook returned, or "".
         state: What a container's engine said of it after its end, or "".
+        marks: What the harness inside the interpreter left.
+        expected: What the modules that it looked for should have been.
+        xids: What the driver reported of the trial's GPUs while it ran.
     """
 
     returncode: int | None
@@ -41,6 +48,9 @@ class ExitRecord:
     stderr: str = ""
     stacks: str = ""
     state: str = ""
+    marks: Marks = NO_MARKS
+    expected: Mapping[str, Expected] = field(default_factory=dict)
+    xids: tuple[int, ...] = ()
 
     @property
     def signal(self) -> int:

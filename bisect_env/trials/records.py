@@ -155,6 +155,8 @@ class TrialRecord:
         worker: Name of the worker on it.
         gpu: UUIDs of the GPUs seen, comma-separated, or "".
         machine: On what class of machine it ran.
+        imported: Distribution to the version that the script's interpreter really imported, and `python`;
+            empty where no harness ran.
     """
 
     trial_id: str
@@ -177,3 +179,4 @@ class TrialRecord:
     worker: str = ""
     gpu: str = ""
     machine: Machine = UNKNOWN_MACHINE
+    imported: Mapping[str, str] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,8 +21,10 @@ from bisect_env.trials.classify import Classification, classify
 from bisect_env.trials.command import resolve_program
 from bisect_env.trials.contained import contain
 from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.imports import Expected, Locked, expected_imports, imported_versions
 from bisect_env.trials.launch import TrialCancelledError, run_process
 from bisect_env.trials.launcher import Launch
+from bisect_env.trials.phases import NO_MARKS, install, is_watched, read_marks
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.tracebacks import final_traceback, parse_fatal_dump
@@ -47,6 +49,7 @@ class _Place:
     cancelled: Callable[[], bool]
     on_deadline: Callable[[int], str]
     inside: Inside | None
+    expected: Mapping[str, Expected]
 
 
 def run_trial(
@@ -60,6 +63,7 @@ def run_trial(
     worker: str = "",
     on_deadline: Callable[[int], str] = lambda _pid: "",
     inside: Inside | None = None,
+    locked: tuple[Locked, ...] = (),
 ) -> TrialRecord:
     """Run a trial and classify it. Safe to call from several threads at once.
 
@@ -76,6 +80,8 @@ def run_trial(
         worker: Name of the worker, for the record.
         on_deadline: Takes the stacks of a hanging process, by its id, before it is aborted.
         inside: The container image that it runs in, if it does.
+        locked: What the lock says of the distributions that can be imported; what the script then really
+            imports is compared with it.
 
     Returns:
         The record; a failure of our own is one too, with outcome `harness-error`.
@@ -85,8 +91,10 @@ def run_trial(
     """
     started_at = datetime.now(UTC)
     clock = time.monotonic()
-    place = _Place(prefix, python or prefix / "bin" / "python", gpus, cpus, cancelled, on_deadline, inside)
+    interpreter = python or prefix / "bin" / "python"
     try:
+        expected = expected_imports(prefix, locked)
+        place = _Place(prefix, interpreter, gpus, cpus, cancelled, on_deadline, inside, expected)
         exits = _run_copies(spec, place)
         record = _record(spec, exits, started_at, time.monotonic() - clock)
     except TrialCancelledError:
@@ -146,7 +154,10 @@ def _run_copy(spec: TrialSpec, place: _Place) -> ExitRecord:
         )
         if program is None:
             return ExitRecord(returncode=None, stage="lookup")
-        return run_process(
+        marks = None
+        if is_watched(program, spec.command[1:], env, directory.work):
+            env, marks = install(directory.top, env, place.expected)
+        seen = run_process(
             Launch(
                 [program, *spec.command[1:]],
                 env,
@@ -159,6 +170,7 @@ def _run_copy(spec: TrialSpec, place: _Place) -> ExitRecord:
             cancelled=place.cancelled,
             on_deadline=place.on_deadline,
         )
+        return replace(seen, marks=read_marks(marks) if marks else NO_MARKS, expected=place.expected)
 
 
 def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: WorkDir) -> ExitRecord:
@@ -210,6 +222,7 @@ def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elap
         hash_seed=spec.hash_seed,
         copies={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
         host=socket.gethostname(),
+        imported=imported_versions(one.expected, one.marks.imported),
     )
 
 

@@ -12,8 +12,9 @@ import json
 import re
 from collections.abc import Sequence
 
-from bisect_env.trials.classify import Classification, abort_cause, signal_name
+from bisect_env.trials.classify import Classification, signal_name
 from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.last_words import abort_cause
 from bisect_env.trials.records import Outcome
 from bisect_env.trials.tracebacks import Frame, final_traceback, parse_fatal_dump
 

@@ -31,8 +31,10 @@ class Frame:
 
     @property
     def is_importlib(self) -> bool:
-        """Whether it belongs to the import system itself."""
-        return self.file.startswith(("<frozen importlib", "<frozen zipimport"))
+        """Whether it belongs to the import system itself, or to what the harness puts around its lock."""
+        return self.file.startswith(("<frozen importlib", "<frozen zipimport")) or self.file.endswith(
+            "/harness/sitecustomize.py"
+        )
 
     @property
     def is_module(self) -> bool:
@@ -115,13 +117,14 @@ class FatalDump:
     def phase(self) -> Phase:
         """Where the process was, as far as the stacks tell.
 
-        As long as the script's top level runs, some thread has it as its outermost frame. Once none has, the
-        interpreter is on its way out: atexit handlers and destructors are called from no frame.
+        As long as the script's top level runs, some thread has it as its outermost frame; then the main
+        thread waits for the others. Once neither is so, the interpreter is on its way out: atexit handlers
+        and destructors are called from no frame.
         """
         stacks = [thread.frames for thread in self.threads if thread.frames]
         if not stacks or self.current is None:
             return Phase.UNKNOWN
-        if not any(_is_top_level(frames[-1]) for frames in stacks):
+        if not any(_is_top_level(frames[-1]) or _waits_for_threads(frames[-1]) for frames in stacks):
             return Phase.TEARDOWN
         return Phase.IMPORT if any(frame.is_importlib for frame in self.current.frames) else Phase.BODY
 
@@ -132,6 +135,10 @@ def _is_runpy(frame: Frame) -> bool:
 
 def _is_top_level(frame: Frame) -> bool:
     return frame.function == "<module>" or frame.function == "_run_module_as_main"
+
+
+def _waits_for_threads(frame: Frame) -> bool:
+    return frame.function in ("_shutdown", "_exitfunc") and frame.file.endswith("/threading.py")
 
 
 def parse_tracebacks(text: str) -> list[Traceback]:
