@@ -200,7 +200,7 @@ def _cell(axes: Axes, gid: str, where: tuple[int, int], one: CombinationReport, 
     if not one.is_runnable:
         fill = mixed("hatch", 15)
     elif one.rate is not None:
-        fill = mixed("bad", level) if one.rate else mixed("good", 22)
+        fill = mixed("heat", level) if one.rate else mixed("good", 22)
     axes.add_patch(
         Rectangle(
             (x + 0.03, y + 0.04),
@@ -217,11 +217,9 @@ def _cell(axes: Axes, gid: str, where: tuple[int, int], one: CombinationReport, 
     lines = _lines(one)
     if tag:
         lines.insert(0, (tag, 7.5, "bold"))
-    # White on what is mostly red, in both themes; the page's ink on everything else.
-    ink = "white" if level >= 60 else COLOURS["ink"]
     step = 0.9 / (len(lines) + 1)
     for number, (text, size, weight) in enumerate(lines, start=1):
-        font: dict[str, Any] = {"fontsize": size, "fontweight": weight, "color": ink}
+        font: dict[str, Any] = {"fontsize": size, "fontweight": weight, "color": COLOURS["ink"]}
         axes.text(x + 0.5, y + 0.05 + number * step, text, ha="center", va="center", **font)
 
 

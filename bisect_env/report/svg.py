@@ -22,7 +22,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 # Colours that matplotlib is told stand for the page's: no picture uses these for themselves.
-_THEME = ("ink", "muted", "line", "paper", "good", "bad", "other", "void", "skip", "build", "hatch")
+_THEME = ("ink", "muted", "line", "paper", "good", "bad", "other", "void", "skip", "build", "hatch", "heat")
 COLOURS = {name: f"#0102{number:02x}" for number, name in enumerate(_THEME)}
 """Name of a colour of the page to what matplotlib is told."""
 SERIES = tuple(f"#0103{number:02x}" for number in range(6))
@@ -116,6 +116,9 @@ def page_svg(picture: Figure, name: str, title: str, parts: Mapping[str, Part] |
     referenced = {one for pair in used for one in pair if one}
     for element in root.iter():
         _themed(element)
+        if parts and element.tag == f"{{{_SVG}}}text":
+            # Parts are read aloud with all that they say; their texts alone say too little.
+            element.set("aria-hidden", "true")
         own = element.attrib.pop("id", None)
         if own in referenced:
             element.set("id", f"{name}-{own}")

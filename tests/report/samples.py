@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.matrix.combination import Combination
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.storage.records import CombinationState, Study, StudyDefinition
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
+from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialRecord
 
 Values = Mapping[str, str]
 Axis = dict[str, Any]
@@ -92,6 +93,7 @@ class StudyBuilder:
         self.store = store
         self.axes = list(axes)
         self._number = itertools.count()
+        self.packages: dict[str, tuple[LockedPackage, ...]] = {}
         self.study = store.open_study(
             StudyDefinition(
                 name=name,
@@ -127,7 +129,11 @@ class StudyBuilder:
                 CombinationState(Combination.of(cell), said, why, lock_of(cell) if solvable else None)
             )
         hashes = {state.lock_hash for state in states if state.lock_hash}
-        self.store.save_locks(self.study.id, [Lock(h, "3.11", "linux-64", (), "") for h in hashes])
+        locks = [
+            Lock(h, "3.11", "linux-64", self.packages.get(h.partition("|")[0], ()), "")
+            for h in sorted(hashes)
+        ]
+        self.store.save_locks(self.study.id, locks)
         self.store.save_combinations(self.study.id, states)
 
     def trials(
@@ -183,3 +189,110 @@ def orjson_verdict(**changes: Any) -> dict[str, Any]:
     axes = [axis("python", "3.11"), axis("orjson", *ORJSON)]
     plain = {"bad_rate": rate(3, 18), "good_rate": rate(0, 12), "trials": 42}
     return verdict(axes, bad, good, **{**plain, **changes})
+
+
+def hostile_study(store: Store, text: str) -> StudyBuilder:
+    """Everything that others can write holds `text`, in a study that has something of everything.
+
+    Three axes, combinations that cannot be run, equal environments, several failures, reused trials, other
+    corners, doubts, builds, machines and a package that differs.
+    """
+    torch = axis("torch", "2.1", "2.2", f"2.3{text}")
+    axes = [torch, axis("cuml", "24.04", "24.06"), axis("mode", "plain", f"x{text}", kind="value")]
+    study = StudyBuilder(store, axes, name=f"hostile-{len(text)}")
+    first_bad = {"torch": torch["values"][2], "cuml": "24.06", "mode": "plain"}
+    last_good = {**first_bad, "torch": "2.2"}
+    unsolvable = {"torch": "2.1", "cuml": "24.04", "mode": "plain"}
+
+    def status(cell: Values) -> tuple[str, str]:
+        if cell == unsolvable:
+            return "unsolvable", f"no solution {text}"
+        return (
+            ("unbuildable", f"compiler {text}")
+            if cell["cuml"] == "24.04"
+            else ("solvable", f"two CUDAs {text}")
+        )
+
+    study.packages = {
+        cell["torch"]: (
+            LockedPackage(
+                "torch",
+                "2.2" if cell is last_good else "2.3",
+                "pip",
+                "https://files.example/t.whl",
+                "ab" * 32,
+            ),
+            LockedPackage(
+                "numpy",
+                "1.26" if cell is last_good else f"2.0{text}",
+                "pip",
+                "https://x.example/n.whl",
+                "cd" * 32,
+            ),
+        )
+        for cell in (last_good, first_bad)
+    }
+    study.fill(status, lock_of=lock)
+    changes = {
+        "host": f"h{text}",
+        "worker": f"w{text}",
+        "gpu": f"GPU-{text}",
+        "machine": Machine("x86_64", f"H100{text}", "570"),
+    }
+    study.crashes(
+        first_bad,
+        3,
+        lock=lock(first_bad),
+        stack=f"File {text}\n{text}",
+        detail=f"SIGSEGV {text}",
+        signature=json.dumps([1, f"crash:{text}", "body", f"{text}:f"]),
+        **changes,
+    )
+    study.trials(first_bad, Outcome.PASS, 5, Evidence.GOOD, lock(first_bad), **{**changes, "host": "h2"})
+    study.trials(last_good, Outcome.PASS, 9, Evidence.GOOD, lock(last_good), **changes)
+    study.trials(last_good, Outcome.EXIT_FAIL, 4, Evidence.OTHER, lock(last_good), stderr=text, **changes)
+    study.trials(last_good, Outcome.WORKER_LOST, 3, Evidence.VOID, lock(last_good), detail=text, **changes)
+    store.record_decision(study.study.id, "built", {"lock": lock(last_good), "seconds": 2.5})
+    store.record_decision(study.study.id, "build-failed", {"lock": lock(unsolvable), "reason": f"gcc {text}"})
+    study.finished(
+        verdict(
+            axes,
+            first_bad,
+            last_good,
+            status="likely",
+            reason=f"probability {text}",
+            miss=0.04,
+            bad_rate=rate(3, 8),
+            good_rate=rate(0, 9),
+            trials=17,
+            monotone=False,
+            expected_left=12.0,
+            expected_environments_left=2,
+            ends_wrong=["good"],
+            bayes_factors={"log10_against_no_difference": 1.5, "log10_against_runner_up": 0.5},
+            candidates=[
+                {"kind": "all", "first_bad": cell, "culprit_axes": ["torch", text], "probability": p}
+                for cell, p in ((first_bad, 0.7), (last_good, 0.2))
+            ],
+            unexplained=[
+                {"combination": last_good, "called_bad": False, "hits": 2, "trials": 9, "chance": 1e-4}
+            ],
+            others=[
+                {
+                    "status": "confirmed",
+                    "first_bad": last_good,
+                    "culprit_axes": [text],
+                    "probability": 0.9,
+                    "bad_rate": None,
+                    "last_good": None,
+                }
+            ],
+            no_other=0.9,
+        )
+    )
+    return study
+
+
+def lock(cell: Values) -> str:
+    """The lock of a combination of `hostile_study`: torch 2.1 and 2.2 are one environment."""
+    return f"{cell['torch'].replace('2.1', '2.2')}|{cell['cuml']}"

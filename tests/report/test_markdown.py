@@ -1,0 +1,103 @@
+"""The Markdown report: what it says, and that nothing others wrote becomes markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from bisect_env.report.document import load_report
+from bisect_env.report.markdown import MOST, code, escaped, fenced, markdown_text
+from bisect_env.report.untrusted import clean
+from bisect_env.storage.store import Store
+from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict
+
+GITHUB = MarkdownIt("gfm-like", {"html": True, "linkify": False})
+EVIL = "</details><script>x</script> ```\n# h `|` [l](http://e.example) ![i](u) @user #1 **b** ~~s~~ <b>&amp;"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        yield store
+
+
+def test_it_is_ready_for_a_bug_report(store: Store) -> None:
+    study = orjson_study(store)
+    study.finished(orjson_verdict())
+    report = load_report(store, study.study.id)
+    text = markdown_text(report)
+    assert text.startswith(
+        "**orjson 3.9.11 is the first bad version (last good 3.9.10): crashed in 3 of 18 trials"
+    )
+    assert "| first bad | `python=3.11 orjson=3.9.11` |" in text
+    assert "| `3.9.11` | 3 | 18 | 17 % (3.6–41 %) | bad, ← first bad |" in text
+    assert "`× No solution found: ╰─▶ orjson 3.9.13 has no wheel`" in text
+    stack = r"<details open><summary>[^<]*</summary>\n\n.*\n\n```text\nFatal Python error.*```\n\n</details>"
+    assert re.search(stack, text, re.DOTALL)
+    assert "bisect-env 0.1.0" in text
+    assert "```sh\nbisect-env run matrices/orjson_crash.yaml --fresh\n```" in text
+    html = GITHUB.render(text)
+    assert html.count("<table>") == 2
+    assert html.count("<details") == html.count("</details>") == 1
+
+
+def test_nothing_that_others_wrote_becomes_markup(store: Store) -> None:
+    calm, evil = (hostile_study(store, text) for text in ("calm", EVIL))
+    texts = [markdown_text(load_report(store, study.study.id)) for study in (calm, evil)]
+
+    def tags(text: str) -> list[str]:
+        return re.findall(r"<(?!br)/?[a-zA-Z][a-z0-9]*", GITHUB.render(text))
+
+    assert "script>x" in texts[1]
+    # Apart from code, which the evil text is shown in where it was nothing before, the structure is the same.
+    assert [t for t in tags(texts[1]) if "code" not in t] == [t for t in tags(texts[0]) if "code" not in t]
+    outside = re.sub(r"<pre>.*?</pre>|<code>.*?</code>", "", GITHUB.render(texts[1]), flags=re.DOTALL)
+    assert "@user" not in outside
+    assert "http://e.example" not in outside
+
+
+@given(st.text())
+@example("a | b `` ` c \\")
+@example("<https://x.example> @a &lt;")
+def test_escaped_text_reads_as_it_was(text: str) -> None:
+    line = clean(text)
+    rendered = GITHUB.render(f"x {escaped(line)} x").removeprefix("<p>").removesuffix("</p>\n")
+    assert not re.search(r"<[^>]*>", rendered)
+    for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&amp;", "&")):
+        rendered = rendered.replace(entity, character)
+    assert rendered.replace("\N{WORD JOINER}", "") == f"x {line} x"
+
+
+@given(st.text(min_size=1))
+@example("``|`")
+def test_code_is_code_also_in_a_table(text: str) -> None:
+    line = clean(text)
+    rendered = GITHUB.render(f"| a | b |\n|---|---|\n| {code(text)} | y |\n")
+    cells = re.findall(r"<td>(.*?)</td>", rendered, re.DOTALL)
+    assert len(cells) == 2
+    assert cells[1] == "y"
+    if line:
+        assert re.fullmatch(r"<code>[^<]*</code>", cells[0])
+
+
+@given(st.lists(st.text(alphabet="`~ab\\<", max_size=8)))
+def test_a_block_ends_where_it_should(lines: list[str]) -> None:
+    rendered = GITHUB.render("\n".join([*fenced(lines, "text"), "", "after"]))
+    assert rendered.endswith("</code></pre>\n<p>after</p>\n")
+
+
+def test_an_issue_can_hold_it(store: Store) -> None:
+    study = StudyBuilder(store, [axis("a", *(f"{i}" for i in range(200)))])
+    for kind in range(6):
+        stack = "\n".join(f'  File "{kind}/{"x" * 140}.py", line {n} in f' for n in range(300))
+        study.crashes({"a": str(150 + kind)}, 3, stack=stack, signature=f"kind {kind}")
+        study.passes({"a": str(10 * kind)}, 5)
+    text = markdown_text(load_report(store, study.study.id))
+    assert len(text) < MOST
+    assert "lines …" in text
