@@ -27,6 +27,7 @@ from bisect_env.trials.launcher import Launch
 from bisect_env.trials.phases import NO_MARKS, install, is_watched, read_marks
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
+from bisect_env.trials.stacks import live_stacks
 from bisect_env.trials.tracebacks import final_traceback, parse_fatal_dump
 from bisect_env.trials.workdir import WorkDir, work_dir
 
@@ -61,7 +62,7 @@ def run_trial(
     cpus: Collection[int] = (),
     cancelled: Callable[[], bool] = lambda: False,
     worker: str = "",
-    on_deadline: Callable[[int], str] = lambda _pid: "",
+    on_deadline: Callable[[int], str] = live_stacks,
     inside: Inside | None = None,
     locked: tuple[Locked, ...] = (),
 ) -> TrialRecord:

@@ -1,0 +1,234 @@
+"""Which thread of a hanging process waits for which other, and the cycle in that, if there is one.
+
+Three sources, none of which needs debugging symbols. py-spy says which thread has the GIL and what frames
+each has. The kernel says on which address a thread sleeps (`/proc/<pid>/task/<tid>/syscall`). At that
+address a `pthread_mutex_t` names its owner, and an address inside the interpreter's own data is the GIL, for
+which CPython waits on a condition of its runtime.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_FUTEX = {202, 98}
+"""Number of the system call `futex` on x86-64, and on aarch64."""
+_WAITS = {0, 6, 9}
+"""FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET."""
+_PYTHON = re.compile(r"/(?:lib)?python\d[\d.]*[a-z]*(?:\.so[\d.]*)?$")
+_MACHINERY = re.compile(
+    r"^0x|^_?_?(?:GI_|lll_|pthread_|sem_|futex|syscall|poll|select|epoll)|ffi_call|_call_function_pointer"
+    r"|_ctypes_callproc|PyCFuncPtr_call|_CallPythonObject|closure_fcn|^Py[A-Z_]|^_Py"
+)
+"""Frames that say how a thread waits, or how Python calls, and not whose call it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of a thread.
+
+    Attributes:
+        function: Its name, or an address.
+        file: Name of the source file or library.
+        line: 0 when it is not known.
+        native: Whether it is no Python.
+    """
+
+    function: str
+    file: str
+    line: int = 0
+    native: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}{f':{self.line}' if self.line else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One thread of a process.
+
+    Attributes:
+        tid: The kernel's id of it.
+        name: Python's.
+        frames: Innermost first, native and Python ones.
+        has_gil: Whether it holds the GIL.
+        wants_gil: Whether it sleeps until it gets the GIL.
+        mutex_owner: Thread that holds the mutex for which it sleeps; None when it sleeps for none.
+    """
+
+    tid: int
+    name: str
+    frames: tuple[Frame, ...]
+    has_gil: bool = False
+    wants_gil: bool = False
+    mutex_owner: int | None = None
+
+    def __str__(self) -> str:
+        return f"thread {self.tid} ({self.name})" if self.name else f"thread {self.tid}"
+
+    @property
+    def python(self) -> Frame | None:
+        """Its innermost Python frame."""
+        return next((frame for frame in self.frames if not frame.native), None)
+
+    @property
+    def native_call(self) -> Frame | None:
+        """The native function in which it is, below its innermost Python frame; None in Python code."""
+        inner = []
+        for frame in self.frames:
+            if not frame.native:
+                break
+            inner.append(frame)
+        if not inner:
+            return None
+        # The first that is no mere waiting; else the outermost that has a name.
+        telling = [frame for frame in inner if not _MACHINERY.search(frame.function)]
+        named = [frame for frame in inner if not frame.function.startswith("0x")]
+        return (telling or named or inner)[0]
+
+
+def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
+    """The threads in what `py-spy dump --json` printed. Pure.
+
+    Raises:
+        KeyError: It has another form.
+    """
+    threads = []
+    for thread in document:
+        frames = tuple(
+            Frame(
+                str(frame["name"]),
+                str(frame.get("short_filename") or frame["filename"]),
+                int(frame.get("line") or 0),
+                # Python frames belong to no library.
+                bool(frame.get("module")),
+            )
+            for frame in thread["frames"]
+        )
+        tid = int(thread.get("os_thread_id") or thread["thread_id"])
+        threads.append(Thread(tid, str(thread.get("thread_name") or ""), frames, bool(thread["owns_gil"])))
+    return threads
+
+
+def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
+    """Add what the kernel knows: for what each thread sleeps. A process that is gone adds nothing."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        known = {int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()}
+    except OSError:
+        return list(threads)
+    runtime = interpreter_data(maps)
+    found = []
+    for thread in threads:
+        address = _sleeps_at(pid, thread.tid)
+        wants_gil = address is not None and any(low <= address < high for low, high in runtime)
+        owner = None if address is None or wants_gil else _owner(pid, address)
+        if owner == thread.tid or owner not in known:
+            owner = None
+        found.append(
+            Thread(
+                thread.tid,
+                thread.name,
+                thread.frames,
+                thread.has_gil,
+                wants_gil and not thread.has_gil,
+                owner,
+            )
+        )
+    return found
+
+
+def interpreter_data(maps: str) -> list[tuple[int, int]]:
+    """Address ranges of the interpreter's own variables, from `/proc/<pid>/maps`. Pure."""
+    ranges: list[tuple[int, int]] = []
+    last_end = 0
+    for line in maps.splitlines():
+        span, permissions, _, _, _, *name = line.split(maxsplit=5)
+        low, high = (int(part, 16) for part in span.split("-"))
+        path = name[0] if name else ""
+        writable = "w" in permissions
+        # What is zero at the start lies behind the file's last part, in a mapping of its own.
+        if writable and (_PYTHON.search(path) or (path == "" and low == last_end)):
+            ranges.append((low, high))
+            last_end = high
+        else:
+            last_end = 0
+    return ranges
+
+
+def _sleeps_at(pid: int, tid: int) -> int | None:
+    try:
+        words = Path(f"/proc/{pid}/task/{tid}/syscall").read_text().split()
+    except OSError:
+        return None
+    if len(words) < 3 or not words[0].isdigit() or int(words[0]) not in _FUTEX:
+        return None
+    return int(words[1], 16) if int(words[2], 16) & 0x7F in _WAITS else None
+
+
+def _owner(pid: int, address: int) -> int | None:
+    """Who holds the mutex at an address, as glibc writes it: lock, count, owner."""
+    try:
+        with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            _, _, owner = struct.unpack("=iIi", memory.read(12))
+    except (OSError, struct.error, ValueError):
+        return None
+    return int(owner)
+
+
+def explain(threads: Sequence[Thread]) -> list[str]:
+    """What keeps a process from going on, in sentences; none when nothing can be seen. Pure.
+
+    Args:
+        threads: All of them, with what they wait for.
+    """
+    by_id = {thread.tid: thread for thread in threads}
+    holder = next((thread for thread in threads if thread.has_gil), None)
+    waits: dict[int, tuple[int, str]] = {}
+    for thread in threads:
+        if thread.mutex_owner is not None:
+            waits[thread.tid] = (thread.mutex_owner, "a mutex")
+        elif thread.wants_gil and holder is not None:
+            waits[thread.tid] = (holder.tid, "the GIL")
+    sentences = []
+    cycle = _cycle({tid: other for tid, (other, _) in waits.items()})
+    if cycle:
+        steps = []
+        for tid in cycle:
+            other, what = waits[tid]
+            steps.append(f"{by_id[tid]} waits for {what}, which thread {other} holds")
+        sentences.append(f"deadlock: {'; '.join(steps)}")
+    if holder is not None and (call := holder.native_call) is not None:
+        waiting = [thread for thread in threads if thread.wants_gil]
+        if waiting:
+            names = ", ".join(str(thread) for thread in waiting)
+            verb = "waits" if len(waiting) == 1 else "wait"
+            sentences.append(
+                f"{names} {verb} for the GIL; {holder} holds it inside the native call {call}"
+                + (f", called from {holder.python}" if holder.python else "")
+            )
+    for thread in threads:
+        if thread.tid in waits and thread is not holder and (frame := thread.native_call or thread.python):
+            where = f"{thread} is in {frame}"
+            if thread.python is not None and thread.python is not frame:
+                where += f", called from {thread.python}"
+            sentences.append(where)
+    return sentences
+
+
+def _cycle(waits: Mapping[int, int]) -> list[int]:
+    """The threads of a cycle in who waits for whom, beginning with the smallest; empty when there is none."""
+    for start in sorted(waits):
+        path: list[int] = []
+        at = start
+        while at in waits and at not in path:
+            path.append(at)
+            at = waits[at]
+        if at == start:
+            return path
+    return []

@@ -1,0 +1,89 @@
+"""The debugging tools that this host has, run with a time limit and with their words kept."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+TOOL_LIMIT = 20.0
+"""Seconds for one tool; the symbols of a CUDA process take gdb some of them."""
+_KEPT = 200_000
+"""Characters kept of what a tool prints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a tool printed.
+
+    Attributes:
+        ok: Whether it ended with success.
+        text: Its standard output, the end cut off when there is too much.
+        why: Why it failed, one line, or "".
+    """
+
+    ok: bool
+    text: str
+    why: str = ""
+
+
+@functools.cache
+def find_tool(name: str) -> str | None:
+    """Where a tool is: beside our own interpreter, then on PATH; None when it is nowhere."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+
+
+def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> Said:
+    """Run a tool to its end, or to the limit.
+
+    Args:
+        argv: What to run.
+        limit: Seconds.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=limit,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except subprocess.TimeoutExpired:
+        return Said(False, "", f"no answer in {limit:.0f} s")
+    except OSError as error:
+        return Said(False, "", str(error))
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    why = "" if done.returncode == 0 else (lines[0] if lines else f"exit code {done.returncode}")
+    return Said(done.returncode == 0, done.stdout[:_KEPT].replace("\0", "\ufffd"), why)
+
+
+def unwinds_natively() -> bool:
+    """Whether py-spy sees native frames on this architecture."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process has been stopped, by itself or by somebody else."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
+def go_on(pid: int) -> None:
+    """Wake a process that a tool, ended in the middle, has left stopped."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGCONT)
