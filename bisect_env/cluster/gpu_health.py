@@ -1,7 +1,7 @@
 """Whether a GPU is to be trusted with trials, decided from what NVML said before, during and after one. Pure.
 
 A lost or sick GPU makes healthy code fail. Its trial is void, and the GPU gets no more; which Xids mean that
-and which are the script's own doing is the table of `docs/reference/outcomes.md`.
+and which are the script's own doing is the table of `docs/outcomes.md`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from bisect_env.trials.xids import SICK_XIDS, described
 
 OK = 0
 NOT_FOUND = 6
@@ -20,9 +22,6 @@ _GONE = {
     GPU_IS_LOST: "it was lost (NVML error 15: it fell off the bus or cannot be reached)",
     RESET_REQUIRED: "it must be reset (NVML error 16)",
 }
-
-SICK_XIDS = frozenset({46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, *range(143, 151), 155, 156, 158})
-"""Xids of hardware, driver or firmware. A program's own faults (13, 31, 43, 45, …) are not here."""
 
 REPORTS_BEFORE_ASIDE = 2
 """Different environments whose trials must say that a GPU is lost before it is believed against NVML."""
@@ -81,8 +80,7 @@ def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> Fi
     if (gone := before_trial(after)) is not None:
         return gone
     if sick := sorted(set(xids) & SICK_XIDS):
-        numbers = ", ".join(map(str, sick))
-        return Finding(after.uuid, f"the driver reported Xid {numbers} during the trial", aside=True)
+        return Finding(after.uuid, f"the driver reported {described(sick)} during the trial", aside=True)
     if None not in (before.uncorrected, after.uncorrected) and before.uncorrected != after.uncorrected:
         new = (after.uncorrected or 0) - (before.uncorrected or 0)
         return Finding(after.uuid, f"{new} new uncorrectable memory errors during the trial", aside=True)

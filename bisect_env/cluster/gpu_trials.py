@@ -16,8 +16,9 @@ from bisect_env.cluster.gpu_health import (
     before_trial,
     shared_with,
 )
-from bisect_env.cluster.perform import GpuUnavailableError
+from bisect_env.cluster.perform import GpuTrial, GpuUnavailableError
 from bisect_env.trials.records import Outcome, TrialRecord, TrialSpec
+from bisect_env.trials.xids import described
 
 
 class Xids(Protocol):
@@ -25,6 +26,10 @@ class Xids(Protocol):
 
     def xids(self, uuid: str) -> list[int]:
         """Of one GPU, in order."""
+        ...
+
+    def busy(self, uuid: str) -> float | None:
+        """Share of the last moments in which a kernel ran on it; None when that cannot be read."""
         ...
 
 
@@ -42,6 +47,21 @@ class Monitor(Protocol):
     def watch(self, uuids: Sequence[str]) -> AbstractContextManager[Xids]:
         """Hear the Xid events of some GPUs."""
         ...
+
+
+class _Watch:
+    """What one trial's classification hears of its GPUs."""
+
+    def __init__(self, heard: Xids, uuids: Sequence[str]) -> None:
+        self._heard = heard
+        self._uuids = uuids
+
+    def reported(self) -> list[int]:
+        return [xid for uuid in self._uuids for xid in self._heard.xids(uuid)]
+
+    def busy(self) -> float | None:
+        rates = [rate for uuid in self._uuids if (rate := self._heard.busy(uuid)) is not None]
+        return max(rates, default=None)
 
 
 class HostGpus:
@@ -78,7 +98,7 @@ class HostGpus:
         """Whether as many GPUs as that still work."""
         return len(self._healthy) >= count
 
-    def run(self, spec: TrialSpec, trial: Callable[[Sequence[str]], TrialRecord]) -> TrialRecord:
+    def run(self, spec: TrialSpec, trial: GpuTrial) -> TrialRecord:
         """Lend GPUs to a trial; see `GpuLender.run`."""
         uuids = self._take(spec.gpus)
         try:
@@ -94,17 +114,15 @@ class HostGpus:
             taken, self._free = self._free[:count], self._free[count:]
         return taken
 
-    def _watched(
-        self, spec: TrialSpec, uuids: list[str], trial: Callable[[Sequence[str]], TrialRecord]
-    ) -> TrialRecord:
+    def _watched(self, spec: TrialSpec, uuids: list[str], trial: GpuTrial) -> TrialRecord:
         if self._monitor is None:
-            return self._heard(spec, uuids, trial(uuids))
+            return self._heard(spec, uuids, trial(uuids, None))
         before = {uuid: self._monitor.read(uuid) for uuid in uuids}
         if bad := [one for reading in before.values() if (one := before_trial(reading))]:
             self._put_aside(bad)
             raise GpuUnavailableError(_say(bad))
         with self._monitor.watch(uuids) as heard:
-            record = trial(uuids)
+            record = trial(uuids, _Watch(heard, uuids))
         model, driver = self._monitor.describe(uuids)
         record = replace(record, machine=replace(record.machine, gpu_model=model, driver=driver))
         after = {uuid: self._monitor.read(uuid) for uuid in uuids}
@@ -118,7 +136,7 @@ class HostGpus:
             pids = ", ".join(map(str, sorted(others)))
             raise GpuUnavailableError(f"out of GPU memory beside other processes ({pids}): {record.detail}")
         if xids := [xid for uuid in uuids for xid in heard.xids(uuid)]:
-            record = replace(record, detail=f"{record.detail}; Xid {', '.join(map(str, xids))}")
+            record = replace(record, detail=f"{record.detail}; {described(xids)}")
         return self._heard(spec, uuids, record)
 
     def _heard(self, spec: TrialSpec, uuids: list[str], record: TrialRecord) -> TrialRecord:

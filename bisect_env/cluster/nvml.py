@@ -154,6 +154,14 @@ class XidWatch:
         """Of one GPU, in order."""
         return [xid for seen, xid in self._seen if seen == uuid]
 
+    def busy(self, uuid: str) -> float | None:
+        """Share of the last moments (up to a second) in which a kernel ran on it; None when not readable."""
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0
+        except self._nvml.NVMLError:
+            return None
+
 
 def open_nvml() -> Nvml:
     """NVML of this host.

@@ -20,6 +20,7 @@ from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
+from bisect_env.trials.gpu_watch import GpuWatch
 from bisect_env.trials.records import TrialRecord, TrialSpec
 from bisect_env.trials.run import TrialCancelledError, harness_error_record, run_trial
 
@@ -46,11 +47,15 @@ class GpuUnavailableError(Exception):
     """A GPU cannot be used; the trial did not run, or what it did says nothing."""
 
 
+GpuTrial = Callable[[Sequence[str], GpuWatch | None], TrialRecord]
+"""Runs a trial on these GPUs, which something may be watching."""
+
+
 class GpuLender(Protocol):
     """Lends this host's GPUs to trials and watches over their health."""
 
-    def run(self, spec: TrialSpec, trial: Callable[[Sequence[str]], TrialRecord]) -> TrialRecord:
-        """Call `trial` with the UUIDs of as many GPUs as the spec asks for.
+    def run(self, spec: TrialSpec, trial: GpuTrial) -> TrialRecord:
+        """Call `trial` with the UUIDs of as many GPUs as the spec asks for, and with what watches them.
 
         Raises:
             GpuUnavailableError: There are not as many that work.
@@ -88,7 +93,7 @@ def perform(
         failure = _build_failed(request, error, spec.trial_id)
         return failure or TrialCompleted(harness_error_record(spec, error))
 
-    def trial(uuids: Sequence[str] = ()) -> TrialRecord:
+    def trial(uuids: Sequence[str] = (), watch: GpuWatch | None = None) -> TrialRecord:
         return run_trial(
             spec,
             prefix.path,
@@ -99,6 +104,7 @@ def perform(
             worker=worker,
             inside=prefix.inside,
             locked=importable(request.lock),
+            gpu_watch=watch,
         )
 
     try:

@@ -1,6 +1,6 @@
 """What one process did, decided from its exit record alone: named rules, first match wins.
 
-The order is that of the table in `docs/reference/outcomes.md`. Rules that read text look at the last words
+The order is that of the table in `docs/outcomes.md`. Rules that read text look at the last words
 of a process that failed by itself, never at the whole output: a handled error explains nothing.
 """
 
@@ -20,9 +20,11 @@ from bisect_env.trials.last_words import LAST_WORDS, abort_cause, last_words, ta
 from bisect_env.trials.progress import phase_of
 from bisect_env.trials.records import Outcome, Phase
 from bisect_env.trials.tracebacks import Traceback, final_traceback
+from bisect_env.trials.xids import SICK_XIDS, described
 
 BUSY_RATE = 0.1
-"""CPUs in use before the deadline above which a hang is a busy loop; on a crowded host it gets few."""
+"""CPUs in use before the deadline above which a hang is a busy loop; on a crowded host it gets few. Of a
+GPU, the share of time in which a kernel ran."""
 NOTED_STRAYS = "left {} running, ended"
 
 
@@ -55,7 +57,7 @@ def signal_name(number: int) -> str:
 
 
 def harness_error(record: ExitRecord) -> Classification | None:
-    """The process could not be started or ended for a reason that is not the script's."""
+    """The host could not start a process (no memory, no descriptors), or code of ours failed."""
     if record.stage in ("setup", "chdir") or (record.stage and record.errno in _RESOURCES):
         return Classification(
             Outcome.HARNESS_ERROR, f"cannot start a process: {os.strerror(record.errno)}", Phase.START
@@ -67,38 +69,48 @@ _RESOURCES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, 
 
 
 def env_mismatch(record: ExitRecord) -> Classification | None:
-    """What the script imported is not what the lock says: the combination was not tested."""
+    """The interpreter, or a package that the script imported, has another version than the lock."""
     if why := mismatch(record.expected, record.marks.imported):
         return Classification(Outcome.ENV_MISMATCH, why, phase_of(record), record.signal)
     return None
 
 
-def _cuda_rule(*outcomes: Outcome) -> Rule:
-    def rule(record: ExitRecord) -> Classification | None:
-        # A signal other than SIGABRT has its own cause; SIGABRT is how an uncaught C++ exception ends.
-        if not record.failed_alone or record.signal not in (0, signal.SIGABRT):
-            return None
-        error = find_cuda_error(last_words(record))
-        if error is None or error.outcome not in outcomes:
-            return None
-        phase = phase_of(record)
-        return Classification(
-            error.outcome, f"CUDA error {error.number} ({error.runtime}): {error.text}", phase, record.signal
-        )
-
-    return rule
+def _named_by_cuda(record: ExitRecord, *outcomes: Outcome) -> Classification | None:
+    # A signal other than SIGABRT has its own cause; SIGABRT is how an uncaught C++ exception ends.
+    if not record.failed_alone or record.signal not in (0, signal.SIGABRT):
+        return None
+    error = find_cuda_error(last_words(record))
+    if error is None or error.outcome not in outcomes:
+        return None
+    detail = f"CUDA error {error.number} ({error.runtime}): {error.text}"
+    return Classification(error.outcome, detail, phase_of(record), record.signal)
 
 
-gpu_lost = _cuda_rule(Outcome.GPU_LOST)
-"""The GPU went away or is sick."""
-unsupported = _cuda_rule(Outcome.UNSUPPORTED)
-"""This driver or GPU cannot run that build."""
-cuda_failure = _cuda_rule(Outcome.CUDA_FAULT, Outcome.CUDA_OOM, Outcome.CUDA_INIT)
-"""A failure that a CUDA library names; one error cannot be two of these, so their order is nothing."""
+def gpu_sick(record: ExitRecord) -> Classification | None:
+    """The driver reported a sick Xid while the trial ran, whatever the script made of it."""
+    if sick := sorted(set(record.xids) & SICK_XIDS):
+        return Classification(Outcome.GPU_LOST, described(sick), phase_of(record), record.signal)
+    return None
+
+
+def gpu_lost(record: ExitRecord) -> Classification | None:
+    """The last words name a CUDA error of a GPU that went away or is sick."""
+    return _named_by_cuda(record, Outcome.GPU_LOST)
+
+
+def unsupported(record: ExitRecord) -> Classification | None:
+    """The last words name a CUDA error by which this driver or GPU cannot run that build."""
+    return _named_by_cuda(record, Outcome.UNSUPPORTED)
+
+
+def cuda_failure(record: ExitRecord) -> Classification | None:
+    """The last words name a CUDA error, with an exit code or SIGABRT."""
+    # One error cannot be two of these, so their order is nothing.
+    return _named_by_cuda(record, Outcome.CUDA_FAULT, Outcome.CUDA_OOM, Outcome.CUDA_INIT)
 
 
 def killed_external(record: ExitRecord) -> Classification | None:
-    """Somebody else sent SIGKILL or SIGTERM, and not the kernel for lack of memory."""
+    """SIGKILL or SIGTERM that we did not send, without a kill for lack of memory."""
     if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not record.oom_kills:
         name = signal_name(record.signal)
         return Classification(
@@ -113,7 +125,7 @@ _DISK = re.compile(
 
 
 def disk_full(record: ExitRecord) -> Classification | None:
-    """The final exception, or the last words, name ENOSPC, EIO or ESTALE."""
+    """The final exception, or the last three lines, name ENOSPC, EIO or ESTALE."""
     if not record.failed_alone:
         return None
     traceback = final_traceback(record.stderr)
@@ -123,7 +135,7 @@ def disk_full(record: ExitRecord) -> Classification | None:
 
 
 def skip(record: ExitRecord) -> Classification | None:
-    """Exit code 125: the script says that nothing can be learnt here (git's convention)."""
+    """Exit code 125, as in git: the script says that nothing can be learnt here."""
     if record.failed_alone and record.returncode == 125:
         return Classification(Outcome.SKIP, "exit code 125", phase_of(record))
     return None
@@ -137,7 +149,7 @@ _LOADER = re.compile(r"symbol lookup error:.*|error while loading shared librari
 
 
 def not_runnable(record: ExitRecord) -> Classification | None:
-    """The command, or the script itself, cannot be run at all."""
+    """No such command or script, no permission, exit code 126 or 127, a syntax error of the script's own."""
     if record.stage:
         why = "command not found" if record.stage == "lookup" else os.strerror(record.errno)
         return Classification(Outcome.NOT_RUNNABLE, f"cannot execute the command: {why}", Phase.START)
@@ -162,7 +174,7 @@ def _script_unusable(record: ExitRecord) -> Classification | None:
 
 
 def host_oom(record: ExitRecord) -> Classification | None:
-    """The kernel killed it for lack of memory."""
+    """SIGKILL that we did not send, and the cgroup counted a kill for lack of memory while it ran."""
     if not record.killed_by_us and record.signal == signal.SIGKILL and record.oom_kills:
         return Classification(
             Outcome.HOST_OOM, "killed by the kernel for lack of memory", phase_of(record), record.signal
@@ -171,20 +183,26 @@ def host_oom(record: ExitRecord) -> Classification | None:
 
 
 def hang(record: ExitRecord) -> Classification | None:
-    """The deadline passed."""
+    """The time limit passed; idle, busy-cpu or busy-gpu by what was used just before."""
     if not record.timed_out:
         return None
-    kind = "idle" if record.cpu_rate is not None and record.cpu_rate < BUSY_RATE else "busy-cpu"
-    if record.cpu_rate is None:
-        kind = "not measured"
-    detail = f"hang ({kind}) at the deadline"
+    detail = f"hang ({_hang_kind(record)}) at the deadline"
     if record.unended:
         detail += f"; {_processes(record.unended)} cannot be killed"
     return Classification(Outcome.HANG, detail, phase_of(record))
 
 
+def _hang_kind(record: ExitRecord) -> str:
+    # The GPU first: a thread that waits for a kernel may do so by polling, and keeps a CPU busy.
+    if record.gpu_rate is not None and record.gpu_rate >= BUSY_RATE:
+        return "busy-gpu"
+    if record.cpu_rate is None:
+        return "not measured"
+    return "idle" if record.cpu_rate < BUSY_RATE else "busy-cpu"
+
+
 def crash(record: ExitRecord) -> Classification | None:
-    """A signal that the process brought on itself."""
+    """Ended by a signal that nobody sent; SIGABRT with the reason that the C library or C++ gave for it."""
     if not record.signal or record.killed_by_us:
         return None
     phase = phase_of(record)
@@ -195,7 +213,7 @@ def crash(record: ExitRecord) -> Classification | None:
 
 
 def import_error(record: ExitRecord) -> Classification | None:
-    """An exception while importing, or a symbol that the loader does not find: where ABI breaks show."""
+    """ImportError, a symbol that the loader does not find, or any exception while a module was imported."""
     if not record.failed_alone or record.signal:
         return None
     if match := _LOADER.search(tail(record.stderr, 3)):
@@ -224,7 +242,7 @@ def _is_import_failure(traceback: Traceback) -> bool:
 
 
 def exit_fail(record: ExitRecord) -> Classification | None:
-    """Any other exit code, or an uncaught exception."""
+    """Any other exit code or exception; above 128 with a note: a shell reports its child's signals so."""
     if record.returncode is None or record.returncode <= 0:
         return None
     traceback = final_traceback(record.stderr)
@@ -246,6 +264,7 @@ def passed(record: ExitRecord) -> Classification | None:
 
 RULES: tuple[Rule, ...] = (
     harness_error,
+    gpu_sick,
     gpu_lost,
     killed_external,
     disk_full,

@@ -1,8 +1,7 @@
 """CUDA's errors by number, name and text, as far as they say what a failure was.
 
-Names, numbers and texts: `driver_types.h`, `cuda.h` and `cudaGetErrorString` of the CUDA 13.5 runtime
-(`nvidia-cuda-runtime` 13.5.37, read 2026-11). Earlier releases differ in no entry
-used here. What each means for a trial is `docs/reference/outcomes.md`.
+They are read from a table that is generated from the CUDA runtime itself (`tables/cuda_errors.csv`); earlier
+releases differ in no entry used here. What each means for a trial is `docs/outcomes.md`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from bisect_env.trials.records import Outcome
+from bisect_env.trials.tables import load
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,42 +32,12 @@ class CudaError:
     outcome: Outcome
 
 
-# Number, what it means, name in the runtime API after `cudaError`, name in the driver API after
-# `CUDA_ERROR_`, text.
-_TABLE = """
-  2 cuda-oom    MemoryAllocation            OUT_OF_MEMORY           out of memory
-  3 cuda-init   InitializationError         NOT_INITIALIZED         initialization error
- 35 unsupported InsufficientDriver          - CUDA driver version is insufficient for CUDA runtime version
- 46 gpu-lost    DevicesUnavailable          DEVICE_UNAVAILABLE CUDA-capable device(s) is/are busy or unavailable
-100 unsupported NoDevice                    NO_DEVICE               no CUDA-capable device is detected
-209 unsupported NoKernelImageForDevice      NO_BINARY_FOR_GPU no kernel image is available for execution on the device
-214 gpu-lost    ECCUncorrectable            ECC_UNCORRECTABLE       uncorrectable ECC error encountered
-220 gpu-lost    NvlinkUncorrectable         NVLINK_UNCORRECTABLE uncorrectable NVLink error detected during the execution
-222 unsupported UnsupportedPtxVersion       UNSUPPORTED_PTX_VERSION the provided PTX was compiled with an unsupported toolchain.
-226 gpu-lost    Contained                   CONTAINED Invalid access of peer GPU memory over nvlink or a hardware error
-700 cuda-fault  IllegalAddress              ILLEGAL_ADDRESS         an illegal memory access was encountered
-702 cuda-fault  LaunchTimeout               LAUNCH_TIMEOUT          the launch timed out and was terminated
-710 cuda-fault  Assert                      ASSERT                  device-side assert triggered
-714 cuda-fault  HardwareStackError          HARDWARE_STACK_ERROR    hardware stack error
-715 cuda-fault  IllegalInstruction          ILLEGAL_INSTRUCTION     an illegal instruction was encountered
-716 cuda-fault  MisalignedAddress           MISALIGNED_ADDRESS      misaligned address
-717 cuda-fault  InvalidAddressSpace         INVALID_ADDRESS_SPACE operation not supported on global/shared address space
-718 cuda-fault  InvalidPc                   INVALID_PC              invalid program counter
-719 cuda-fault  LaunchFailure               LAUNCH_FAILED           unspecified launch failure
-802 gpu-lost    SystemNotReady              SYSTEM_NOT_READY        system not yet initialized
-803 gpu-lost    SystemDriverMismatch        SYSTEM_DRIVER_MISMATCH system has unsupported display driver / cuda driver combination
-804 unsupported CompatNotSupportedOnDevice  COMPAT_NOT_SUPPORTED_ON_DEVICE forward compatibility was attempted on non supported HW
-999 cuda-init   Unknown                     UNKNOWN                 unknown error
-"""  # noqa: E501 - a table
-
-
-def _row(line: str) -> CudaError:
-    number, outcome, runtime, driver, text = line.split(None, 4)
-    name = "" if driver == "-" else f"CUDA_ERROR_{driver}"
-    return CudaError(int(number), f"cudaError{runtime}", name, text, Outcome(outcome))
-
-
-CUDA_ERRORS = tuple(_row(line) for line in _TABLE.strip().splitlines())
+TABLE = load("cuda_errors")
+CUDA_ERRORS = tuple(
+    CudaError(int(row["number"]), row["runtime"], row["driver"], row["text"], Outcome(row["outcome"]))
+    for row in TABLE.rows
+    if row["outcome"]
+)
 """In numerical order."""
 
 _BY_NUMBER = {error.number: error for error in CUDA_ERRORS}

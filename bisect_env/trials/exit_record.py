@@ -21,6 +21,8 @@ class ExitRecord:
         timed_out: The deadline passed before the process ended.
         killed_by_us: We sent a signal before it ended.
         cpu_rate: CPUs it kept busy just before the deadline; None when not measured.
+        gpu_rate: Share of the time in which its GPUs were busy just before the deadline; None when not
+            measured.
         oom_kills: Kills for lack of memory that the cgroup counted while it ran.
         strays: Processes that outlived it and that we ended.
         unended: Processes that even SIGKILL did not end (held by a driver).
@@ -40,6 +42,7 @@ class ExitRecord:
     timed_out: bool = False
     killed_by_us: bool = False
     cpu_rate: float | None = None
+    gpu_rate: float | None = None
     oom_kills: int = 0
     strays: int = 0
     unended: int = 0

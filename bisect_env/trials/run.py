@@ -21,10 +21,11 @@ from bisect_env.trials.classify import Classification, classify
 from bisect_env.trials.command import resolve_program
 from bisect_env.trials.contained import contain
 from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.gpu_watch import GpuWatch
 from bisect_env.trials.imports import Expected, Locked, expected_imports, imported_versions
 from bisect_env.trials.launch import TrialCancelledError, run_process
 from bisect_env.trials.launcher import Launch
-from bisect_env.trials.phases import NO_MARKS, install, is_watched, read_marks
+from bisect_env.trials.phases import install, is_watched, read_marks
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
@@ -51,6 +52,7 @@ class _Place:
     on_deadline: Callable[[int], str]
     inside: Inside | None
     expected: Mapping[str, Expected]
+    gpu_watch: GpuWatch | None
 
 
 def run_trial(
@@ -65,6 +67,7 @@ def run_trial(
     on_deadline: Callable[[int], str] = live_stacks,
     inside: Inside | None = None,
     locked: tuple[Locked, ...] = (),
+    gpu_watch: GpuWatch | None = None,
 ) -> TrialRecord:
     """Run a trial and classify it. Safe to call from several threads at once.
 
@@ -83,6 +86,7 @@ def run_trial(
         inside: The container image that it runs in, if it does.
         locked: What the lock says of the distributions that can be imported; what the script then really
             imports is compared with it.
+        gpu_watch: Watches its GPUs, if anything does.
 
     Returns:
         The record; a failure of our own is one too, with outcome `harness-error`.
@@ -95,7 +99,7 @@ def run_trial(
     interpreter = python or prefix / "bin" / "python"
     try:
         expected = expected_imports(prefix, locked)
-        place = _Place(prefix, interpreter, gpus, cpus, cancelled, on_deadline, inside, expected)
+        place = _Place(prefix, interpreter, gpus, cpus, cancelled, on_deadline, inside, expected, gpu_watch)
         exits = _run_copies(spec, place)
         record = _record(spec, exits, started_at, time.monotonic() - clock)
     except TrialCancelledError:
@@ -137,41 +141,56 @@ def _run_copies(spec: TrialSpec, place: _Place) -> list[ExitRecord]:
 
 
 def _run_copy(spec: TrialSpec, place: _Place) -> ExitRecord:
+    rates: list[float | None] = []
+
+    def at_deadline(pid: int) -> str:
+        # Before the stacks are taken, which stops the process.
+        rates.append(place.gpu_watch.busy() if place.gpu_watch else None)
+        return place.on_deadline(pid)
+
+    watched = replace(place, on_deadline=at_deadline)
     with work_dir(spec.files) as directory:
         if place.inside is not None:
-            return _run_contained(spec, place, place.inside, directory)
-        env = child_env(
-            os.environ,
-            prefix_bin=place.prefix / "bin",
-            tmp=directory.tmp,
-            hash_seed=spec.hash_seed,
-            trial_id=spec.trial_id,
-            gpus=place.gpus,
-            own_bin=None if sys.prefix == sys.base_prefix else Path(sys.prefix, "bin"),
-            extra=spec.env,
-        )
-        program = resolve_program(
-            spec.command[0], prefix_bin=place.prefix / "bin", python=place.python, path=env["PATH"]
-        )
-        if program is None:
-            return ExitRecord(returncode=None, stage="lookup")
-        marks = None
-        if is_watched(program, spec.command[1:], env, directory.work):
-            env, marks = install(directory.top, env, place.expected)
-        seen = run_process(
-            Launch(
-                [program, *spec.command[1:]],
-                env,
-                directory.work,
-                cpus=sorted(place.cpus),
-                scratch=directory.top,
-            ),
-            timeout=spec.timeout,
-            output_limit=spec.output_limit,
-            cancelled=place.cancelled,
-            on_deadline=place.on_deadline,
-        )
-        return replace(seen, marks=read_marks(marks) if marks else NO_MARKS, expected=place.expected)
+            seen = _run_contained(spec, watched, place.inside, directory)
+        else:
+            seen = _run_here(spec, watched, directory)
+    xids = tuple(place.gpu_watch.reported()) if place.gpu_watch else ()
+    return replace(seen, expected=place.expected, gpu_rate=rates[0] if rates else None, xids=xids)
+
+
+def _run_here(spec: TrialSpec, place: _Place, directory: WorkDir) -> ExitRecord:
+    env = child_env(
+        os.environ,
+        prefix_bin=place.prefix / "bin",
+        tmp=directory.tmp,
+        hash_seed=spec.hash_seed,
+        trial_id=spec.trial_id,
+        gpus=place.gpus,
+        own_bin=None if sys.prefix == sys.base_prefix else Path(sys.prefix, "bin"),
+        extra=spec.env,
+    )
+    program = resolve_program(
+        spec.command[0], prefix_bin=place.prefix / "bin", python=place.python, path=env["PATH"]
+    )
+    if program is None:
+        return ExitRecord(returncode=None, stage="lookup")
+    marks = None
+    if is_watched(program, spec.command[1:], env, directory.work):
+        env, marks = install(directory.top, env, place.expected)
+    seen = run_process(
+        Launch(
+            [program, *spec.command[1:]],
+            env,
+            directory.work,
+            cpus=sorted(place.cpus),
+            scratch=directory.top,
+        ),
+        timeout=spec.timeout,
+        output_limit=spec.output_limit,
+        cancelled=place.cancelled,
+        on_deadline=place.on_deadline,
+    )
+    return replace(seen, marks=read_marks(marks)) if marks else seen
 
 
 def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: WorkDir) -> ExitRecord:

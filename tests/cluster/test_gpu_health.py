@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,8 +18,9 @@ from bisect_env.cluster.gpu_health import (
     shared_with,
 )
 from bisect_env.cluster.gpu_trials import HostGpus
-from bisect_env.cluster.perform import GpuUnavailableError
+from bisect_env.cluster.perform import GpuTrial, GpuUnavailableError
 from bisect_env.matrix.combination import Combination
+from bisect_env.trials.gpu_watch import GpuWatch
 from bisect_env.trials.records import Outcome, Phase, TrialRecord, TrialSpec
 
 A, B = "GPU-a", "GPU-b"
@@ -113,13 +114,16 @@ class Recorded:
     def xids(self, _uuid: str) -> list[int]:
         return self.seen
 
+    def busy(self, uuid: str) -> float | None:
+        return {A: 0.25, B: 0.75}.get(uuid)
+
 
 def spec(gpus: int = 1, lock: str = "lock") -> TrialSpec:
     return TrialSpec("t", Combination.of({"a": "1"}), lock, ("python",), gpus=gpus)
 
 
-def ends(outcome: Outcome, saw: list[list[str]] | None = None) -> Callable[[Sequence[str]], TrialRecord]:
-    def trial(uuids: Sequence[str]) -> TrialRecord:
+def ends(outcome: Outcome, saw: list[list[str]] | None = None) -> GpuTrial:
+    def trial(uuids: Sequence[str], _watch: GpuWatch | None = None) -> TrialRecord:
         if saw is not None:
             saw.append(list(uuids))
         return TrialRecord(
@@ -140,7 +144,7 @@ def test_each_trial_is_lent_gpus_that_no_other_has() -> None:
     gpus, _ = lender(HEALTHY)
     saw: list[list[str]] = []
 
-    def outer(uuids: Sequence[str]) -> TrialRecord:
+    def outer(uuids: Sequence[str], _watch: GpuWatch | None) -> TrialRecord:
         saw.append(list(uuids))
         with pytest.raises(GpuUnavailableError, match="2 GPUs are asked for, and 1 are free"):
             gpus.run(spec(2), ends(Outcome.PASS))
@@ -184,7 +188,7 @@ def test_xids_of_a_fault_are_noted() -> None:
     gpus, aside = lender(HEALTHY, xids=[31])
     record = gpus.run(spec(), ends(Outcome.CUDA_FAULT))
     assert record.outcome is Outcome.CUDA_FAULT
-    assert record.detail.endswith("Xid 31")
+    assert record.detail.endswith("Xid 31 (GPU memory page fault)")
     assert aside == []
 
 
@@ -207,10 +211,24 @@ def test_a_combination_that_calls_every_gpu_lost_takes_none_away() -> None:
 def test_a_failure_of_ours_gives_the_gpu_back() -> None:
     gpus, _ = lender(HEALTHY)
 
-    def fails(_uuids: Sequence[str]) -> TrialRecord:
+    def fails(_uuids: Sequence[str], _watch: GpuWatch | None) -> TrialRecord:
         raise RuntimeError("ours")
 
     for _ in range(5):
         with pytest.raises(RuntimeError):
             gpus.run(spec(), fails)
     assert gpus.run(spec(2), ends(Outcome.PASS)).outcome is Outcome.PASS
+
+
+def test_a_trial_hears_of_its_own_gpus() -> None:
+    gpus, _ = lender(HEALTHY, xids=[31])
+    heard: list[tuple[float | None, list[int]]] = []
+
+    def trial(uuids: Sequence[str], watch: GpuWatch | None) -> TrialRecord:
+        assert watch is not None
+        heard.append((watch.busy(), list(watch.reported())))
+        return ends(Outcome.PASS)(uuids, watch)
+
+    gpus.run(spec(1), trial)
+    gpus.run(spec(2), trial)
+    assert heard == [(0.25, [31]), (0.75, [31, 31])]

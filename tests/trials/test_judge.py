@@ -10,7 +10,7 @@ from bisect_env.matrix.combination import Combination
 from bisect_env.trials.judge import DEFAULT_OUTCOMES, NEVER_TARGET, SKIPPED, VOID, Target, judge
 from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "outcomes.md"
+REFERENCE = Path(__file__).parents[2] / "docs" / "outcomes.md"
 
 
 def record(outcome: Outcome, returncode: int | None = 1, **changes: object) -> TrialRecord:
