@@ -25,7 +25,7 @@ def importable(lock: Lock) -> tuple[Locked, ...]:
         for name, version in provided_to_pypi((package,)).items():
             found[name] = Locked(name, version, package.name in cuda)
     for package in lock.packages:
-        if not package.is_conda:
+        if package.manager == "pip":
             name = str(canonicalize_name(package.name))
             found[name] = Locked(name, package.version, package.name in cuda)
     return tuple(found[name] for name in sorted(found))

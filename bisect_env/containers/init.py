@@ -20,6 +20,8 @@ import sys
 import time
 from typing import Any, NoReturn, Optional
 
+HARNESS = "BISECT_ENV_HARNESS_MARKS"
+PYTHONPATH = "BISECT_ENV_HARNESS_PYTHONPATH"
 LOOK = 0.5
 LINGER = 0.2
 FORWARDED = (signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -42,6 +44,10 @@ def _become(request: Any, report: int) -> NoReturn:
         _limit_core(request["core"])
         env = dict(os.environ)
         env.update(request["env"])
+        if HARNESS in env and PYTHONPATH not in env and "PYTHONPATH" in os.environ:
+            # The image has a path of its own, which the harness is to give back.
+            env[PYTHONPATH] = os.environ["PYTHONPATH"]
+            env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], os.environ["PYTHONPATH"]])
         path = os.pathsep.join(request["path"] + [os.environ.get("PATH", os.defpath)])
         env["PATH"] = path
         stage = "chdir"

@@ -131,8 +131,10 @@ def prepare(inside: Inside, parcel: Parcel) -> None:
     for place in (parcel.work, parcel.tmp, parcel.control):
         place.chmod(0o777)
     # Mounted apart, so that they do not depend on who may enter the directory above them.
-    for path in (*parcel.control.iterdir(), *parcel.work.rglob("*")):
+    for path in parcel.work.rglob("*"):
         path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o444))
+    for path in parcel.control.rglob("*"):
+        path.chmod(path.stat().st_mode | (0o777 if path.is_dir() else 0o666))
 
 
 @dataclass(frozen=True, slots=True)

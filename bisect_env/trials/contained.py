@@ -76,6 +76,7 @@ class Contained:
 def contain(
     spec: TrialSpec,
     directory: WorkDir,
+    control: Path,
     inside: Inside,
     argv: Sequence[str],
     env: Mapping[str, str],
@@ -89,6 +90,7 @@ def contain(
     Args:
         spec: The trial.
         directory: Its directories, filled.
+        control: A directory beside them, for what passes between the container and us.
         inside: Image and engine.
         argv: The command, as the container sees it.
         env: Added to the image's environment.
@@ -96,8 +98,6 @@ def contain(
         cpus: CPUs that it may use.
         core: Whether it may leave a core file.
     """
-    control = directory.top / "control"
-    control.mkdir()
     name = f"bisect-env-{spec.trial_id[:32]}-{secrets.token_hex(3)}"
     parcel = Parcel(
         name=name,

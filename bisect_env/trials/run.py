@@ -206,8 +206,13 @@ def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: Wo
         # Looked up where the prefix is; what it lacks, the image may have.
         found = resolve_program(program, prefix_bin=place.prefix / "bin", python=place.python, path="")
         program = found or program
+    marks = None
+    control = directory.top / "control"
+    control.mkdir()
+    if is_watched(program, spec.command[1:], env, directory.work):
+        env, marks = install(control, env, place.expected)
     argv = [program, *spec.command[1:]]
-    contained = contain(spec, directory, inside, argv, env, gpus=place.gpus, cpus=place.cpus)
+    contained = contain(spec, directory, control, inside, argv, env, gpus=place.gpus, cpus=place.cpus)
     record = run_process(
         contained.launch,
         timeout=spec.timeout,
@@ -216,7 +221,8 @@ def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: Wo
         on_deadline=place.on_deadline,
         contained=contained.first_process,
     )
-    return contained.read(record)
+    seen = contained.read(record)
+    return replace(seen, marks=read_marks(marks) if marks else NO_MARKS, expected=place.expected)
 
 
 def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elapsed: float) -> TrialRecord:

@@ -8,7 +8,7 @@ import pytest
 from bisect_env.containers.engine import Engine
 from bisect_env.containers.images import resolve
 from bisect_env.containers.trial import Inside
-from tests.containers.real_engine import forget_engines, working_image
+from tests.containers.real_engine import OURS, forget_engines, working_image
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def image(shared_image: tuple[dict[str, str], Engine, str], monkeypatch: pytest.
     forget_engines()
     yield name
     forget_engines()
-    left = engine.ask("ps", "--all", "--quiet", "--filter", "label=bisect-env.trial").stdout.split()
+    left = engine.ask("ps", "--all", "--quiet", "--filter", f"label={OURS}").stdout.split()
     assert left == [], "containers are left"
 
 

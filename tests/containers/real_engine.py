@@ -24,6 +24,9 @@ OLD_CGROUPS = (
 )
 """What podman needs on machines where cgroups are those of version 1, and limits may not be raised."""
 
+OURS = f"bisect-env-test={os.getpid()}"
+"""Label of the containers of this test process: others may run tests, or trials, beside it."""
+
 
 def _libraries(*binaries: Path) -> set[Path]:
     said = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=False).stdout
@@ -73,7 +76,8 @@ def unavailable(reason: str) -> None:
 
 def _settings() -> list[dict[str, str]]:
     given = {name: os.environ[name] for name in (ENGINE, RUN_ARGS) if name in os.environ}
-    return [given, dict(zip((ENGINE, RUN_ARGS), OLD_CGROUPS, strict=True))]
+    found = [given, dict(zip((ENGINE, RUN_ARGS), OLD_CGROUPS, strict=True))]
+    return [{**one, RUN_ARGS: f"{one.get(RUN_ARGS, '')} --label {OURS}"} for one in found]
 
 
 @contextmanager

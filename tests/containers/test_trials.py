@@ -110,6 +110,13 @@ def test_a_hang_is_ended_with_its_stack_and_told_idle_from_busy(inside: Inside) 
     assert "busy-cpu" in busy.detail
 
 
+def test_phases_are_marked_inside(inside: Inside) -> None:
+    """A process that ends without a stack says by its marks how far it came."""
+    files = (TrialFile("main.py", b"import broken\n"), TrialFile("broken.py", b"import os\nos._exit(3)\n"))
+    record = run(inside, files=files)
+    assert (record.outcome, record.returncode, record.phase) == (Outcome.EXIT_FAIL, 3, Phase.IMPORT)
+
+
 def test_what_the_script_leaves_running_is_ended(inside: Inside) -> None:
     code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)"
     record = run(inside, code)
