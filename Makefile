@@ -55,8 +55,9 @@ bench: setup    ## measure what running trials costs beside the trials (REPODATA
 bench-search: setup ## compare the search with its rivals on planted truths (ARGS=--full: an hour)
 	$(BIN)/python -m benchmarks.search $(ARGS)
 
-schema: setup   ## write matrices/schema.json
+schema: setup   ## write matrices/schema.json and docs/reference/report-schema.json
 	$(BIN)/bisect-env schema --output matrices/schema.json
+	$(BIN)/bisect-env schema --of report --output docs/reference/report-schema.json
 
 lock:           ## renew requirements.lock from pyproject.toml
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \

@@ -139,7 +139,7 @@ def build_report(
         timeline=timeline(states, trials, decisions),
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
         difference=difference,
-        reproduce=steps(study, verdict),
+        reproduce=steps(study, axes, verdict),
     )
 
 

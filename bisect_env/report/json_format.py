@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from bisect_env.report.model import Report
+from bisect_env.report.model import SCHEMA, Report
+
+
+def report_json_schema() -> dict[str, Any]:
+    """The schema of the document (JSON Schema, draft 2020-12): what any release of this version may write."""
+    schema = Report.model_json_schema(by_alias=True, mode="serialization")
+    schema["properties"]["schema"]["const"] = SCHEMA
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def report_schema_text() -> str:
+    """The schema as it is written to a file."""
+    return json.dumps(report_json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def json_text(report: Report) -> str:

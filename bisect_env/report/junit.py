@@ -84,9 +84,10 @@ def _case(suite: ET.Element, one: CombinationReport, report: Report) -> str | No
         ET.SubElement(case, "skipped", {"message": _legal(message)}).text = _legal(clean_lines(one.reason))
         return "skipped"
     rate = ""
+    outcomes = ", ".join(f"{name} {number}" for name, number in one.outcomes.items())
     if one.rate is not None:
         shown = f"{percent(one.rate)}, 95 % interval {interval(*one.interval)}"
-        rate = f"{one.bad} of {one.counted} trials were bad ({shown})"
+        rate = f"{one.bad} of {one.counted} trials were bad ({shown}): {outcomes}"
     is_bad = one.bad > 0 if one.verdict is None else one.verdict == "bad"
     if is_bad:
         kind = max(one.outcomes, key=lambda name: (name != "pass", one.outcomes[name]), default="bad")
@@ -94,7 +95,6 @@ def _case(suite: ET.Element, one: CombinationReport, report: Report) -> str | No
         ET.SubElement(case, "failure", {"message": message, "type": kind}).text = _legal(_stack(one, report))
         return "failures"
     if not one.counted:
-        outcomes = ", ".join(f"{name} {number}" for name, number in one.outcomes.items())
         message = f"no trial says good or bad: {outcomes}"
         ET.SubElement(case, "error", {"message": message, "type": "other"}).text = _legal(_stack(one, report))
         return "errors"

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bisect_env.report.model import StepReport
+from bisect_env.report.model import AxisInfo, StepReport
 from bisect_env.storage.records import Study
 
-_SHORT_ID = 12
 
-
-def steps(study: Study, verdict: Mapping[str, Any]) -> tuple[StepReport, ...]:
-    """From the whole study to one environment by hand.
+def steps(study: Study, axes: Sequence[AxisInfo], verdict: Mapping[str, Any]) -> tuple[StepReport, ...]:
+    """From one combination to the whole study; for readers who have the matrix, and not the database.
 
     Args:
         study: As stored.
+        axes: Its axes.
         verdict: Its verdict document.
     """
+    if not study.definition.matrix_path:
+        return ()
+    path = shlex.quote(study.definition.matrix_path)
     found = []
-    if study.definition.matrix_path:
-        path = shlex.quote(study.definition.matrix_path)
-        found.append(
-            StepReport(title="Answer the same matrix again", commands=(f"bisect-env run {path} --fresh",))
-        )
+    cells = (("first_bad", "first bad"), ("last_good", "last good"))
+    alone = [
+        f"bisect-env trial {path} --at {shlex.quote(at(cell, axes))} # {words}"
+        for key, words in cells
+        if (cell := verdict.get(key)) and at(cell, axes)
+    ]
+    if alone:
+        found.append(StepReport(title="Run one combination by itself", commands=tuple(alone)))
+    title = "Answer the same matrix again"
+    if study.exclude_newer is not None:
+        moment = f"{study.exclude_newer:%Y-%m-%dT%H:%M:%SZ}"
+        title += f" (in the same environments, with `exclude_newer: {moment}` in it)"
+    found.append(StepReport(title=title, commands=(f"bisect-env run {path} --fresh",)))
     return tuple(found)
+
+
+def at(cell: Mapping[str, str], axes: Sequence[AxisInfo]) -> str:
+    """A combination as `--at` takes it; axes with one value are left out."""
+    several = {axis.name for axis in axes if len(axis.values) > 1}
+    return ",".join(f"{axis}={value}" for axis, value in cell.items() if axis in several)

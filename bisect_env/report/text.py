@@ -164,8 +164,8 @@ def _difference(report: Report) -> Iterator[Text]:
 
 def _ways_on(report: Report) -> Iterator[Text]:
     for step in report.reproduce:
-        for command in step.commands:
-            yield Text(f"\n{step.title}: {clean(command)}", style="dim")
+        yield Text(f"\n{clean(step.title)}:", style="dim")
+        yield from (Text(f"  {clean(command)}", style="dim") for command in step.commands)
     short = report.study.id[: words.SHORT_ID]
     yield Text(f"\nTo read in a browser: bisect-env report {short} --format html -o report.html", style="dim")
     yield Text(f"Everything as data: bisect-env report {short} --format json", style="dim")

@@ -50,7 +50,7 @@ def test_a_study_is_a_suite(store: Store, tmp_path: Path) -> None:
     assert cases["python=3.11 orjson=3.9.10"].result == []
     (failure,) = cases["python=3.11 orjson=3.9.11"].result
     assert isinstance(failure, junitparser.Failure)
-    assert failure.message == "3 of 18 trials were bad (17 %, 95 % interval 3.6–41 %)"
+    assert failure.message == "3 of 18 trials were bad (17 %, 95 % interval 3.6–41 %): crash 3, pass 15"
     assert failure.type == "crash"
     assert "line 3 in main" in failure.text
     assert cases["python=3.11 orjson=3.9.11"].time == pytest.approx(4.5)

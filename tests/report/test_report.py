@@ -243,7 +243,12 @@ Most frequent failure (4 of 4 bad trials): crash:SIGSEGV in body, at orjson/__in
 
 Packages from last good to first bad: no package differs
 
-Answer the same matrix again: bisect-env run matrices/orjson_crash.yaml --fresh
+Run one combination by itself:
+  bisect-env trial matrices/orjson_crash.yaml --at orjson=3.9.11 # first bad
+  bisect-env trial matrices/orjson_crash.yaml --at orjson=3.9.10 # last good
+
+Answer the same matrix again (in the same environments, with `exclude_newer: 2026-11-01T00:00:00Z` in it):
+  bisect-env run matrices/orjson_crash.yaml --fresh
 
 To read in a browser: bisect-env report {short} --format html -o report.html
 Everything as data: bisect-env report {short} --format json
