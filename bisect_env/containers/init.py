@@ -74,12 +74,11 @@ def _limit_core(wanted: bool) -> None:
 
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (hard if wanted else 0, hard))
-    if not wanted:
-        try:
-            with open("/proc/self/coredump_filter", "w") as file:
-                file.write("0")
-        except OSError:
-            pass
+    try:
+        with open("/proc/self/coredump_filter", "w") as file:
+            file.write("0x11" if wanted else "0")
+    except OSError:
+        pass
 
 
 def _oom_kills() -> int:

@@ -30,6 +30,7 @@ class ExitRecord:
         stdout: Kept part, decoded.
         stderr: Kept part, decoded.
         stacks: What the deadline's stack hook returned, or "".
+        pid: Of the process; of a container, its client's.
         state: What a container's engine said of it after its end, or "".
         marks: What the harness inside the interpreter left.
         expected: What the modules that it looked for should have been.
@@ -50,6 +51,7 @@ class ExitRecord:
     stdout: str = ""
     stderr: str = ""
     stacks: str = ""
+    pid: int = 0
     state: str = ""
     marks: Marks = NO_MARKS
     expected: Mapping[str, Expected] = field(default_factory=dict)

@@ -217,5 +217,6 @@ def _exit_record(watch: _Watch, output: list[str], kills: int) -> ExitRecord:
         stdout=stdout,
         stderr=stderr,
         stacks=watch.stacks,
+        pid=watch.events["started"]["pid"],
         state=exited["state"],
     )

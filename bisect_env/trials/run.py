@@ -20,6 +20,7 @@ from bisect_env.trials.child_env import child_env, container_env
 from bisect_env.trials.classify import Classification, classify
 from bisect_env.trials.command import resolve_program
 from bisect_env.trials.contained import contain
+from bisect_env.trials.debug import Debug
 from bisect_env.trials.exit_record import ExitRecord
 from bisect_env.trials.gpu_watch import GpuWatch
 from bisect_env.trials.imports import Expected, Locked, expected_imports, imported_versions
@@ -50,6 +51,7 @@ class _Place:
     cpus: Collection[int]
     cancelled: Callable[[], bool]
     on_deadline: Callable[[int], str]
+    debug: Debug | None
     inside: Inside | None
     expected: Mapping[str, Expected]
     gpu_watch: GpuWatch | None
@@ -64,7 +66,7 @@ def run_trial(
     cpus: Collection[int] = (),
     cancelled: Callable[[], bool] = lambda: False,
     worker: str = "",
-    on_deadline: Callable[[int], str] = live_stacks,
+    debug: Debug | None = None,
     inside: Inside | None = None,
     locked: tuple[Locked, ...] = (),
     gpu_watch: GpuWatch | None = None,
@@ -82,7 +84,7 @@ def run_trial(
         cpus: CPUs that it may use; empty means those of this process.
         cancelled: Looked at ten times a second.
         worker: Name of the worker, for the record.
-        on_deadline: Takes the stacks of a hanging process, by its id, before it is aborted.
+        debug: Looks closely at what happens; the trial may then be slower, and may leave a core file.
         inside: The container image that it runs in, if it does.
         locked: What the lock says of the distributions that can be imported; what the script then really
             imports is compared with it.
@@ -99,7 +101,8 @@ def run_trial(
     interpreter = python or prefix / "bin" / "python"
     try:
         expected = expected_imports(prefix, locked)
-        place = _Place(prefix, interpreter, gpus, cpus, cancelled, on_deadline, inside, expected, gpu_watch)
+        look = live_stacks if debug is None else debug.on_deadline
+        place = _Place(prefix, interpreter, gpus, cpus, cancelled, look, debug, inside, expected, gpu_watch)
         exits = _run_copies(spec, place)
         record = _record(spec, exits, started_at, time.monotonic() - clock)
     except TrialCancelledError:
@@ -182,6 +185,7 @@ def _run_here(spec: TrialSpec, place: _Place, directory: WorkDir) -> ExitRecord:
             [program, *spec.command[1:]],
             env,
             directory.work,
+            core=place.debug is not None,
             cpus=sorted(place.cpus),
             scratch=directory.top,
         ),
@@ -190,6 +194,8 @@ def _run_here(spec: TrialSpec, place: _Place, directory: WorkDir) -> ExitRecord:
         cancelled=place.cancelled,
         on_deadline=place.on_deadline,
     )
+    if place.debug is not None:
+        place.debug.after(seen, directory.work, program)
     return replace(seen, marks=read_marks(marks)) if marks else seen
 
 
@@ -212,7 +218,10 @@ def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: Wo
     if is_watched(program, spec.command[1:], env, directory.work):
         env, marks = install(control, env, place.expected)
     argv = [program, *spec.command[1:]]
-    contained = contain(spec, directory, control, inside, argv, env, gpus=place.gpus, cpus=place.cpus)
+    core = place.debug is not None
+    contained = contain(
+        spec, directory, control, inside, argv, env, gpus=place.gpus, cpus=place.cpus, core=core
+    )
     record = run_process(
         contained.launch,
         timeout=spec.timeout,
@@ -222,7 +231,9 @@ def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: Wo
         contained=contained.first_process,
     )
     seen = contained.read(record)
-    return replace(seen, marks=read_marks(marks) if marks else NO_MARKS, expected=place.expected)
+    if place.debug is not None:
+        place.debug.after(seen, directory.work, program)
+    return replace(seen, marks=read_marks(marks)) if marks else seen
 
 
 def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elapsed: float) -> TrialRecord:

@@ -292,8 +292,7 @@ def _become(request: dict[str, Any], stdout: int, stderr: int, report: int, pare
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if not request["core"]:
-            _forbid_core()
+        _limit_core(wanted=request["core"])
         if request["cpus"]:
             os.sched_setaffinity(0, request["cpus"])
         null = os.open(os.devnull, os.O_RDONLY)
@@ -312,13 +311,15 @@ def _become(request: dict[str, Any], stdout: int, stderr: int, report: int, pare
         os._exit(127)
 
 
-def _forbid_core() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+def _limit_core(*, wanted: bool) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (hard if wanted else 0, hard))
     # A handler behind a pipe (systemd-coredump, apport) is not bound by the limit: a process of 30 GB would
     # be written out while its crash looks like a hang. Dumping no mapping keeps that short. Not every
-    # container shows the file.
+    # container shows the file. One that is wanted has private memory and the headers of libraries: what is
+    # shared with a GPU would make it huge.
     with contextlib.suppress(OSError):
-        Path("/proc/self/coredump_filter").write_text("0")
+        Path("/proc/self/coredump_filter").write_text("0x11" if wanted else "0")
 
 
 def serve(requests: socket.socket) -> None:

@@ -1,0 +1,180 @@
+"""Core files: where this host leaves them, and what gdb and py-spy read in them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bisect_env.trials import threads
+from bisect_env.trials.tools import find_tool, run_tool
+
+PATTERN = Path("/proc/sys/kernel/core_pattern")
+_JOURNAL_WAIT = 10.0
+"""Seconds for systemd-coredump, which writes after the process has gone."""
+_GDB_LIMIT = 120.0
+"""Seconds for gdb: a process with CUDA has hundreds of libraries whose symbols it reads."""
+_FRAME = re.compile(
+    r"^#\d+\s+(?:0x[0-9a-f]+ in )?(?P<function>\S.*?) \((?P<arguments>.*)\)"
+    r"(?: at (?P<source>\S+)| from (?P<library>\S+))?$"
+)
+_HANDLER = "<signal handler called>"
+_DYING = re.compile(
+    r"^_{0,3}(?:GI_)?_{0,2}(?:pthread_kill|raise|abort|assert_fail|libc_message|malloc_printerr|fortify_fail"
+    r"|chk_fail|stack_chk_fail)|faulthandler_|^(?:std::terminate|__cxxabiv1::|__gnu_cxx::__verbose_terminate)|^_int_free"
+    r"|^(?:free|realloc|malloc)$|^fatal_error|^Py_FatalError|^_Py_FatalError"
+)
+"""Frames of how a process dies, which are the same whatever it dies of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Autopsy:
+    """What a core file tells.
+
+    Attributes:
+        guilty: The innermost native frame of the thread that crashed, apart from how processes die.
+        python: The innermost Python frame of that thread.
+        text: All threads, Python and native frames.
+    """
+
+    guilty: str = ""
+    python: str = ""
+    text: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The guilty frame, in words; "" when neither tool could read the core."""
+        if not self.guilty:
+            return f"guilty frame: {self.python}" if self.python else ""
+        return f"guilty frame: {self.guilty}" + (f", called from {self.python}" if self.python else "")
+
+
+def core_names(pattern: str, pid: int) -> list[str]:
+    """What the kernel may have called the core of a process: globs, most exact first. Pure.
+
+    Args:
+        pattern: The kernel's `core_pattern`, not one with a pipe.
+        pid: Of the process.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        letter = match[1]
+        return "%" if letter == "%" else str(pid) if letter in "pP" else "*"
+
+    name = re.sub(r"%(.)", value, pattern.strip())
+    return [f"{name}.{pid}", name]
+
+
+def find_core(work: Path, pid: int, pattern: str | None = None) -> tuple[Path | None, str]:
+    """The core that a process left, or why there is none.
+
+    Args:
+        work: Its working directory.
+        pid: Of the process.
+        pattern: The kernel's; None means this host's.
+    """
+    if pattern is None:
+        try:
+            pattern = PATTERN.read_text("utf-8").strip()
+        except OSError as error:
+            return None, f"{PATTERN} cannot be read: {error.strerror}"
+    if pattern.startswith("|"):
+        return _of_journal(work, pid, pattern)
+    for name in core_names(pattern, pid):
+        folder = Path("/") if name.startswith("/") else work
+        found = [path for path in folder.glob(name.lstrip("/")) if path.is_file()]
+        if found:
+            return max(found, key=lambda path: path.stat().st_mtime), ""
+    return None, f"none was left (core_pattern {pattern!r}; `ulimit -H -c` has to allow it)"
+
+
+def _of_journal(work: Path, pid: int, pattern: str) -> tuple[Path | None, str]:
+    tool = find_tool("coredumpctl")
+    if "systemd-coredump" not in pattern or tool is None:
+        return None, f"this host hands cores to {pattern.split()[0].lstrip('|')!r}"
+    target = work / "core.journal"
+    deadline = time.monotonic() + _JOURNAL_WAIT
+    while True:
+        said = run_tool([tool, "dump", str(pid), "--output", str(target)])
+        if said.ok:
+            return target, ""
+        if time.monotonic() > deadline:
+            return None, f"coredumpctl: {said.why}"
+        time.sleep(0.5)
+
+
+def read_core(core: Path, program: str) -> Autopsy:
+    """Look at a core file with the tools that are here.
+
+    Args:
+        core: The file.
+        program: Path of the executable.
+    """
+    native, first, tid = _with_gdb(core, program)
+    python, frame = _with_py_spy(core, tid)
+    return Autopsy(first, frame, "\n\n".join(part for part in (python, native) if part))
+
+
+def _with_gdb(core: Path, program: str) -> tuple[str, str, int | None]:
+    """All threads, the guilty frame, and the thread that crashed."""
+    gdb = find_tool("gdb")
+    if gdb is None:
+        return "native frames: gdb is not on this machine", "", None
+    quiet = ["-batch", "-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off"]
+    show = [
+        "-ex",
+        "thread",
+        "-ex",
+        "bt 60",
+        "-ex",
+        "echo \\n=== all threads\\n",
+        "-ex",
+        "thread apply all bt 40",
+    ]
+    said = run_tool([gdb, *quiet, *show, program, str(core)], _GDB_LIMIT)
+    own, mark, everything = said.text.partition("=== all threads\n")
+    if not mark or "#0" not in own:
+        return f"native frames: gdb: {said.why or 'no frames'}", "", None
+    lwp = re.search(r"\(LWP (\d+)\)", own)
+    return f"native frames, by gdb:\n{everything.strip()}", guilty_frame(own), int(lwp[1]) if lwp else None
+
+
+def guilty_frame(backtrace: str) -> str:
+    """The innermost frame of a backtrace of gdb's that is not about dying itself. Pure."""
+    lines = [line for line in backtrace.splitlines() if re.match(r"#\d+ ", line)]
+    for i in range(len(lines) - 1, -1, -1):
+        if _HANDLER in lines[i]:
+            lines = lines[i + 1 :]
+            break
+    named = [match for line in lines if (match := _FRAME.match(line.strip()))]
+    telling = [match for match in named if not _DYING.search(match["function"])]
+    if not telling:
+        return ""
+    frame = telling[0]
+    place = frame["source"] or frame["library"]
+    return frame["function"] + (f" ({place})" if place else "")
+
+
+def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
+    """Python frames of all threads, and the innermost one of a thread."""
+    tool = find_tool("py-spy")
+    if tool is None:
+        return "Python frames: py-spy is not on this machine", ""
+    said = run_tool([tool, "dump", "--json", "--core", str(core)], _GDB_LIMIT)
+    try:
+        # It tells of the core in a line of its own before.
+        found = threads.of_py_spy(json.loads(said.text[said.text.index("[") :]))
+    except (ValueError, KeyError):
+        return f"Python frames: py-spy: {said.why or 'none'}", ""
+    guilty = _thread(found, tid)
+    lines = [f"Python frames, by py-spy ({'the thread that crashed is ' + str(guilty) if guilty else ''}):"]
+    for thread in found:
+        lines += [str(thread), *(f"  {frame}" for frame in thread.frames)]
+    return "\n".join(lines), str(guilty.python) if guilty and guilty.python else ""
+
+
+def _thread(found: Sequence[threads.Thread], tid: int | None) -> threads.Thread | None:
+    return next((thread for thread in found if thread.tid == tid), None)
