@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format cases cases-heavy bench bench-search lock schema clean
+.PHONY: help setup run test test-fast lint format cases cases-heavy bench bench-search lock schema reference docs clean
 
 help:           ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -59,9 +59,16 @@ schema: setup   ## write matrices/schema.json and docs/reference/report-schema.j
 	$(BIN)/bisect-env schema --output matrices/schema.json
 	$(BIN)/bisect-env schema --of report --output docs/reference/report-schema.json
 
+reference: setup ## write the parts of docs/ that follow from the code
+	$(BIN)/python -m tools.reference_pages
+	$(BIN)/python -m tools.outcomes_page
+
+docs: setup     ## build the documentation as a site: docs/_site/index.html
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs docs/_site
+
 lock:           ## renew requirements.lock from pyproject.toml
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --group dev pyproject.toml -o requirements.lock
 
 clean:          ## remove the virtual environment and every cache of the tools
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist docs/_site *.egg-info

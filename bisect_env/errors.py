@@ -24,6 +24,47 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
+    ExitCode.VERDICT: (
+        (
+            "there is a verdict (`confirmed` or `likely`); `trial`: no trial was bad; `verify`: the rate is "
+            "shown to be below the limit; other commands: done"
+        ),
+        "read it; `bisect-env report` shows it again",
+    ),
+    ExitCode.NO_VERDICT: (
+        (
+            "no verdict (`verify`: nothing was shown either way); the reason is named (nothing ever fails, "
+            "everything fails, budget spent)"
+        ),
+        "widen the matrix, or give it more trials",
+    ),
+    ExitCode.USAGE: (
+        "the command line or the matrix is wrong",
+        "every problem is listed with its line and remedy",
+    ),
+    ExitCode.FAILURE_SEEN: (
+        "`trial`: some trial was bad; `verify`: the rate is shown to be above the limit",
+        "the failure is there; `bisect-env trials` lists what was seen",
+    ),
+    ExitCode.ENDS_NOT_AS_STATED: (
+        "an end is not as stated: the known good combination fails, or the known bad one never does",
+        "correct `good`, `bad` or `trial.bad`",
+    ),
+    ExitCode.NO_ENVIRONMENT: ("no environment could be built", "`bisect-env plan` lists the reasons"),
+    ExitCode.INFRASTRUCTURE: (
+        "infrastructure: the index, the database, the cluster, an interpreter or a GPU is missing or broken",
+        "mend it, then start the same command again: it goes on where it stopped",
+    ),
+    ExitCode.INTERNAL: ("a defect of ours", "please report it with the log file that the message names"),
+    ExitCode.INTERRUPTED: (
+        "interrupted (Ctrl-C)",
+        "start the same command again: it goes on where it stopped",
+    ),
+}
+"""What each code means, and what to do then; `docs/reference/exit-codes.md` is made from this."""
+
+
 class BisectEnvError(Exception):
     """Base of everything that is shown to a user as a message instead of a traceback.
 

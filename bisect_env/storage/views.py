@@ -67,6 +67,13 @@ WHERE s.verdict IS NOT NULL
 
 
 NAMES = ("v_combinations", "v_trials", "v_verdicts", "v_packages")
+ONE_ROW = {
+    "v_trials": "a trial",
+    "v_combinations": "a combination of a study, with its trials, `reused` ones included",
+    "v_verdicts": "a study with a verdict",
+    "v_packages": "a package of a lock",
+}
+"""What a row of each view stands for."""
 
 
 def make(connection: Connection) -> None:
