@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bisect_env.cli.db_command import db_app
+from bisect_env.cli.diagnose_command import diagnose
 from bisect_env.cli.diff_command import diff
 from bisect_env.cli.env_command import env_app
 from bisect_env.cli.fetch_command import fetch
@@ -47,6 +48,7 @@ def root(
 
 app.command()(run)
 app.command()(plan)
+app.command()(diagnose)
 app.command()(fetch)
 app.command()(report)
 app.command()(trial)

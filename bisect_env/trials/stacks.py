@@ -13,6 +13,7 @@ from bisect_env.trials.tools import Said, find_tool, go_on, is_stopped, run_tool
 FAMILY = 8
 """Processes looked at in one trial at most: the interpreter that hangs may be a grandchild."""
 _GDB = ["-batch", "-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off"]
+_BY_PY_SPY = ", by py-spy:"
 
 
 def live_stacks(pid: int) -> str:
@@ -72,6 +73,20 @@ def with_py_spy(tool: str, pid: int) -> Said:
     return Said(True, render(pid, found))
 
 
+def sentences(text: str) -> list[str]:
+    """What `live_stacks` says of why a process hangs, without the stacks. Pure."""
+    found: list[str] = []
+    reading = False
+    for line in text.splitlines():
+        if line.startswith("Process ") and line.endswith(_BY_PY_SPY):
+            reading = True
+        elif line.startswith("Thread "):
+            reading = False
+        elif reading:
+            found.append(line)
+    return found
+
+
 def with_gdb(tool: str, pid: int) -> Said:
     """All threads as gdb sees them: native frames alone.
 
@@ -94,7 +109,7 @@ def only_threads(text: str) -> str:
 def render(pid: int, found: Iterable[threads.Thread]) -> str:
     """Threads as text: what keeps them, then each with its frames. Pure."""
     listed = list(found)
-    lines = [f"Process {pid}, by py-spy:", *threads.explain(listed)]
+    lines = [f"Process {pid}{_BY_PY_SPY}", *(threads.explain(listed) or threads.where_main_is(listed))]
     for thread in listed:
         marks = [
             *(["holds the GIL"] if thread.has_gil else []),

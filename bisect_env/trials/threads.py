@@ -221,6 +221,18 @@ def explain(threads: Sequence[Thread]) -> list[str]:
     return sentences
 
 
+def where_main_is(threads: Sequence[Thread]) -> list[str]:
+    """Where the main thread is, in a sentence, when nothing is seen to wait for anything. Pure."""
+    main = next((thread for thread in threads if thread.name == "MainThread"), None)
+    frame = None if main is None else main.native_call or main.python
+    if main is None or frame is None:
+        return []
+    where = f"{main} is in {frame}"
+    if main.python is not None and main.python is not frame:
+        where += f", called from {main.python}"
+    return [where]
+
+
 def _cycle(waits: Mapping[int, int]) -> list[int]:
     """The threads of a cycle in who waits for whom, beginning with the smallest; empty when there is none."""
     for start in sorted(waits):

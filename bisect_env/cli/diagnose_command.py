@@ -1,0 +1,152 @@
+"""`bisect-env diagnose`: run one combination until it fails, under the tools of this host."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bisect_env.cli.one_session import say
+from bisect_env.cli.options import (
+    AtOption,
+    CacheOption,
+    CacheSizeOption,
+    DatabaseOption,
+    GpusOption,
+    JsonOption,
+    MatrixArgument,
+    OfflineOption,
+)
+from bisect_env.cli.where import Where, stop_on_signals
+
+if TYPE_CHECKING:
+    from bisect_env.engine.diagnose import Diagnosis
+    from bisect_env.matrix.load import Matrix
+    from bisect_env.trials.records import Evidence, TrialRecord
+
+
+def diagnose(
+    matrix: MatrixArgument,
+    at: AtOption = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Trials at most.")] = 50,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for what is found; a new one.")
+    ] = None,
+    cuda: Annotated[
+        bool, typer.Option("--cuda", help="Set CUDA_LAUNCH_BLOCKING, and keep a core of the GPU.")
+    ] = False,
+    sanitizer: Annotated[
+        str | None,
+        typer.Option(help="Run under compute-sanitizer: memcheck, racecheck, initcheck or synccheck."),
+    ] = None,
+    db: DatabaseOption = None,
+    gpus: GpusOption = None,
+    as_json: JsonOption = False,
+    cache: CacheOption = None,
+    cache_size: CacheSizeOption = None,
+    offline: OfflineOption = None,
+) -> None:
+    """Run one combination on this host until it fails, and say which frame is guilty and who waits for whom.
+
+    Nothing of it is counted. Core file, stacks and output are kept in a folder. Ends with 3 if the failure
+    showed, else with 1.
+    """
+    from bisect_env.engine.diagnose import SANITIZERS, Tools
+    from bisect_env.engine.diagnose import diagnose as run
+    from bisect_env.engine.one import open_one
+    from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
+    from bisect_env.matrix.load import load_matrix
+    from bisect_env.storage.store import Store
+    from bisect_env.trials.run import TrialCancelledError
+
+    if sanitizer is not None and sanitizer not in SANITIZERS:
+        raise UsageError(f"--sanitizer: {sanitizer!r} is none", remedy=f"take {', '.join(SANITIZERS)}")
+    stopped = stop_on_signals()
+    loaded = load_matrix(matrix)
+    uuids = _gpus(loaded, gpus)
+    _, provider = Where(None, gpus, None, None, cache, cache_size, offline).open(loaded)
+    with Store.open(db) as store:
+        one = open_one(loaded, at, store=store, provider=provider, notify=lambda _event: None)
+    folder = _new_folder(output, f"{loaded.name}-{one.single.lock.content_hash[:8]}")
+    if not as_json:
+        say(f"{one.single.combination} (environment {one.single.lock.content_hash[:12]})", sys.stderr)
+
+    def show(number: int, record: TrialRecord, evidence: Evidence) -> None:
+        if not as_json:
+            say(f"{number:>3}  {evidence:<5}  {record.outcome}: {record.detail}", sys.stderr)
+
+    prefix = provider.ensure_prefix(one.single.lock, allow_source=_sources(loaded))
+    try:
+        found = run(
+            loaded,
+            one.single,
+            prefix,
+            folder,
+            limit=limit,
+            tools=Tools(cuda, sanitizer or ""),
+            gpus=uuids,
+            on_trial=show,
+            stopped=stopped.is_set,
+        )
+    except TrialCancelledError:
+        raise StudyInterruptedError(
+            "interrupted before the failure showed", remedy="the same command begins anew"
+        ) from None
+    finally:
+        prefix.release()
+    _print(found, as_json=as_json)
+    raise typer.Exit(int(ExitCode.FAILURE_SEEN if found.shown else ExitCode.NO_VERDICT))
+
+
+def _sources(matrix: Matrix) -> bool | frozenset[str]:
+    from bisect_env.engine.specs import allowed_sources
+
+    return allowed_sources(matrix)
+
+
+def _gpus(matrix: Matrix, selection: str | None) -> tuple[str, ...]:
+    """The GPUs of this host that a trial gets."""
+    import os
+
+    count = matrix.file.trial.gpus
+    if not count:
+        return ()
+    from bisect_env.cluster.gpu_choice import choose_gpus, group_gpus
+    from bisect_env.cluster.nvml import open_nvml
+
+    chosen = choose_gpus(open_nvml().gpus(), selection, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return group_gpus(chosen, count, None)[0]
+
+
+def _new_folder(output: Path | None, name: str) -> Path:
+    from bisect_env.errors import UsageError
+
+    if output is not None:
+        if output.exists():
+            raise UsageError(f"--output: {output} is there already", remedy="name a folder that is not")
+        return output
+    folder = Path("diagnosis")
+    number = 1
+    while (folder / f"{name}-{number}").exists():
+        number += 1
+    return folder / f"{name}-{number}"
+
+
+def _print(found: Diagnosis, *, as_json: bool) -> None:
+    if as_json:
+        document = json.loads((found.folder / "diagnosis.json").read_text("utf-8"))
+        say(json.dumps({**document, "folder": str(found.folder), "files": list(found.files)}))
+        return
+    trials = "1 trial" if found.trials == 1 else f"{found.trials} trials"
+    if found.shown:
+        say(f"{found.record.outcome} in trial {found.trials}: {found.record.detail}")
+    else:
+        say(f"the failure did not show in {trials}; the last: {found.record.outcome}: {found.record.detail}")
+    for line in found.findings:
+        say(line)
+    for note in found.notes:
+        say(f"note: {note}")
+    say(f"kept in {found.folder}: {', '.join(found.files)}")

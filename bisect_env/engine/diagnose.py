@@ -1,0 +1,221 @@
+"""One combination run until its failure shows, under the tools that this host has. Nothing of it is evidence.
+
+A trial under a debugger, a sanitizer or `CUDA_LAUNCH_BLOCKING` is another program: its rate says nothing
+about the one that the study is about. So these trials are not recorded; what they found is kept in a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bisect_env.engine.single import Single
+from bisect_env.engine.specs import target_of, trial_files, trial_spec
+from bisect_env.environments.prefix import Prefix
+from bisect_env.errors import UsageError
+from bisect_env.matrix.load import Matrix
+from bisect_env.trials.debug import Debug
+from bisect_env.trials.judge import judge
+from bisect_env.trials.records import Evidence, Outcome, TrialRecord, TrialSpec
+from bisect_env.trials.run import run_trial
+from bisect_env.trials.stacks import sentences
+from bisect_env.trials.tools import find_tool
+from bisect_env.trials.tracebacks import Frame, final_traceback, parse_fatal_dump
+
+SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
+_SANITIZER_MARK = "========= "
+_SANITIZER_FINDING = re.compile(
+    r"Invalid|Error|Race|Uninitialized|Barrier|Program hit|Out-of-range|Misaligned"
+)
+_SHOWN = 4
+"""Lines of a sanitizer's first finding."""
+
+CUDA_ENV = {
+    # Errors come up at the call that caused them.
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "1",
+    # Without the GPU's memory: frames, registers and the failing instruction.
+    "CUDA_ENABLE_LIGHTWEIGHT_COREDUMP": "1",
+    "CUDA_COREDUMP_FILE": "gpu-%p.nvcudmp",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What is asked for beside what is always done.
+
+    Attributes:
+        cuda: `CUDA_LAUNCH_BLOCKING`, and a core of the GPU.
+        sanitizer: Tool of compute-sanitizer under which the script runs, or "".
+    """
+
+    cuda: bool = False
+    sanitizer: str = ""
+
+
+_NOTHING = Tools()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found.
+
+    Attributes:
+        record: Of the trial in which the failure showed; of the last one if it did not.
+        shown: Whether it showed.
+        trials: How many were run.
+        findings: Sentences: the guilty frame, who waits for whom.
+        notes: What could not be done, and why.
+        folder: Where everything is kept.
+        files: Names of what is in it.
+    """
+
+    record: TrialRecord
+    shown: bool
+    trials: int
+    findings: tuple[str, ...]
+    notes: tuple[str, ...]
+    folder: Path
+    files: tuple[str, ...]
+
+
+def diagnose(
+    matrix: Matrix,
+    single: Single,
+    prefix: Prefix,
+    folder: Path,
+    *,
+    limit: int,
+    tools: Tools = _NOTHING,
+    gpus: Sequence[str] = (),
+    on_trial: Callable[[int, TrialRecord, Evidence], None] = lambda _number, _record, _evidence: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Diagnosis:
+    """Run trials on this host until one fails as the study's failures do.
+
+    Args:
+        matrix: What is run.
+        single: At which combination.
+        prefix: Its environment, here.
+        folder: Where to keep what is found; made by this.
+        limit: Trials at most.
+        tools: What is asked for.
+        gpus: UUIDs of the GPUs to use.
+        on_trial: Hears of every trial.
+        stopped: Looked at during trials; true ends them.
+
+    Raises:
+        UsageError: A tool that is asked for is not here.
+        TrialCancelledError: `stopped` said so.
+    """
+    target, files = target_of(matrix), trial_files(matrix)
+    folder.mkdir(parents=True)
+    number = 0
+    while True:
+        number += 1
+        keep = folder / f"trial-{number}"
+        keep.mkdir()
+        debug = Debug(keep)
+        spec = trial_spec(
+            matrix, single.combination, single.lock, uuid.uuid4().hex, files, values=single.values
+        )
+        spec = with_tools(spec, tools)
+        record = run_trial(
+            spec,
+            prefix.path,
+            python=prefix.python,
+            gpus=gpus,
+            cancelled=stopped,
+            debug=debug,
+            inside=prefix.inside,
+        )
+        # A failure that is void the first time because it may be the machine's is what we are here for.
+        evidence = judge(record, target, repeated=True)
+        on_trial(number, record, evidence)
+        shown = evidence is Evidence.BAD or bool(tools.sanitizer and _of_sanitizer(record.stdout))
+        if shown or number >= limit or record.outcome is Outcome.NOT_RUNNABLE:
+            return _kept(record, debug, folder, shown=shown, trials=number)
+        shutil.rmtree(keep)
+
+
+def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
+    """The trial as it is run under what was asked for.
+
+    Raises:
+        UsageError: compute-sanitizer is not here.
+    """
+    if tools.cuda:
+        spec = replace(spec, env={**spec.env, **CUDA_ENV})
+    if tools.sanitizer:
+        found = find_tool("compute-sanitizer") or _in_toolkit("compute-sanitizer")
+        if found is None:
+            raise UsageError(
+                "compute-sanitizer is not on this machine",
+                remedy="install NVIDIA's CUDA toolkit, or leave --sanitizer out",
+            )
+        under = (found, "--tool", tools.sanitizer, "--target-processes", "all")
+        spec = replace(spec, command=(*under, *spec.command))
+    return spec
+
+
+def _in_toolkit(name: str) -> str | None:
+    """A program of the CUDA toolkit, whose folder is seldom on PATH."""
+    return shutil.which(name, path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer")
+
+
+def findings_of(record: TrialRecord, debug: Debug) -> list[str]:
+    """What is known of the cause, in sentences, the most telling first."""
+    found = [line for line in [debug.autopsy.sentence] if line]
+    if record.outcome is Outcome.HANG:
+        found += sentences(record.stack)
+    if not found and (dump := parse_fatal_dump(record.stderr)) is not None and dump.current is not None:
+        found += [_guilty(frame) for frame in dump.current.frames[:1]]
+    elif not found and (traceback := final_traceback(record.stderr)) is not None:
+        found += [_guilty(frame) for frame in traceback.frames[:1]]
+    return found + _of_sanitizer(record.stdout)
+
+
+def _guilty(frame: Frame) -> str:
+    line = f":{frame.line}" if frame.line else ""
+    return f"guilty frame: {frame.function} ({frame.file.rpartition('/')[2]}{line})"
+
+
+def _of_sanitizer(stdout: str) -> list[str]:
+    """The first finding that compute-sanitizer printed."""
+    marked = [line for line in stdout.splitlines() if line.startswith(_SANITIZER_MARK.strip())]
+    lines = [line.removeprefix(_SANITIZER_MARK).strip() for line in marked]
+    for i, line in enumerate(lines):
+        if _SANITIZER_FINDING.match(line):
+            return [f"compute-sanitizer: {'; '.join(part for part in lines[i : i + _SHOWN] if part)}"]
+    return []
+
+
+def _kept(record: TrialRecord, debug: Debug, folder: Path, *, shown: bool, trials: int) -> Diagnosis:
+    for path in debug.keep.iterdir():
+        path.rename(folder / path.name)
+    debug.keep.rmdir()
+    texts = {"stdout.txt": record.stdout, "stderr.txt": record.stderr, "stack.txt": record.stack}
+    for name, text in texts.items():
+        if text:
+            (folder / name).write_text(text, "utf-8", errors="backslashreplace")
+    findings = findings_of(record, debug)
+    document = {
+        "combination": record.combination.as_dict(),
+        "lock": record.lock_hash,
+        "shown": shown,
+        "trials": trials,
+        "outcome": str(record.outcome),
+        "detail": record.detail,
+        "signature": record.signature,
+        "hash_seed": record.hash_seed,
+        "findings": findings,
+        "notes": debug.notes,
+    }
+    (folder / "diagnosis.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    files = tuple(sorted(path.name for path in folder.iterdir()))
+    return Diagnosis(record, shown, trials, tuple(findings), tuple(debug.notes), folder, files)

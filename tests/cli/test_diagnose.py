@@ -1,0 +1,136 @@
+"""`bisect-env diagnose` on real failures: a segfault in native code, a deadlock over the GIL, a flake."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from bisect_env.storage.store import Store
+from tests.cli.calls import RunCommand
+from tests.trials.test_stacks import DEADLOCK
+
+pytestmark = pytest.mark.integration
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+MATRIX = f"""\
+version: 1
+name: diagnosed
+axes:
+  python: {{package: python, versions: ["{PYTHON}"]}}
+  level: {{values: [1, 2]}}
+trial: {{command: "python script.py {{level}}", files: [script.py], timeout: 3s}}
+"""
+SEGFAULT = """
+    import ctypes, sys, threading
+
+    def innocent():
+        threading.Event().wait()
+
+    def guilty():
+        ctypes.CDLL(None).strlen(ctypes.c_void_p(8))
+
+    threading.Thread(target=innocent, daemon=True).start()
+    guilty() if sys.argv[1] == "2" else None
+"""
+
+
+@pytest.fixture
+def diagnose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: RunCommand):  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / "results.sqlite"))
+
+    def call(script: str, *options: str, level: str = "2") -> tuple[int, str, str]:
+        Path("script.py").write_text(textwrap.dedent(script))
+        Path("matrix.yaml").write_text(MATRIX)
+        return run("diagnose", "matrix.yaml", "--at", f"level={level}", *options)
+
+    return call
+
+
+def need(tool: str) -> None:
+    if shutil.which(tool) is None:
+        if os.environ.get("BISECT_ENV_TEST_GDB") == "required":
+            pytest.fail(f"{tool} is required")
+        pytest.skip(f"{tool} is not installed")
+
+
+def test_the_guilty_frame_of_a_segfault(diagnose, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    need("gdb")
+    code, out, err = diagnose(SEGFAULT)
+    assert code == 3, err
+    if "no core file" in out:
+        pytest.skip("this host leaves no core file: " + out)
+    first, guilty, *_, kept = out.splitlines()
+    assert first.startswith("crash in trial 1: SIGSEGV")
+    # The innermost native frame, and the Python function that called it.
+    assert guilty.startswith("guilty frame: ")
+    assert "strlen" in guilty
+    assert "called from guilty (" in guilty
+    assert "script.py:8)" in guilty
+    folder = next((tmp_path / "diagnosis").iterdir())
+    assert str(folder.relative_to(tmp_path)) in kept
+    assert {"core", "core.txt", "stack.txt", "stderr.txt", "diagnosis.json"} <= {
+        p.name for p in folder.iterdir()
+    }
+    text = (folder / "core.txt").read_text()
+    # All threads, with Python frames and with native ones.
+    assert "innocent (" in text
+    assert text.count("\nThread ") >= 2
+    # Nothing of it is evidence.
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        assert store.trials(store.study().id) == []
+
+
+def test_the_threads_of_a_deadlock(diagnose, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    code, out, err = diagnose(DEADLOCK, "--json")
+    assert code == 3, err
+    found = json.loads(out)
+    assert found["outcome"] == "hang"
+    deadlock, held, *_ = found["findings"]
+    assert deadlock.startswith("deadlock: ")
+    assert "holds it inside the native call pthread_mutex_lock" in held
+    assert "called from call_without" in held
+    if shutil.which("gdb"):
+        assert "PyGILState_Ensure" in (Path(found["folder"]) / "gdb.txt").read_text()
+
+
+def test_a_failure_that_shows_now_and_then(diagnose, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    script = f"""
+        with open({str(tmp_path / "count")!r}, "a+") as count:
+            count.write("x")
+            count.seek(0)
+            trials = len(count.read())
+        def flaky():
+            if trials == 3:
+                raise ValueError("third time")
+        flaky()
+    """
+    code, out, err = diagnose(script, "--output", "found")
+    assert code == 3, err
+    said = [line.split()[:2] for line in err.splitlines()[-3:]]
+    assert said == [["1", "good"], ["2", "good"], ["3", "bad"]]
+    assert "guilty frame: flaky (script.py:8)" in out
+    kept = sorted(path.name for path in Path("found").iterdir())
+    assert kept == ["diagnosis.json", "stack.txt", "stderr.txt"]
+
+
+def test_a_failure_that_does_not_show(diagnose) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = diagnose(SEGFAULT, "--limit", "2", level="1")
+    assert code == 1
+    assert out.startswith("the failure did not show in 2 trials; the last: pass")
+    assert diagnose(SEGFAULT, "--output", "diagnosis", level="1")[0] == 2
+    code, _, err = diagnose(SEGFAULT, "--sanitizer", "magic")
+    assert (code, "memcheck" in err) == (2, True)
+    if (
+        shutil.which("compute-sanitizer") is None
+        and not Path("/usr/local/cuda/bin/compute-sanitizer").exists()
+    ):
+        code, _, err = diagnose(SEGFAULT, "--sanitizer", "memcheck")
+        assert (code, "CUDA toolkit" in err) == (2, True)

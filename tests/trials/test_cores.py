@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bisect_env.trials.cores import Autopsy, core_names, find_core, guilty_frame
+
+HANDLED = """\
+#0  __pthread_kill_implementation (threadid=<optimized out>, signo=11, no_tid=0) at ./nptl/pthread_kill.c:44
+#1  0x00007f1ad1c59fb2 in __GI_raise (sig=11) at ../sysdeps/posix/raise.c:26
+#2  0x00007f1ad1c59fb2 in faulthandler_fatal_error (signum=11) at ./Modules/faulthandler.c:366
+#3  <signal handler called>
+#4  0x00007f1acc000ba0 in cuml::fit<float, int>(raft::handle_t const&, float*) () from /p/lib/libcuml++.so
+#5  0x00007f1acc000ba1 in __pyx_pw_4cuml_fit () from /p/cuml/fit.so
+"""
+ABORTED = """\
+#0  __pthread_kill_implementation (threadid=1, signo=6, no_tid=0) at ./nptl/pthread_kill.c:44
+#1  0x00007f2bb4a5afb2 in __GI_raise (sig=6) at ../sysdeps/posix/raise.c:26
+#2  0x00007f2bb4a45472 in __GI_abort () at ./stdlib/abort.c:79
+#3  0x00007f2bb4a9a430 in __libc_message (action=do_abort, fmt=0x7f) at ../sysdeps/posix/libc_fatal.c:155
+#4  0x00007f2bb4aaf83a in malloc_printerr (str=0x7f) at ./malloc/malloc.c:5660
+#5  0x00007f2bb4ab18e4 in _int_free (av=0x7f, p=0x5, have_lock=0) at ./malloc/malloc.c:4584
+#6  0x00007f2bb4ab4e8f in __GI___libc_free (mem=0x5) at ./malloc/malloc.c:3398
+#7  0x00005634d2e0115e in spoil (buffer=0x1) at spoil.c:7
+"""
+
+
+@pytest.mark.parametrize(
+    ("backtrace", "frame"),
+    [
+        (HANDLED, "cuml::fit<float, int>(raft::handle_t const&, float*) (/p/lib/libcuml++.so)"),
+        (ABORTED, "spoil (spoil.c:7)"),
+        ("#0  0x00007f in ?? () from /lib/libffi.so.8\n", "?? (/lib/libffi.so.8)"),
+        ("No stack.\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_guilty_frame_is_below_how_processes_die(backtrace: str, frame: str) -> None:
+    assert guilty_frame(backtrace) == frame
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("core", ["core.7", "core"]),
+        ("/var/cores/%e.%p.%t", ["/var/cores/*.7.*.7", "/var/cores/*.7.*"]),
+        ("core-%%-%P", ["core-%-7.7", "core-%-7"]),
+    ],
+)
+def test_names_of_cores(pattern: str, names: list[str]) -> None:
+    assert core_names(pattern, 7) == names
+
+
+def test_a_core_is_found_where_the_kernel_says(tmp_path: Path) -> None:
+    assert find_core(tmp_path, 7, "core")[0] is None
+    (tmp_path / "core").touch()
+    assert find_core(tmp_path, 7, "core") == (tmp_path / "core", "")
+    (tmp_path / "core.7").touch()
+    assert find_core(tmp_path, 7, "core") == (tmp_path / "core.7", "")
+    elsewhere = tmp_path / "cores"
+    elsewhere.mkdir()
+    (elsewhere / "python.7").touch()
+    assert find_core(tmp_path, 7, f"{elsewhere}/%e.%p") == (elsewhere / "python.7", "")
+
+
+def test_why_there_is_none(tmp_path: Path) -> None:
+    assert "ulimit" in find_core(tmp_path, 7, "core")[1]
+    assert "'/usr/share/apport/apport'" in find_core(tmp_path, 7, "|/usr/share/apport/apport %p %s")[1]
+
+
+def test_the_sentence() -> None:
+    assert Autopsy().sentence == ""
+    assert Autopsy(python="f (a.py:1)").sentence == "guilty frame: f (a.py:1)"
+    assert Autopsy("x (l.so)", "f (a.py:1)").sentence == "guilty frame: x (l.so), called from f (a.py:1)"
