@@ -23,8 +23,8 @@ _FRAME = re.compile(
 )
 _HANDLER = "<signal handler called>"
 _DYING = re.compile(
-    r"^_{0,3}(?:GI_)?_{0,2}(?:pthread_kill|raise|abort|assert_fail|libc_message|malloc_printerr|fortify_fail"
-    r"|chk_fail|stack_chk_fail)|faulthandler_|^(?:std::terminate|__cxxabiv1::|__gnu_cxx::__verbose_terminate)|^_int_free"
+    r"^_{0,3}(?:GI_)?_{0,3}(?:pthread_kill|raise|abort|assert_fail|libc_message|malloc_printerr|fortify_fail"
+    r"|chk_fail|stack_chk_fail|libc_(?:free|malloc|realloc|calloc)$)|faulthandler_|^(?:std::terminate|__cxxabiv1::|__gnu_cxx::__verbose_terminate)|^_int_free"
     r"|^(?:free|realloc|malloc)$|^fatal_error|^Py_FatalError|^_Py_FatalError"
 )
 """Frames of how a process dies, which are the same whatever it dies of."""
