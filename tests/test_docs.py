@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,19 +13,64 @@ import typer.main
 
 from bisect_env.cli.app import app
 from bisect_env.matrix.load import load_matrix
+from tests.cli.calls import caller
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_site" not in page.parts),
+]
 COMMAND = [sys.executable, "-m", "bisect_env"]
 
 
 def shown_commands() -> list[tuple[str, str]]:
-    """Every line with a `$ ` in a console block, with the page that shows it."""
+    """Every command of a console or shell block, with the page that shows it."""
     found = []
     for page in PAGES:
-        for block in re.findall(r"```console\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
-            found += [(page.name, line[2:]) for line in block.splitlines() if line.startswith("$ ")]
+        for kind, block in BLOCK.findall(page.read_text("utf-8")):
+            lines = block.replace("\\\n", " ").splitlines()
+            if kind == "console":
+                lines = [line.partition("$ ")[2] for line in lines if PROMPT.match(line)]
+            found += [(page.name, line.strip()) for line in lines if line.strip()]
     return found
+
+
+BLOCK = re.compile(r"```(console|bash|sh)\n(.*?)```", re.DOTALL)
+PROMPT = re.compile(r"[a-z0-9]*\$ ")
+NOT_RUN = {
+    # Words that a command begins with, or holds, to the reason why it is not run here.
+    "export": "sets a variable",
+    "#": "a comment",
+    "kubectl": "needs a Kubernetes cluster",
+    "podman": "builds an image; tests/containers runs containers where an engine is there",
+    "dask": "starts a cluster; tests/cluster/test_remote.py does, with these options",
+    "CUDA_VISIBLE_DEVICES": "needs GPUs",
+    "srun": "needs SLURM",
+    "createuser": "needs a PostgreSQL server of one's own; tests/storage/postgres_server.py starts one",
+    "createdb": "needs a PostgreSQL server of one's own",
+    "chmod": "a folder below /srv",
+    "pip install": "installs what `make setup` has installed",
+    "make": "run by continuous integration",
+    "bisect-env serve": "runs until it is ended: tests/web",
+    "--scheduler": "needs a cluster: tests/cluster/test_remote.py",
+    "--gpus": "needs GPUs: benchmarks/gpu_check.py",
+    # The lines of the SLURM script.
+    "FILE=": "needs SLURM",
+    "until": "needs SLURM",
+    "status=": "needs SLURM",
+    "kill": "needs SLURM",
+    "exit": "needs SLURM",
+    "--resources": "needs SLURM",
+}
+ENDS = {"bisect-env trial matrices/quickstart.yaml --at orjson=3.9.11": 3, "--at first-bad": 3}
+"""How commands end that do not end with 0."""
+
+
+def reason_not_to_run(line: str) -> str | None:
+    for words, reason in NOT_RUN.items():
+        if line.startswith(words) or (words.startswith("--") and f" {words}" in line):
+            return reason
+    return None
 
 
 def words_after(program: str, line: str) -> list[str] | None:
@@ -33,8 +79,11 @@ def words_after(program: str, line: str) -> list[str] | None:
 
 
 @pytest.mark.parametrize(("page", "line"), shown_commands())
-def test_commands_in_console_blocks_exist(page: str, line: str) -> None:
-    ours = words_after("bisect-env", line)
+def test_commands_that_are_shown_exist(page: str, line: str) -> None:
+    try:
+        ours = words_after("bisect-env", line)
+    except ValueError:
+        pytest.fail(f"{page} shows what no shell can read: {line}")
     if ours:
         command = typer.main.get_command(app)
         for word in ours:
@@ -48,6 +97,58 @@ def test_commands_in_console_blocks_exist(page: str, line: str) -> None:
     if made:
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(made) <= set(targets), f"{page} shows unknown targets"
+    assert ours or reason_not_to_run(line), f"{page}: say in NOT_RUN why {line!r} is not run"
+
+
+PLANTED = """\
+version: 1
+name: quickstart
+axes:
+  python: {package: python, versions: ["%s"]}
+  orjson: {values: ["3.9.8", "3.9.9", "3.9.10", "3.9.11"]}
+trial:
+  command: python script.py {orjson}
+  files: [script.py]
+  timeout: 20s
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_commands_that_are_shown_do_what_they_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command of every page, once, in the order of the pages, on a small study of the same names."""
+    lines = dict.fromkeys(line.partition("  #")[0].strip() for _, line in shown_commands())
+    lines = [line for line in lines if words_after("bisect-env", line) and not reason_not_to_run(line)]
+    # What the others need.
+    lines.sort(key=lambda line: line != "bisect-env run matrices/quickstart.yaml")
+    matrices = {
+        word for line in lines for word in shlex.split(line) if word.endswith("aml") and "=" not in word
+    }
+    for name in matrices:
+        folder = (tmp_path / name).parent
+        folder.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(PLANTED % f"{sys.version_info.major}.{sys.version_info.minor}")
+        (folder / "script.py").write_text("import sys\nsys.exit(sys.argv[1] == '3.9.11')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "cache"))
+    run = caller(monkeypatch, capsys)
+    done = []
+    for line in lines:
+        if "other.sqlite" in line:
+            shutil.copy("results.sqlite", "other.sqlite")
+        words = words_after("bisect-env", line)
+        assert words is not None
+        # On the other side of the gap there is another database.
+        here = "offline.sqlite" if "--offline" in line else "results.sqlite"
+        monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / here))
+        code, _out, err = run(*words)
+        expected = next((code for beginning, code in ENDS.items() if beginning in line), 0)
+        assert code == expected, f"{line}: {err}"
+        done.append(line)
+    assert len(done) > 40
+    assert (tmp_path / "report.html").read_text("utf-8").startswith("<!doctype html>")
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -22,7 +22,7 @@ from bisect_env.report.model import (
     is_called_bad,
 )
 from bisect_env.report.posterior import posterior
-from bisect_env.report.reproduce import steps
+from bisect_env.report.reproduce import own_date, steps
 from bisect_env.report.sentence import sentence
 from bisect_env.report.timeline import timeline
 from bisect_env.search.intervals import clopper_pearson
@@ -109,7 +109,7 @@ def build_report(
             matrix=study.definition.matrix_path,
             created_at=study.created_at,
             finished_at=study.finished_at,
-            exclude_newer=study.exclude_newer,
+            exclude_newer=own if (own := own_date(study)) is not None else study.exclude_newer,
             version=study.definition.version,
         ),
         axes=axes,

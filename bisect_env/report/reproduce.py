@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
+from bisect_env.matrix import yaml_source
+from bisect_env.matrix.dates import cutoff
 from bisect_env.report.model import AxisInfo, StepReport
 from bisect_env.storage.records import Study
 
@@ -31,11 +34,22 @@ def steps(study: Study, axes: Sequence[AxisInfo], verdict: Mapping[str, Any]) ->
     if alone:
         found.append(StepReport(title="Run one combination by itself", commands=tuple(alone)))
     title = "Answer the same matrix again"
-    if study.exclude_newer is not None:
+    if study.exclude_newer is not None and own_date(study) is None:
         moment = f"{study.exclude_newer:%Y-%m-%dT%H:%M:%SZ}"
         title += f" (in the same environments, with `exclude_newer: {moment}` in it)"
     found.append(StepReport(title=title, commands=(f"bisect-env run {path} --fresh",)))
     return tuple(found)
+
+
+def own_date(study: Study) -> datetime | None:
+    """The moment that the matrix itself names in `exclude_newer`, which counts for its locks."""
+    data = yaml_source.parse(study.definition.matrix_text).data
+    named = data.get("exclude_newer") if isinstance(data, dict) else None
+    try:
+        return cutoff(str(named)) if named else None
+    except ValueError:
+        # What a newer release may write there.
+        return None
 
 
 def at(cell: Mapping[str, str], axes: Sequence[AxisInfo]) -> str:
