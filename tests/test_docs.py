@@ -1,5 +1,6 @@
 """What the documentation shows is true: commands and options exist, and the first run ends as it says."""
 
+import itertools
 import os
 import re
 import shlex
@@ -100,6 +101,16 @@ def test_commands_that_are_shown_exist(page: str, line: str) -> None:
     assert ours or reason_not_to_run(line), f"{page}: say in NOT_RUN why {line!r} is not run"
 
 
+def kind_of(line: str) -> tuple[str, ...]:
+    """A command with `…` for the matrix, and for the value of each option that takes one."""
+    words = words_after("bisect-env", line) or []
+    found: list[str] = []
+    for before, word in itertools.pairwise(["", *words]):
+        is_value = before.startswith("--") and not word.startswith("-") and before not in ("--json", "--format")
+        found.append("…" if word.endswith(".yaml") or is_value else word)
+    return tuple(found)
+
+
 PLANTED = """\
 version: 1
 name: quickstart
@@ -119,8 +130,10 @@ def test_commands_that_are_shown_do_what_they_should(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every command of every page, once, in the order of the pages, on a small study of the same names."""
-    lines = dict.fromkeys(line.partition("  #")[0].strip() for _, line in shown_commands())
-    lines = [line for line in lines if words_after("bisect-env", line) and not reason_not_to_run(line)]
+    shown = [line for _, line in shown_commands()]
+    ours = [line for line in shown if words_after("bisect-env", line) and not reason_not_to_run(line)]
+    # Commands that differ in the values of their options alone are one.
+    lines = list({kind_of(line): line for line in reversed(ours)}.values())[::-1]
     # What the others need.
     lines.sort(key=lambda line: line != "bisect-env run matrices/quickstart.yaml")
     matrices = {
@@ -147,7 +160,7 @@ def test_commands_that_are_shown_do_what_they_should(
         expected = next((code for beginning, code in ENDS.items() if beginning in line), 0)
         assert code == expected, f"{line}: {err}"
         done.append(line)
-    assert len(done) > 40
+    assert len(done) > 25
     assert (tmp_path / "report.html").read_text("utf-8").startswith("<!doctype html>")
 
 
