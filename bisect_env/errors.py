@@ -44,7 +44,10 @@ EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
         "every problem is listed with its line and remedy",
     ),
     ExitCode.FAILURE_SEEN: (
-        "`trial`: some trial was bad; `verify`: the rate is shown to be above the limit",
+        (
+            "`trial`: some trial was bad; `diagnose`: the failure showed; `verify`: the rate is shown to be "
+            "above the limit"
+        ),
         "the failure is there; `bisect-env trials` lists what was seen",
     ),
     ExitCode.ENDS_NOT_AS_STATED: (

@@ -106,7 +106,8 @@ def kind_of(line: str) -> tuple[str, ...]:
     words = words_after("bisect-env", line) or []
     found: list[str] = []
     for before, word in itertools.pairwise(["", *words]):
-        is_value = before.startswith("--") and not word.startswith("-") and before not in ("--json", "--format")
+        takes_one = before.startswith("--") and before not in ("--json", "--format")
+        is_value = takes_one and not word.startswith("-")
         found.append("…" if word.endswith(".yaml") or is_value else word)
     return tuple(found)
 
