@@ -1,30 +1,31 @@
-"""What makes two failures the same, in a text that can be stored and compared between releases.
+"""What makes two failures the same, in a text that can be stored and compared between releases. Pure.
 
-A signature is a version, a kind, a phase and up to three normalised frames, most recent first. Stacks of
-CUDA faults are late and wrong, so those have a kind alone.
+A signature is a version, a kind, a phase and up to three normalised frames, innermost first. Stacks of CUDA
+faults are late and wrong, so those have a kind alone.
 """
 
 from __future__ import annotations
 
 import difflib
 import itertools
-import json
 import re
 from collections.abc import Sequence
 
+from bisect_env.matrix.signatures import SIGNATURE_VERSION, SignatureParts, as_part, read_signature
 from bisect_env.trials.classify import Classification, signal_name
 from bisect_env.trials.exit_record import ExitRecord
 from bisect_env.trials.last_words import abort_cause
-from bisect_env.trials.records import Outcome
+from bisect_env.trials.native import native_frames
+from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.tracebacks import Frame, final_traceback, parse_fatal_dump
 
-VERSION = 1
-"""To be raised with every change by which the same failure gets another signature."""
 FRAMES = 3
 SIMILAR = 0.8
-"""ClusterFuzz's threshold for two stacks (`crash_comparer.py`, COMPARE_THRESHOLD)."""
+"""ClusterFuzz's threshold (`crash_comparer.py`, COMPARE_THRESHOLD). Here each pair of frames has to be as
+similar, not their mean: the outermost frames of all failures of one script are the same."""
 COMMON_RUN = 2
-"""ClusterFuzz's rule that two equal neighbouring frames make two crashes the same."""
+"""ClusterFuzz's rule that so many equal neighbouring frames make two crashes the same; here they have to
+include the innermost of one of the two, for the same reason."""
 
 _CUDA = frozenset(
     {Outcome.CUDA_FAULT, Outcome.CUDA_OOM, Outcome.CUDA_INIT, Outcome.GPU_LOST, Outcome.UNSUPPORTED}
@@ -43,7 +44,26 @@ def signature(record: ExitRecord, found: Classification) -> str:
 
 
 def _write(kind: str, phase: str, frames: Sequence[str]) -> str:
-    return json.dumps([VERSION, kind, phase, *frames], separators=(",", ":"), ensure_ascii=False)
+    return SignatureParts(SIGNATURE_VERSION, as_part(kind), phase, tuple(map(as_part, frames))).stored()
+
+
+def signed_again(record: TrialRecord) -> str:
+    """The signature of a recorded trial by this release's algorithm, from what is stored of it.
+
+    Args:
+        record: With its logs; without them it is another signature.
+    """
+    code = record.returncode
+    seen = ExitRecord(
+        returncode=code,
+        timed_out=record.outcome is Outcome.HANG,
+        killed_by_us=record.killed_by_us,
+        stdout=record.stdout,
+        stderr=record.stderr,
+        stacks=record.stack,
+    )
+    signal_number = -code if code is not None and code < 0 else 0
+    return signature(seen, Classification(record.outcome, record.detail, Phase(record.phase), signal_number))
 
 
 def _kind(record: ExitRecord, found: Classification) -> str:
@@ -70,6 +90,8 @@ def _frames(record: ExitRecord, found: Classification) -> tuple[str, ...]:
     named = tuple(normalise_python(frame) for frame in frames if not frame.is_importlib)[:FRAMES]
     if named or found.outcome is not Outcome.CRASH:
         return named
+    if native := tuple(name for one in native_frames(record.stacks) if (name := normalise_native(one))):
+        return native[:FRAMES]
     cause = abort_cause(record.stderr)
     return (normalise_native(re.sub(r"^.*?: (?=\w+\(\))", "", cause)),) if cause else ()
 
@@ -102,23 +124,43 @@ def normalise_native(name: str) -> str:
 
 
 def matches(a: str, b: str) -> bool:
-    """Whether two signatures are of the same failure.
+    """Whether two stored signatures are of the same failure.
 
-    Equal, or of one kind with a common run of two frames or a mean similarity above 0.8. Signatures of
-    different versions never match, nor does an empty one.
+    Of one version and kind, and: equal frames; or a common run of two frames that includes the innermost of
+    one of them (the other has one more inside); or as many frames, each similar by more than 0.8 to its
+    counterpart (a function was renamed). Without frames the phase has to be the same. An empty one matches
+    nothing.
     """
     if not a or not b:
         return False
-    if a == b:
-        return True
-    version_a, kind_a, _, *frames_a = json.loads(a)
-    version_b, kind_b, _, *frames_b = json.loads(b)
-    if (version_a, kind_a) != (version_b, kind_b) or not frames_a or not frames_b:
+    one, other = read_signature(a), read_signature(b)
+    if (one.version, one.kind) != (other.version, other.kind):
         return False
-    runs = set(itertools.pairwise(frames_a)) & set(itertools.pairwise(frames_b))
-    return bool(runs) or _similarity(frames_a, frames_b) > SIMILAR
+    if one.frames == other.frames:
+        return bool(one.frames) or one.phase == other.phase
+    runs = set(itertools.pairwise(one.frames)) & set(itertools.pairwise(other.frames))
+    innermost = {one.frames[:COMMON_RUN], other.frames[:COMMON_RUN]}
+    if runs & innermost:
+        return True
+    return len(one.frames) == len(other.frames) and all(
+        _similarity(x, y) > SIMILAR for x, y in zip(one.frames, other.frames, strict=True)
+    )
 
 
-def _similarity(a: Sequence[str], b: Sequence[str]) -> float:
-    ratios = [difflib.SequenceMatcher(None, x, y, autojunk=False).ratio() for x, y in zip(a, b, strict=False)]
-    return sum(ratios) / max(len(a), len(b))
+def _similarity(a: str, b: str) -> float:
+    """Of two frames: the mean of how alike their files are and how many words of their names they share.
+
+    Letters alone would make `step_1` and `step_2` the same.
+    """
+    file_a, _, name_a = a.rpartition(":")
+    file_b, _, name_b = b.rpartition(":")
+    files = difflib.SequenceMatcher(None, file_a, file_b, autojunk=False).ratio() if file_a != file_b else 1.0
+    return (files + _shared_words(name_a, name_b)) / 2
+
+
+def _shared_words(a: str, b: str) -> float:
+    if a == b:
+        return 1.0
+    words_a, words_b = (re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+|[^\w\s]+", name) for name in (a, b))
+    shared = sum(min(words_a.count(word), words_b.count(word)) for word in set(words_a))
+    return 2 * shared / max(1, len(words_a) + len(words_b))

@@ -88,10 +88,11 @@ class Traceback:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """One thread of a faulthandler dump; frames most recent call first."""
+    """One thread of a faulthandler dump, most recent call first; without the outermost frames if it is cut."""
 
     current: bool
     frames: tuple[Frame, ...]
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ class FatalDump:
         if not stacks or self.current is None:
             return Phase.UNKNOWN
         if not any(_is_top_level(frames[-1]) or _waits_for_threads(frames[-1]) for frames in stacks):
-            return Phase.TEARDOWN
+            # faulthandler prints a hundred frames: below them may be anything.
+            return Phase.UNKNOWN if any(thread.cut for thread in self.threads) else Phase.TEARDOWN
         return Phase.IMPORT if any(frame.is_importlib for frame in self.current.frames) else Phase.BODY
 
 
@@ -232,22 +234,24 @@ def parse_fatal_dump(text: str) -> FatalDump | None:
     start, header = found[-1]
     lines[start] = header["text"]
     threads: list[ThreadStack] = []
-    current, inside, end = False, False, start + 1
+    current, inside, cut, end = False, False, False, start + 1
     frames: list[Frame] = []
     for index in range(start + 1, len(lines)):
         line = lines[index]
         if match := _THREAD.match(line):
             if inside:
-                threads.append(ThreadStack(current, tuple(frames)))
-            inside, current, frames = True, match["which"] == "Current thread", []
+                threads.append(ThreadStack(current, tuple(frames), cut))
+            inside, current, cut, frames = True, match["which"] == "Current thread", False, []
         elif inside and (match := _DUMP_FRAME.match(line)):
             number = int(match["line"]) if match["line"].isdigit() else 0
             frames.append(Frame(match["function"], match["file"], number))
+        elif inside and line == "  ...":
+            cut = True
         elif line and not line.startswith(
             (" ", "<", "Extension modules", "Current thread's C stack", "Python runtime")
         ):
             break
         end = index + 1
     if inside:
-        threads.append(ThreadStack(current, tuple(frames)))
+        threads.append(ThreadStack(current, tuple(frames), cut))
     return FatalDump(header["reason"], tuple(threads), "\n".join(lines[start:end]).rstrip())

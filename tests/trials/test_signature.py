@@ -31,7 +31,7 @@ def test_a_crash_has_kind_phase_and_three_frames() -> None:
         "predict @xgboost/core.py", "call @xgboost/sklearn.py", "main /w/main.py", "<module> /w/main.py"
     )
     assert sign(text) == (
-        '[1,"crash:SIGSEGV","body","xgboost/core.py:predict","xgboost/sklearn.py:call","main.py:main"]'
+        '[2,"crash:SIGSEGV","body","xgboost/core.py:predict","xgboost/sklearn.py:call","main.py:main"]'
     )
 
 
@@ -52,14 +52,14 @@ def test_matching() -> None:
     assert not matches(one, elsewhere)
     assert not matches(one, aborted)
     assert not matches("", "")
-    assert not matches(one, one.replace("[1,", "[2,"))
+    assert not matches(one, one.replace("[2,", "[1,"))
 
 
 def test_hangs_match_whether_idle_or_busy() -> None:
     text = dump("wait @a/b.py", "<module> /w/main.py", reason="Aborted")
     idle, busy = (sign(text, -6, timed_out=True, killed_by_us=True, cpu_rate=rate) for rate in (0.0, 2.0))
     assert idle == busy
-    assert idle.startswith('[1,"hang",')
+    assert idle.startswith('[2,"hang",')
 
 
 def test_cuda_faults_are_grouped_by_kind_alone() -> None:
@@ -68,7 +68,7 @@ def test_cuda_faults_are_grouped_by_kind_alone() -> None:
         sign(frame.format(line, name) + "RuntimeError: CUDA error: misaligned address\n", 1)
         for line, name in ((3, "f"), (9, "g"))
     )
-    assert first == second == '[1,"cuda-fault:CUDA error 716 (cudaErrorMisalignedAddress)",""]'
+    assert first == second == '[2,"cuda-fault:CUDA error 716 (cudaErrorMisalignedAddress)",""]'
 
 
 def test_aborts_without_a_python_stack_are_told_apart_by_their_last_words() -> None:

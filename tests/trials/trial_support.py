@@ -30,10 +30,16 @@ def make_spec(code: str = "", **changes: object) -> TrialSpec:
 
 def trial_processes(trial_id: str) -> list[int]:
     """Living processes that belong to a trial, wherever they went."""
+    return living({trial_id})
+
+
+def living(trial_ids: set[str]) -> list[int]:
+    """Living processes that belong to any of these trials."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(TRIAL_ID) == trial_id and process.status() != psutil.STATUS_ZOMBIE:
+            is_one = process.environ().get(TRIAL_ID) in trial_ids
+            if is_one and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process.pid)
         except (psutil.Error, OSError):
             continue

@@ -1,0 +1,86 @@
+"""What makes two failures the same, as text: what a report shows is what a matrix names. Pure.
+
+    crash:SIGSEGV in teardown, at ctypes/__init__.py:string_at < main.py:crash (v2)
+
+The text is the whole signature: kind, phase, the innermost frames, and the version of the algorithm that made
+it. In the database a signature is a JSON list of the same parts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+SIGNATURE_VERSION = 2
+"""To be raised with every change by which the same failure gets another signature, or matches others."""
+FROM_BAD_END = "from-bad-end"
+"""What a matrix says to take the signature of the first failure at its known bad end."""
+_BETWEEN = " < "
+_TEXT = re.compile(
+    r"(?P<kind>\S.*?)(?: in (?P<phase>start|import|body|teardown|unknown))?"
+    r"(?:, at (?P<frames>\S.*?))? \(v(?P<version>\d+)\)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureParts:
+    """A signature taken apart.
+
+    Attributes:
+        version: Of the algorithm.
+        kind: `crash:SIGSEGV`, `exit-fail:ValueError`, `hang`; it begins with the outcome.
+        phase: Of the process, or "" where stacks say nothing (CUDA).
+        frames: Normalised, innermost first.
+    """
+
+    version: int
+    kind: str
+    phase: str
+    frames: tuple[str, ...]
+
+    @property
+    def outcome(self) -> str:
+        """The outcome that it is a kind of."""
+        return self.kind.partition(":")[0]
+
+    def stored(self) -> str:
+        """As the database has it."""
+        parts = [self.version, self.kind, self.phase, *self.frames]
+        return json.dumps(parts, separators=(",", ":"), ensure_ascii=False)
+
+    def __str__(self) -> str:
+        phase = f" in {self.phase}" if self.phase else ""
+        frames = f", at {_BETWEEN.join(self.frames)}" if self.frames else ""
+        return f"{self.kind}{phase}{frames} (v{self.version})"
+
+
+def read_signature(text: str) -> SignatureParts:
+    """Take a signature apart, as stored or as shown.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if text.startswith("["):
+        version, kind, phase, *frames = json.loads(text)
+        if not isinstance(version, int) or not all(isinstance(one, str) for one in (kind, phase, *frames)):
+            raise ValueError("not the parts of a signature")
+        return SignatureParts(version, kind, phase, tuple(frames))
+    match = _TEXT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("not a signature as reports show it")
+    frames = match["frames"].split(_BETWEEN) if match["frames"] else []
+    return SignatureParts(int(match["version"]), match["kind"], match["phase"] or "", tuple(frames))
+
+
+def as_part(text: str) -> str:
+    """A kind or a frame that can stand in the text: on one line, without what separates parts."""
+    return re.sub(r"\s+", " ", text).replace(_BETWEEN, "<").strip()
+
+
+def shown(signature: str) -> str:
+    """A stored signature in words; itself if it is none."""
+    try:
+        return str(read_signature(signature))
+    except (ValueError, TypeError):
+        return signature
