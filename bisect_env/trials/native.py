@@ -6,8 +6,8 @@ import re
 
 _FRAME = re.compile(r"^#\d+\s+(?:0x[0-9a-f]+ in )?(?P<name>.+)$")
 _HANDLER = "<signal handler called>"
-_PLACE = re.compile(r" (?:at \S+:\d+|from \S+)$")
-_THREAD = re.compile(r"^Thread (\d+) ")
+_PLACE = re.compile(r" (?:at (?:(?! at ).)+:\d+|from (?:(?! from ).)+)$")
+_THREAD = re.compile(r"^Thread (\d+) (?P<took>.*received signal )?")
 _ABORTING = re.compile(
     # How a process brings SIGABRT on itself says nothing about why.
     r"^_*(?:GI_+)?(?:raise|abort|gsignal|kill|pthread_kill\w*|libc_message\w*|malloc_printerr|fortify_fail"
@@ -20,28 +20,30 @@ def native_frames(text: str) -> list[str]:
     """Functions of the thread that failed, innermost first; none where there is no such stack.
 
     That is the thread with a signal handler on its stack, and what is below the handler; where the signal met
-    no handler, gdb's thread 1, which is the one that took it.
+    no handler, the thread that gdb says took it, which in a core file is thread 1.
 
     Args:
         text: What `thread apply all bt` or `bt` printed.
     """
     threads: dict[int, list[str]] = {}
-    number = 1
+    number = took = 1
     for line in text.splitlines():
         if match := _THREAD.match(line):
             number = int(match[1])
+            took = number if match["took"] else took
         elif match := _FRAME.match(line):
             threads.setdefault(number, []).append(_function(match["name"]))
     if not threads:
         return []
     with_handler = next((stack for stack in threads.values() if _HANDLER in stack), None)
-    failed = with_handler or threads.get(1) or next(iter(threads.values()))
+    failed = with_handler or threads.get(took) or next(iter(threads.values()))
     if _HANDLER in failed:
         # The outermost: while faulthandler prints, a second signal may arrive.
         failed = failed[len(failed) - failed[::-1].index(_HANDLER) :]
+    failed = [name for name in failed if name != "??"]
     while failed and _ABORTING.match(failed[0]):
         failed = failed[1:]
-    return [name for name in failed if name != "??"]
+    return failed
 
 
 def _function(text: str) -> str:

@@ -120,6 +120,8 @@ def normalise_native(name: str) -> str:
         while (shorter := re.sub(pattern, "", name)) != name:
             name = shorter
     name = re.sub(r"\+\s*$|\bconst\s*$", "", name.strip())
+    # glibc has one `strlen` for each kind of CPU, and names of its own beside the standard's.
+    name = re.sub(r"^__(?:GI_+)?(\w+?)(?:_(?:avx|evex|sse|ssse|erms)\w*)?$", r"\1", name)
     return re.sub(r"\s+", " ", name).strip()
 
 

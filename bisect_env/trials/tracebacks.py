@@ -88,7 +88,7 @@ class Traceback:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """One thread of a faulthandler dump, most recent call first; without the outermost frames if it is cut."""
+    """One thread of a faulthandler dump, innermost frame first; without the outermost if it is cut."""
 
     current: bool
     frames: tuple[Frame, ...]

@@ -100,6 +100,9 @@ def test_exceptions_are_told_apart_by_type_and_place() -> None:
         ("std::_Function_handler<void ()>::_M_invoke", "std::_Function_handler::_M_invoke"),
         ("crash+0x1f", "crash"),
         ("malloc", "malloc"),
+        ("__strlen_evex", "strlen"),
+        ("__GI___libc_free", "libc_free"),
+        ("_PyEval_EvalFrameDefault", "_PyEval_EvalFrameDefault"),
     ],
 )
 def test_native_names(name: str, expected: str) -> None:
