@@ -87,13 +87,19 @@ class Asker:
         """What runs, as others are to know it."""
         return {trial: self._prepared.grid.combination(index) for trial, index in self.running.items()}
 
-    def fill(self, free: int, price: float) -> Asked:
+    def fill(self, free: int, price: float, *, only: Index | None = None) -> Asked:
         """Start trials and builds.
 
         Args:
             free: How many trials there is room for.
             price: Of a new environment, in trials.
+            only: Try this combination and no other, whatever the search thinks of it.
         """
+        if only is not None:
+            now, later = sort_out([only] * free, self._builds.is_ready)
+            self._builds.begin(later, self.executor)
+            started = self._start(now)
+            return Asked(started, started < len(now))
         pending = self._pending()
         costs = {index: price for index in self._members if not self._builds.is_paid(index)}
         chosen = self._search.ask(free, pending=pending, build_cost=costs)

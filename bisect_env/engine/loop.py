@@ -36,6 +36,7 @@ from bisect_env.engine.rules import (
 )
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import allowed_sources, lost_record, target_of
+from bisect_env.engine.target import StudyTarget
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
@@ -44,7 +45,6 @@ from bisect_env.search.every import SearchAll
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.storage.records import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import judge
 from bisect_env.trials.records import (
     Evidence,
     Machine,
@@ -133,7 +133,9 @@ class StudyLoop:
         self._notify = notify
         self._clock = clock
         self._stopped = stopped
-        self._target = target_of(matrix)
+        bad_end = None if self.grid.bad is None else prepared.groups.get(self.grid.bad)
+        wanted = matrix.file.trial.bad.signature
+        self._target = StudyTarget(target_of(matrix), wanted, store, study_id, bad_end)
         self._members: defaultdict[Index, list[Index]] = defaultdict(list)
         for index, stands_for in prepared.groups.items():
             self._members[stands_for].append(index)
@@ -212,7 +214,7 @@ class StudyLoop:
             index = self._prepared.groups.get(self.grid.index(trial.combination))
             if index is not None:
                 self._builds.seen.add(trial.lock_hash)
-                self._learn(index, trial.outcome, trial.evidence, trial.duration)
+                self._learn(index, trial.outcome, trial.evidence, trial.duration, trial.detail)
         self._state.voids_in_a_row = voids
 
     def run(self, executor: Executor) -> None:
@@ -260,7 +262,7 @@ class StudyLoop:
         for attempt in range(_CLAIMS):
             if free <= 0 or self.search.finished:
                 break
-            asked = self._asker.fill(free, price)
+            asked = self._asker.fill(free, price, only=self._only())
             free -= asked.started
             if not asked.lost:
                 return bool(self._builds.under_way)
@@ -271,6 +273,20 @@ class StudyLoop:
         else:
             return True
         return bool(self._builds.under_way)
+
+    def _only(self) -> Index | None:
+        """The one combination to try while nobody knows which failure is meant; None for all."""
+        self._target.look()
+        if not self._target.is_open:
+            return None
+        bad_end = self._target.bad_end
+        if bad_end is None or bad_end in self._state.aside:
+            raise NoEnvironmentError(
+                f"{self._matrix.path}: the bad end, whose failure the study is to look for, cannot be run",
+                tried=self._state.aside[bad_end][1] if bad_end is not None else None,
+                remedy="state another `bad`, or a `signature` instead of `from-bad-end`",
+            )
+        return bad_end
 
     def _wants_more(self, deadline: float | None) -> bool:
         in_time = deadline is None or self._clock() < deadline
@@ -350,7 +366,7 @@ class StudyLoop:
 
     def _record(self, index: Index, record: TrialRecord, build_seconds: float) -> None:
         tally = self._state.tallies[index]
-        evidence = judge(record, self._target, repeated=tally.void > 0)
+        evidence = self._target.judge(index, record, repeated=tally.void > 0)
         self._store.record_trial(self._study_id, record, evidence, trial_key=self._keys[index])
         self._sharing.recorded(record.trial_id, record.combination)
         if build_seconds:
@@ -359,11 +375,13 @@ class StudyLoop:
         self._notify(events.TrialFinished(record, evidence, build_seconds))
         if evidence is Evidence.VOID:
             self._state.last_void = f"{record.outcome}: {record.detail}"
-        self._learn(index, record.outcome, evidence, record.duration)
+        self._learn(index, record.outcome, evidence, record.duration, record.detail)
         self._check_runnable(record)
         self._check_infrastructure()
 
-    def _learn(self, index: Index, outcome: Outcome, evidence: Evidence, duration: float) -> None:
+    def _learn(
+        self, index: Index, outcome: Outcome, evidence: Evidence, duration: float, detail: str
+    ) -> None:
         state = self._state
         tally = state.tallies[index]
         tally.count(evidence)
@@ -375,7 +393,7 @@ class StudyLoop:
             state.trial_seconds.add(duration)
             self.search.tell(index, hit=bad)
         if (why := tally.why_aside()) is not None:
-            self._put_aside(index, "set-aside", f"{outcome}: {why}" if tally.skip else why)
+            self._put_aside(index, "set-aside", f"{outcome}: {detail}; {why}" if tally.skip else why)
         elif (lost := tally.many_lost()) is not None:
             self._warn_once(f"lost-{index}", f"{self.grid.combination(index)}: {lost}")
         elif tally.other >= 3 and tally.other > tally.good + tally.bad:

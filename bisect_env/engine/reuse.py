@@ -18,12 +18,12 @@ import json
 from collections.abc import Collection, Mapping
 
 from bisect_env.engine.prepare import Prepared
+from bisect_env.engine.target import StudyTarget
 from bisect_env.matrix.axes import ValueAxis
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.storage.records import StoredTrial, WholeTrial
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import Target, judge
 from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
 
 _VERSION = 1
@@ -71,7 +71,8 @@ class Reuse:
         study_id: This study.
         keys: Key of each combination that stands for its group.
         prepared: The combinations.
-        target: What this study is about: what a trial says is judged anew.
+        target: What this study is about: what a trial says is judged anew. While it is open, only trials of
+            the bad end are taken.
         machines: Classes of machines on which this study's trials run.
     """
 
@@ -81,7 +82,7 @@ class Reuse:
         study_id: str,
         keys: Mapping[Index, str],
         prepared: Prepared,
-        target: Target,
+        target: StudyTarget,
         machines: Collection[Machine],
     ) -> None:
         self._store = store
@@ -96,18 +97,26 @@ class Reuse:
 
     def look(self) -> list[StoredTrial]:
         """Take what was recorded since the last look; gives it with what it says in this study."""
-        wanted = {key for key in self._keys.values() if key not in self._incomplete}
-        logs = bool(self._target.output)
-        found = self._store.measured(self._study_id, wanted, self._machines, logs=logs)
+        was_open = self._target.is_open
+        taken = self._take({self._target.bad_end} if was_open else self._keys)
+        if was_open and not self._target.is_open:
+            taken += self._take(self._keys.keys() - {self._target.bad_end})
+        return taken
+
+    def _take(self, indices: Collection[Index | None]) -> list[StoredTrial]:
+        keys = {i: key for i, key in self._keys.items() if i in indices and key not in self._incomplete}
+        logs = self._target.reads_output or self._target.compares
+        found = self._store.measured(self._study_id, set(keys.values()), self._machines, logs=logs)
         taken = []
-        for index, key in self._keys.items():
-            trials = found.get(key, [])
-            if any(whole is not None and whole.collected for _, whole in trials):
+        for index, key in keys.items():
+            records = [(light, self._record(light, whole)) for light, whole in found.get(key, [])]
+            if any(record is None for _, record in records):
                 self._incomplete.add(key)
                 continue
             combination = self._prepared.grid.combination(index)
-            for light, whole in trials:
-                evidence = self._judge(key, light, whole)
+            for light, record in records:
+                assert record is not None
+                evidence = self._judge(index, key, record)
                 if evidence is not Evidence.VOID and light.outcome is not Outcome.NOT_RUNNABLE:
                     taken.append((light.trial_id, combination, evidence))
         if not taken:
@@ -116,13 +125,20 @@ class Reuse:
         ids = {trial_id for trial_id, _, _ in taken}
         return [trial for trial in self._store.reused(self._study_id) if trial.trial_id in ids]
 
-    def _judge(self, key: str, light: StoredTrial, whole: WholeTrial | None) -> Evidence:
-        if light.trial_id in self._seen:
+    def _record(self, light: StoredTrial, whole: WholeTrial | None) -> TrialRecord | None:
+        """The record to judge; None where what decides was collected."""
+        if whole is None:
+            return _record(light)
+        if whole.collected and self._target.reads_output:
+            return None
+        return self._target.up_to_date(whole.record, has_logs=not whole.collected)
+
+    def _judge(self, index: Index, key: str, record: TrialRecord) -> Evidence:
+        if record.trial_id in self._seen:
             return Evidence.VOID
-        self._seen.add(light.trial_id)
-        record = whole.record if whole is not None else _record(light)
-        evidence = judge(record, self._target, repeated=key in self._cuda_failed)
-        if light.outcome is Outcome.CUDA_INIT:
+        self._seen.add(record.trial_id)
+        evidence = self._target.judge(index, record, repeated=key in self._cuda_failed)
+        if record.outcome is Outcome.CUDA_INIT:
             self._cuda_failed.add(key)
         return evidence
 

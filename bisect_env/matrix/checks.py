@@ -14,6 +14,7 @@ from bisect_env.matrix.problems import Path, Problem, near
 from bisect_env.matrix.rules import check_comparison, is_comparison, matching
 from bisect_env.matrix.scalars import package_of
 from bisect_env.matrix.schema import Packages, Rule
+from bisect_env.matrix.signatures import FROM_BAD_END
 from bisect_env.matrix.trial import Trial, placeholders, variable
 from bisect_env.matrix.versions import Manager, order_key
 
@@ -33,6 +34,7 @@ class Parts:
         has_channels: Whether it names conda channels, right or wrong.
         engine: What solves conda packages.
         image: Name of the container image, with its placeholders; "" for none.
+        states_bad: Whether the file states a bad end, right or wrong.
     """
 
     axis_names: tuple[str, ...]
@@ -45,6 +47,7 @@ class Parts:
     has_channels: bool = True
     engine: str = "rattler"
     image: str = ""
+    states_bad: bool = True
 
 
 def listed_values(axis: Axis) -> tuple[str, ...] | None:
@@ -65,6 +68,7 @@ def cross_checks(parts: Parts, lines: Mapping[Path, int]) -> list[Problem]:
         *_placeholders(parts),
         *_rules(parts),
         *_ends(parts),
+        *_target(parts),
     ]
     return [Problem(text, _line(path, lines)) for path, text in found]
 
@@ -214,6 +218,14 @@ def _ends(parts: Parts) -> Iterator[Finding]:
                 yield (end, name), problem
     if set(parts.ends) == {"good", "bad"} and set(parts.axes) == set(parts.axis_names):
         yield from _ends_agree(parts)
+
+
+def _target(parts: Parts) -> Iterator[Finding]:
+    if parts.trial is None or parts.trial.bad.signature != FROM_BAD_END:
+        return
+    if not parts.states_bad:
+        text = f"`{FROM_BAD_END}` needs a combination that is known to be bad; add the key `bad`"
+        yield ("trial", "bad", "signature"), text
 
 
 def end_value_problem(

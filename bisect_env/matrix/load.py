@@ -215,6 +215,7 @@ class _Validator:
             has_channels=bool(self.data.get("channels")),
             engine=getattr(done.get("solver"), "engine", "rattler"),
             image=getattr(done.get("executor"), "image", ""),
+            states_bad=self.data.get("bad") is not None,
         )
 
     def axes(self) -> dict[str, Any]:
@@ -303,6 +304,8 @@ def _leave_out_later_keys(content: dict[str, Any]) -> None:
         del content["solver"]["engine"]
     if content["executor"] is None:
         del content["executor"]
+    if not content["trial"]["bad"]["signature"]:
+        del content["trial"]["bad"]["signature"]
     for axis in content["axes"].values():
         if axis.get("build", "") is None:
             del axis["build"]

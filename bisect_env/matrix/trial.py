@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from bisect_env.matrix.axes import StrictModel
 from bisect_env.matrix.scalars import EnvName, ExitStatus, Regex, Seconds, SignalNumber, Text, Value
+from bisect_env.matrix.signatures import FROM_BAD_END, SIGNATURE_VERSION, read_signature
 
 TargetOutcome = Literal[
     "crash", "hang", "cuda-fault", "cuda-oom", "cuda-init", "import-error", "exit-fail", "host-oom"
@@ -27,7 +28,8 @@ SKIP_EXIT_CODE = 125
 class TargetRule(StrictModel):
     """Which failures are the one that the study is about; every condition given must hold.
 
-    `signals` narrows crashes, `exit_codes` narrows exit-fail and import-error, `output` narrows all.
+    `signals` narrows crashes, `exit_codes` narrows exit-fail and import-error, `output` and `signature`
+    narrow all.
     """
 
     outcomes: Annotated[tuple[TargetOutcome, ...], Field(min_length=1)] = Field(
@@ -43,6 +45,34 @@ class TargetRule(StrictModel):
         default=(),
         description="The failure counts only when stdout or stderr matches one of these regular expressions.",
     )
+
+    signature: Text = Field(
+        default="",
+        description="The failure counts only when its signature matches this one, copied from a report; "
+        "`from-bad-end`: that of the first failure at the known bad end (any, when empty).",
+    )
+
+    @model_validator(mode="after")
+    def _signature_can_match(self) -> Self:
+        if not self.signature or self.signature == FROM_BAD_END:
+            return self
+        try:
+            parts = read_signature(self.signature)
+        except ValueError:
+            raise ValueError(
+                f"{self.signature!r} is no signature; copy one from a report "
+                f"(`crash:SIGSEGV in body, at a.py:f (v{SIGNATURE_VERSION})`), or say `{FROM_BAD_END}`"
+            ) from None
+        if parts.version != SIGNATURE_VERSION:
+            raise ValueError(
+                f"the signature is of version {parts.version}, and this release compares those of version "
+                f"{SIGNATURE_VERSION}; copy it from a report of this release"
+            )
+        if parts.outcome not in self.outcomes:
+            raise ValueError(
+                f"the signature is of a {parts.outcome}, which `outcomes` lacks; add it, or correct it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _codes_can_happen(self) -> Self:

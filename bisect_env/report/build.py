@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bisect_env.matrix.combination import Combination
-from bisect_env.report.doubts import machine_warnings, stability, stability_warnings, verdict_warnings
+from bisect_env.matrix.signatures import shown
+from bisect_env.report.doubts import (
+    machine_warnings,
+    other_failures,
+    stability,
+    stability_warnings,
+    verdict_warnings,
+)
 from bisect_env.report.model import (
     AxisInfo,
     CombinationReport,
@@ -27,6 +34,7 @@ from bisect_env.report.sentence import sentence
 from bisect_env.report.timeline import timeline
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.storage.records import (
+    TARGET,
     CombinationState,
     CombinationStatus,
     Counts,
@@ -114,6 +122,7 @@ def build_report(
         ),
         axes=axes,
         verdict=verdict,
+        target=_target(decisions),
         trials=counted,
         trial_counts=TrialCounts(**{str(evidence): number for evidence, number in totals.items()}),
         environments=environments,
@@ -126,6 +135,7 @@ def build_report(
             *stability_warnings(steady),
             *machine_warnings(trials),
             *_warnings(study, counts),
+            *other_failures([*reused, *trials]),
             *_environment_warnings(states),
             *_mixed(machines),
         ),
@@ -254,6 +264,11 @@ def _failure(group: FailureGroup, example: WholeTrial) -> FailureReport:
         detail=record.detail,
         stack=stack if len(stack) <= STACK_LIMIT else stack[:STACK_LIMIT] + "\n…",
     )
+
+
+def _target(decisions: Sequence[Decision]) -> str:
+    settled = next((decision for decision in decisions if decision.kind == TARGET), None)
+    return shown(str(settled.payload["signature"])) if settled else ""
 
 
 def _warnings(study: Study, counts: Mapping[Combination, Counts]) -> list[str]:

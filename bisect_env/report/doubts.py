@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bisect_env.matrix.signatures import shown
 from bisect_env.search.stability import Effect, Told, drift, host_effect
 from bisect_env.storage.records import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome
@@ -98,6 +99,31 @@ def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
 
 def _trials(count: int) -> str:
     return "1 trial" if count == 1 else f"{count} trials"
+
+
+def other_failures(trials: Sequence[StoredTrial]) -> list[str]:
+    """Where trials failed as the study looks for, and others failed in another way: two problems, perhaps.
+
+    Args:
+        trials: All of a study, with what they say in it.
+    """
+    bad = {trial.combination for trial in trials if trial.evidence is Evidence.BAD}
+    others: dict[str, Counter[str]] = {}
+    for trial in trials:
+        if trial.evidence is Evidence.OTHER and trial.combination in bad:
+            what = shown(trial.signature) if trial.signature else str(trial.outcome)
+            others.setdefault(str(trial.combination), Counter())[what] += 1
+    warnings = [
+        f"{combination}: besides the failure that the study is about, "
+        + ", ".join(f"{_trials(number)} failed as {what}" for what, number in counts.most_common(_SHOWN))
+        + "; not counted"
+        for combination, counts in sorted(others.items(), key=lambda item: -item[1].total())
+    ]
+    more = len(warnings) - _SHOWN
+    return [
+        *warnings[:_SHOWN],
+        *([f"{more} more combinations failed in another way as well"] if more > 0 else []),
+    ]
 
 
 def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:

@@ -350,6 +350,7 @@ class Report(_Frozen):
         schema_version: `schema` in the document.
         study: Which study.
         axes: In matrix order.
+        target: Signature of the failure that the study is about, in words; "" where any failure counts.
         verdict: The verdict document; `status`, `first_bad`, `last_good`, `culprit_axes`, `probability`,
             `reason` and `sentence` are always there.
         trials: Number of trials that are evidence.
@@ -371,6 +372,7 @@ class Report(_Frozen):
     study: StudyInfo
     axes: tuple[AxisInfo, ...] = ()
     verdict: dict[str, Any]
+    target: str = ""
     trials: int
     trial_counts: TrialCounts
     environments: int

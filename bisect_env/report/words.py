@@ -6,10 +6,10 @@ itself.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bisect_env.matrix.signatures import shown
 from bisect_env.report.model import ChangeReport, CombinationReport, FailureReport, PackageReport, Report
 from bisect_env.report.numbers import duration, interval, percent, probability
 from bisect_env.report.origins import told_origins
@@ -18,6 +18,8 @@ from bisect_env.report.table import Row
 from bisect_env.report.untrusted import clean, shortened
 
 REASON_WIDTH = 160
+SIGNATURE_WIDTH = 500
+"""A signature that was cut could not be copied into a matrix."""
 SHORT_ID = 8
 _REASONS = 3
 """Reasons of one kind that a short format quotes."""
@@ -60,10 +62,10 @@ def reused(report: Report) -> str:
 
 
 def ends(report: Report) -> list[tuple[str, str]]:
-    """First bad, last good, and what else the verdict says, each with its title."""
+    """The target, first bad, last good, and what else the verdict says, each with its title."""
+    found = [("target", shortened(clean(report.target), SIGNATURE_WIDTH))] if report.target else []
     if not report.has_verdict:
-        return []
-    found = []
+        return found
     for name, title in (("first_bad", "first bad"), ("last_good", "last good")):
         if cell := report.verdict.get(name):
             found.append((title, named(cell)))
@@ -145,13 +147,8 @@ def left_out(report: Report) -> list[tuple[str, str, str]]:
 
 
 def described(failure: FailureReport) -> str:
-    """A signature in words: `crash:SIGSEGV in body, at orjson/__init__.py:dumps`."""
-    try:
-        _, kind, phase, *frames = json.loads(failure.signature)
-    except ValueError:
-        return clean(failure.outcome)
-    text = f"{kind} in {phase}" if phase else str(kind)
-    return shortened(clean(text + (f", at {frames[0]}" if frames else "")), REASON_WIDTH)
+    """Its signature, as a matrix may name it, else its outcome."""
+    return shortened(clean(shown(failure.signature) or failure.outcome), SIGNATURE_WIDTH)
 
 
 def change(one: ChangeReport) -> tuple[str, str, str, str]:

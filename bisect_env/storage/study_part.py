@@ -9,11 +9,11 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from bisect_env.storage import rows
-from bisect_env.storage.records import Decision, Study, StudyDefinition, StudyStatus
+from bisect_env.storage.records import TARGET, Decision, Study, StudyDefinition, StudyStatus
 from bisect_env.storage.references import find_study
 from bisect_env.storage.sessions import Sessions, study_row
 from bisect_env.storage.tables import DecisionRow, StudyRow
-from bisect_env.storage.values import clean, jsonable
+from bisect_env.storage.values import clean, jsonable, public
 
 
 class StudyPart(Sessions):
@@ -121,11 +121,41 @@ class StudyPart(Sessions):
                 )
             )
 
+    def settle_target(self, study_id: str, signature: str, trial_id: str) -> tuple[str, str]:
+        """Say which failure a study is about; who says so first is believed.
+
+        Args:
+            study_id: Which study.
+            signature: Of the failure, as stored.
+            trial_id: The trial that it was seen in, "" where the matrix states it.
+
+        Returns:
+            What is settled: signature and trial.
+        """
+        with self._writing() as session:
+            study_row(session, study_id)
+            if (settled := _target(session, study_id)) is not None:
+                return settled
+            payload = jsonable({"signature": public(signature), "trial": trial_id})
+            session.add(DecisionRow(study_id=study_id, at=datetime.now(UTC), kind=TARGET, payload=payload))
+            return public(signature), trial_id
+
+    def target(self, study_id: str) -> tuple[str, str] | None:
+        """Signature of the failure that a study is about, and its trial; None if any failure is meant."""
+        with self._reading() as session:
+            return _target(session, study_id)
+
     def decisions(self, study_id: str) -> list[Decision]:
         """Everything that was decided in a study, in order."""
         with self._reading() as session:
             query = select(DecisionRow).where(DecisionRow.study_id == study_id).order_by(col(DecisionRow.id))
             return [Decision(row.at, row.kind, row.payload) for row in session.exec(query)]
+
+
+def _target(session: Session, study_id: str) -> tuple[str, str] | None:
+    query = select(DecisionRow).where(DecisionRow.study_id == study_id, DecisionRow.kind == TARGET)
+    row = session.exec(query.order_by(col(DecisionRow.id))).first()
+    return (str(row.payload["signature"]), str(row.payload["trial"])) if row else None
 
 
 def _newest(session: Session, name: str, digest: str) -> StudyRow | None:

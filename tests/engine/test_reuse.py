@@ -12,6 +12,7 @@ from bisect_env.cli.views import as_json, describe
 from bisect_env.engine import events
 from bisect_env.engine.prepare import Prepared, group
 from bisect_env.engine.reuse import Reuse, reusable, trial_key
+from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import Matrix, load_matrix
@@ -221,7 +222,8 @@ class OneKey:
         class Planted:
             grid = Grid()
 
-        judged = Target(**target)  # type: ignore[arg-type]
+        rule = Target(**target)  # type: ignore[arg-type]
+        judged = StudyTarget(rule, "", self.store, self.new.id, None)
         planted: Prepared = Planted()  # type: ignore[assignment]
         return Reuse(self.store, self.new.id, {(0,): "k"}, planted, judged, [Machine("x86_64")])
 

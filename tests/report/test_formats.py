@@ -32,7 +32,8 @@ def report(store: Store) -> Report:
     """A study that has something of everything."""
     found = load_report(store, hostile_study(store, "calm").study.id)
     reused = {"study_id": "f" * 32, "study": "older", "user": "ann", "host": "box", "trials": 4}
-    return Report.read({**found.document(), "reused": [reused]})
+    target = "crash:calm in body, at calm:f < main.py:run (v2)"
+    return Report.read({**found.document(), "reused": [reused], "target": target})
 
 
 def needles(report: Report) -> dict[str, list[str]]:
@@ -50,6 +51,7 @@ def needles(report: Report) -> dict[str, list[str]]:
         "study.exclude_newer": ["2026-11-01"],
         "study.version": ["0.1.0"],
         "axes": ["torch", "cuml", "mode"],
+        "target": ["crash:calm in body, at calm:f < main.py:run (v2)"],
         "trials": ["17 trials"],
         "trial_counts": ["3 bad, 14 good", "4 other, 3 void"],
         "environments": ["2 environments"],

@@ -212,6 +212,7 @@ def test_a_failure_without_a_stack_shows_the_end_of_its_output(store: Store) -> 
 def test_the_text_of_a_confirmed_study(report: Report) -> None:
     short = report.study.id[:8]
     trial = next(f.trial for f in report.failures)[:8]
+    place = "at orjson/__init__.py:dumps < script.py:main (v1)"
     assert (
         report_text(report)
         == f"""\
@@ -235,7 +236,7 @@ orjson  bad  trials  rate (95 % interval)
 
 env-unsolvable: python=3.11 orjson=3.9.13: × No solution found: ╰─▶ orjson 3.9.13 has no wheel
 
-Most frequent failure (4 of 4 bad trials): crash:SIGSEGV in body, at orjson/__init__.py:dumps
+Most frequent failure (4 of 4 bad trials): crash:SIGSEGV in body, {place}
   SIGSEGV
   example: python=3.11 orjson=3.9.11 (trial {trial})
     Fatal Python error: Segmentation fault

@@ -1,0 +1,94 @@
+"""What a study counts as bad, where that is settled only once its known bad end has failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bisect_env.errors import UsageError
+from bisect_env.matrix.grid import Index
+from bisect_env.matrix.signatures import FROM_BAD_END, SIGNATURE_VERSION, read_signature
+from bisect_env.storage.store import Store
+from bisect_env.trials.judge import Target, judge
+from bisect_env.trials.records import Evidence, TrialRecord
+from bisect_env.trials.signature import signed_again
+
+
+class StudyTarget:
+    """The failure that a study is about.
+
+    With `signature: from-bad-end` it is open at first. The first trial at the bad end that fails as the
+    matrix's other conditions say settles it: its signature is written into the database before the trial is,
+    once for all commands that work on the study, and is found there when the study goes on.
+
+    Args:
+        rule: What the matrix says, without a signature.
+        wanted: The signature that it names, `from-bad-end`, or "".
+        store: Where the study is.
+        study_id: Which one.
+        bad_end: The combination that stands for the stated bad end; None if it has no environment.
+    """
+
+    def __init__(self, rule: Target, wanted: str, store: Store, study_id: str, bad_end: Index | None) -> None:
+        self._rule = rule
+        self._store = store
+        self._study_id = study_id
+        self.bad_end = bad_end
+        self._from_bad_end = wanted == FROM_BAD_END
+        self._signature = ""
+        if self._from_bad_end:
+            self.look()
+        elif wanted:
+            self._signature = read_signature(wanted).stored()
+            store.settle_target(study_id, self._signature, "")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not known yet which signature is meant."""
+        return self._from_bad_end and not self._signature
+
+    @property
+    def compares(self) -> bool:
+        """Whether signatures play a part."""
+        return self._from_bad_end or bool(self._signature)
+
+    @property
+    def reads_output(self) -> bool:
+        """Whether the output of a trial decides what it says."""
+        return bool(self._rule.output)
+
+    def look(self) -> None:
+        """See whether another command has settled it."""
+        if self.is_open and (settled := self._store.target(self._study_id)) is not None:
+            self._signature = self._of_this_release(*settled)
+
+    def judge(self, index: Index, record: TrialRecord, *, repeated: bool) -> Evidence:
+        """What a trial of a combination says; the first failure at the bad end settles the target."""
+        said = judge(record, self._rule, repeated=repeated)
+        if self.is_open and said is Evidence.BAD:
+            self.look()
+        if self.is_open and said is Evidence.BAD and index == self.bad_end and record.signature:
+            settled = self._store.settle_target(self._study_id, record.signature, record.trial_id)
+            self._signature = self._of_this_release(*settled)
+        if self.is_open:
+            return Evidence.OTHER if said is Evidence.BAD else said
+        return judge(record, replace(self._rule, signature=self._signature), repeated=repeated)
+
+    def up_to_date(self, record: TrialRecord, *, has_logs: bool) -> TrialRecord | None:
+        """A recorded trial with a signature that can be compared; None if it cannot be had any more."""
+        if not self.compares or not record.signature:
+            return record
+        if read_signature(record.signature).version == SIGNATURE_VERSION:
+            return record
+        return replace(record, signature=signed_again(record)) if has_logs else None
+
+    def _of_this_release(self, signature: str, trial_id: str) -> str:
+        if read_signature(signature).version == SIGNATURE_VERSION:
+            return signature
+        whole = self._store.trial(trial_id)
+        if whole is None or whole.collected:
+            raise UsageError(
+                "the study was begun by a release that compares failures in another way, and the logs of the "
+                "failure that it is about are gone",
+                remedy="begin it anew with `--fresh`",
+            )
+        return signed_again(whole.record)

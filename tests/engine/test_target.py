@@ -1,0 +1,217 @@
+"""Studies about one failure among several: named, or taken from the known bad end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bisect_env.engine import events
+from bisect_env.errors import EndsNotAsStatedError, MatrixError, NoEnvironmentError, StudyInterruptedError
+from bisect_env.matrix.load import load_matrix
+from bisect_env.matrix.signatures import read_signature
+from bisect_env.report.document import report_document
+from bisect_env.report.model import Report
+from bisect_env.report.text import report_text
+from bisect_env.storage.store import Store
+from tests.engine.studies import Studies
+from tests.engine.test_reuse import renamed, started
+
+# From 3 on one failure, from 6 on the one that is looked for; at 8 now and then the other as well.
+TWO_FAILURES = """
+    import os, random, sys
+    def early(): raise KeyError("another problem")
+    def late(): os.abort()
+    level = int(sys.argv[1])
+    if level >= 6:
+        early() if level == 8 and random.random() < 0.3 else late()
+    if level >= 3:
+        early()
+"""
+# These failures are no flakes: few trials tell.
+QUICK = "search: {confidence: 0.8, min_crash_rate: 0.4}"
+REST = f"bad: {{level: 9}}\n{QUICK}"
+FROM_BAD_END = {"trial": "bad: {signature: from-bad-end}", "rest": REST}
+
+
+def first_bad(report: dict[str, Any]) -> str | None:
+    cell = report["verdict"]["first_bad"]
+    return cell["level"] if cell else None
+
+
+def evidence(studies: Studies) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {}
+    for event in studies.events:
+        if isinstance(event, events.TrialFinished):
+            level = event.record.combination["level"]
+            found.setdefault(level, Counter())[str(event.evidence)] += 1
+    return found
+
+
+@pytest.mark.integration
+def test_without_a_target_any_failure_counts(studies: Studies) -> None:
+    report = studies.run(studies.matrix(TWO_FAILURES, rest=QUICK)).report
+    assert first_bad(report) == "3"
+    assert report["target"] == ""
+
+
+@pytest.mark.integration
+def test_the_target_is_that_of_the_bad_end(studies: Studies) -> None:
+    report = studies.run(studies.matrix(TWO_FAILURES, **FROM_BAD_END)).report
+    assert first_bad(report) == "6"
+    target = read_signature(report["target"])
+    assert (target.kind, target.frames[0]) == ("crash:SIGABRT", "script.py:late")
+    # Nothing but the bad end was tried before it had failed.
+    levels = [e.combination["level"] for e in studies.events if isinstance(e, events.TrialStarted)]
+    finished = next(i for i, e in enumerate(studies.events) if isinstance(e, events.TrialFinished))
+    begun = sum(isinstance(e, events.TrialStarted) for e in studies.events[:finished])
+    assert set(levels[:begun]) == {"9"}
+    said = evidence(studies)
+    assert set(said["9"]) == {"bad"}
+    assert all(set(said.get(level, ())) <= {"other"} for level in "345")
+    assert said.get("5") or said.get("4") or said.get("3")
+    text = report_text(Report.read(report))
+    assert f"target   {report['target']}" in text
+
+
+@pytest.mark.integration
+def test_a_signature_copied_from_a_report_is_the_target(studies: Studies) -> None:
+    studies.run(studies.matrix(TWO_FAILURES, rest=QUICK))
+    with Store.open(str(studies.db)) as store:
+        study = store.studies()[0].id
+        text = report_text(Report.read(report_document(store, study)))
+    shown = next(line for line in text.splitlines() if "script.py:late" in line and "crash" in line)
+    signature = shown[shown.index("crash:") :].strip()
+    studies.events.clear()
+    path = studies.matrix(TWO_FAILURES, trial=f"bad: {{signature: {signature!r}}}", rest=QUICK)
+    report = studies.run(path, fresh=True).report
+    assert first_bad(report) == "6"
+    assert report["target"] == signature
+
+
+@pytest.mark.integration
+def test_the_report_says_where_another_crash_is_other(studies: Studies) -> None:
+    script = """
+        import os, random, sys
+        if int(sys.argv[1]) >= 6: os.abort() if random.random() < 0.7 else sys.exit(3)
+    """
+    trial = "bad: {signature: from-bad-end, outcomes: [crash]}"
+    path = studies.matrix(script, trial=trial, rest=REST)
+    report = studies.run(path).report
+    assert first_bad(report) == "6"
+    told = [w for w in report["warnings"] if "besides the failure that the study is about" in w]
+    assert told
+    assert "failed as exit-fail:3 in body" in told[0]
+    assert any(failure["evidence"] == "other" for failure in report["failures"])
+
+
+@pytest.mark.integration
+def test_it_is_kept_when_the_study_goes_on(studies: Studies) -> None:
+    path = studies.matrix(TWO_FAILURES, **FROM_BAD_END)
+
+    def twice() -> bool:
+        return sum(isinstance(event, events.TrialFinished) for event in studies.events) >= 2
+
+    with pytest.raises(StudyInterruptedError):
+        studies.run(path, stopped=twice)
+    with Store.open(str(studies.db)) as store:
+        settled = store.target(store.studies()[0].id)
+    assert settled is not None
+    report = studies.run(path).report
+    assert first_bad(report) == "6"
+    with Store.open(str(studies.db)) as store:
+        assert store.target(report["study"]["id"]) == settled
+        decisions = [d for d in store.decisions(report["study"]["id"]) if d.kind == "target"]
+    assert len(decisions) == 1
+
+
+@pytest.mark.integration
+def test_trials_of_another_study_settle_it_without_any_new_one(studies: Studies) -> None:
+    # Everything has been measured already, without a target.
+    first = studies.run(studies.matrix(TWO_FAILURES, rest=REST)).report
+    assert first_bad(first) == "3"
+    path = studies.matrix(TWO_FAILURES, **FROM_BAD_END)
+    studies.events.clear()
+    report = studies.run(renamed(path)).report
+    assert first_bad(report) == "6"
+    reused = next(event for event in studies.events if isinstance(event, events.Reused))
+    assert reused.trials == first["trials"]
+    with Store.open(str(studies.db)) as store:
+        settled = store.target(report["study"]["id"])
+        assert settled is not None
+        assert store.trial(settled[1]).study_id == first["study"]["id"]  # type: ignore[union-attr]
+
+
+@pytest.mark.integration
+def test_trials_signed_by_an_older_release_are_signed_again(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bisect_env.trials import signature
+
+    monkeypatch.setattr(signature, "SIGNATURE_VERSION", 1)
+    studies.run(studies.matrix(TWO_FAILURES, rest=REST))
+    monkeypatch.undo()
+    studies.events.clear()
+    report = studies.run(renamed(studies.matrix(TWO_FAILURES, **FROM_BAD_END))).report
+    assert first_bad(report) == "6"
+    assert any(isinstance(event, events.Reused) for event in studies.events)
+    assert report["target"].endswith("(v2)")
+
+
+@pytest.mark.integration
+def test_a_study_of_an_older_release_goes_on_with_the_same_failure(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bisect_env.engine import target
+    from bisect_env.trials import signature
+
+    path = studies.matrix(TWO_FAILURES, **FROM_BAD_END)
+    monkeypatch.setattr(signature, "SIGNATURE_VERSION", 1)
+    monkeypatch.setattr(target, "SIGNATURE_VERSION", 1)
+    with pytest.raises(StudyInterruptedError):
+        studies.run(path, stopped=lambda: started(studies) >= 2)
+    monkeypatch.undo()
+    assert first_bad(studies.run(path).report) == "6"
+
+
+@pytest.mark.integration
+def test_a_bad_end_that_does_not_fail_is_said_to_be_wrong(studies: Studies) -> None:
+    script = "import os, sys\nif sys.argv[1] == '5': os.abort()"
+    path = studies.matrix(script, **FROM_BAD_END)
+    with pytest.raises(EndsNotAsStatedError, match="the stated bad combination is not bad"):
+        studies.run(path)
+    assert set(evidence(studies)) == {"9"}
+
+
+@pytest.mark.integration
+def test_a_bad_end_that_cannot_be_run_is_said_at_once(studies: Studies) -> None:
+    path = studies.matrix("import sys; sys.exit(125 if sys.argv[1] == '9' else 0)", **FROM_BAD_END)
+    with pytest.raises(NoEnvironmentError, match=r"the bad end.*cannot be run"):
+        studies.run(path)
+    assert set(evidence(studies)) == {"9"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "ends", "says"),
+    [
+        ("signature: from-bad-end", "", "needs a combination that is known to be bad; add the key `bad`"),
+        ("signature: nonsense", "", "is no signature; copy one from a report"),
+        ("signature: 'crash:SIGSEGV in body, at a.py:f (v1)'", "", "is of version 1"),
+        ("{signature: 'crash:SIGSEGV in body (v2)', outcomes: [hang]}", "", "which `outcomes` lacks"),
+    ],
+)
+def test_what_a_matrix_may_say(studies: Studies, bad: str, ends: str, says: str) -> None:
+    trial = f"bad: {{{bad}}}" if not bad.startswith("{") else f"bad: {bad}"
+    with pytest.raises(MatrixError) as error:
+        load_matrix(studies.matrix("pass", trial=trial, rest=ends))
+    assert says in str(error.value)
+
+
+def test_a_matrix_without_a_signature_is_the_study_that_it_was(studies: Studies, tmp_path: Path) -> None:
+    plain = load_matrix(studies.matrix("pass", trial="bad: {outcomes: [crash]}")).digest
+    named = load_matrix(
+        studies.matrix("pass", trial="bad: {outcomes: [crash], signature: 'crash:SIGSEGV (v2)'}")
+    ).digest
+    assert plain != named
