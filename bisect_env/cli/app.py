@@ -11,6 +11,7 @@ from bisect_env.cli.db_command import db_app
 from bisect_env.cli.diagnose_command import diagnose
 from bisect_env.cli.diff_command import diff
 from bisect_env.cli.env_command import env_app
+from bisect_env.cli.explain_command import explain
 from bisect_env.cli.fetch_command import fetch
 from bisect_env.cli.plan_command import plan
 from bisect_env.cli.query_command import query
@@ -54,6 +55,7 @@ app.command()(report)
 app.command()(trial)
 app.command()(verify)
 app.command()(diff)
+app.command()(explain)
 app.command()(studies)
 app.command()(trials)
 app.command()(query)

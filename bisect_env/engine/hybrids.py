@@ -1,7 +1,8 @@
 """Environments between two others: the good lock with some of the changed packages as the bad one has them.
 
 A hybrid is asked for with every package pinned. What the solver would have to add or change makes it another
-environment, which is no answer about this one: then there is no such hybrid, as where nothing satisfies the pins.
+environment, which is no answer about this one: then there is no such hybrid, as where nothing satisfies the
+pins.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Between:
     Attributes:
         good: The lock that passes.
         bad: The lock that fails.
-        request: What the bad combination asked of its environment: index, channels, virtual packages and date.
-        changes: What can be moved by itself, packages of axes first.
+        request: What the bad combination asked of its environment: index, channels, virtual packages and
+        date. changes: What can be moved by itself, packages of axes first.
         followers: What changes by itself when something else does: wheels of another interpreter.
     """
 
@@ -47,9 +48,9 @@ class Between:
             axes: Packages that axes move.
         """
         every = difference(good, bad, axes)
-        # The same version from another archive of an index, or another place: what a solver takes follows from
-        # the interpreter. A conda build is chosen, and can carry a failure by itself.
-        fixed = [c for c in every if c.kind in ("rebuilt", "moved") and (c.after or c.before).manager != "conda"]  # type: ignore[union-attr]
+        # The same version from another archive of an index, or another place: what a solver takes follows
+        # from the interpreter. A conda build is chosen, and can carry a failure by itself.
+        fixed = [change for change in every if _follows(change)]
         return cls(good, bad, request, tuple(c for c in every if c not in fixed), tuple(fixed))
 
     @property
@@ -134,9 +135,7 @@ class Between:
 
     def _free(self, hybrid: Changes, name: str) -> tuple[str, ...]:
         """Every wheel by name, so that none is dropped; its version is for the solver to choose."""
-        return tuple(
-            sorted(p.name for n, p in self.packages(hybrid).items() if n != name and not p.is_conda)
-        )
+        return tuple(sorted(p.name for n, p in self.packages(hybrid).items() if n != name and not p.is_conda))
 
     def locate(self, result: LockResult, start: Changes) -> Changes | None:
         """The hybrid that a solution is, None if it holds a version that neither end has."""
@@ -157,3 +156,8 @@ class Between:
             elif here != before:
                 return None
         return frozenset(found) if self.check(frozenset(found), result) is not None else None
+
+
+def _follows(change: PackageChange) -> bool:
+    is_conda = change.after is not None and change.after.manager == "conda"
+    return change.kind in ("rebuilt", "moved") and not is_conda

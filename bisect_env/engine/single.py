@@ -91,6 +91,11 @@ class SingleTrials:
         self._seconds: float | None = None
         self._voids = 0
 
+    @property
+    def slots(self) -> int:
+        """How many trials can run at the same time."""
+        return self._executor.slots
+
     def run(
         self,
         single: Single,

@@ -1,7 +1,7 @@
 """Which of the packages that changed carries the failure? A search over sets of changes. Pure.
 
-Between a good environment and a bad one n packages changed. A *hybrid* is the good environment with a set S of
-the changes made. A hypothesis is a smallest set C that carries the failure:
+Between a good environment and a bad one n packages changed. A *hybrid* is the good environment with a set S
+of the changes made. A hypothesis is a smallest set C that carries the failure:
 
     all of C:  S is bad iff C ⊆ S        (one package, or two or three that have to meet)
     any of C:  S is bad iff C ∩ S ≠ ∅    (either of two packages does it)
@@ -10,15 +10,15 @@ the changes made. A hypothesis is a smallest set C that carries the failure:
 The counts of all hybrids give the posterior as they do for combinations: with the rates of bad hybrids drawn
 around a common one (see `rates.py`), and the trials at both ends known beforehand,
 
-    P(C | counts) ∝ P(C) · Σ_{j,k} P(m_j, σ_j, p0_k | ends) · Π_{S bad under C} B_j(S) · Π_{S good under C} G_k(S)
+    P(C | counts) ∝ P(C) · Σ_{j,k} P(m_j, σ_j, p0_k | ends) · Π_{S bad under C} B_j(S) · Π_{others} G_k(S)
 
-which is a product of three small matrices for all hypotheses at once. Not every hybrid has an environment; what
-a solver refuses is never asked again, and hypotheses that no hybrid tells apart end as one answer.
+which is a product of three small matrices for all hypotheses at once. Not every hybrid has an environment;
+what a solver refuses is never asked again, and hypotheses that no hybrid tells apart end as one answer.
 
-Next is tried what tells most per cost: the mutual information between "S is bad" and the number of failures in a
-block of trials, over the block's length plus the price of building S. Delta debugging (A. Zeller and
-R. Hildebrandt, *Simplifying and isolating failure-inducing input*, IEEE TSE 28 (2002)) tests the same halves and
-complements, but takes each answer for certain.
+Next is tried what tells most per cost: the mutual information between "S is bad" and the number of failures
+in a block of trials, over the block's length plus the price of building S. Delta debugging (A. Zeller and
+R. Hildebrandt, *Simplifying and isolating failure-inducing input*, IEEE TSE 28 (2002)) tests the same halves
+and complements, but takes each answer for certain.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _THREES_UP_TO = 45
 _LEADERS = 40
 """Hypotheses for which hybrids are thought up."""
 _BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
+_WORTH = 0.01
+"""Tied hypotheses are named if they are at least so probable, as a share of the first."""
 _NOTHING = 1e-3
 """Bits below which a hybrid is not worth an environment."""
 
@@ -186,23 +188,41 @@ class CulpritSearch:
 
     @property
     def best(self) -> Culprit:
-        """The most probable hypothesis by itself."""
+        """The most probable hypothesis, and how sure it is that its changes carry the failure."""
         top = int(self._posterior.argmax())
-        return self._culprit(top, float(self._posterior[top]))
+        return self._culprit(top, float(self._posterior[self._agreeing(top)].sum()))
 
     @property
     def answer(self) -> Culprit:
-        """The most probable hypothesis, with those that no hybrid known to have an environment tells from it."""
+        """The same with hypotheses of the same size that no hybrid that can be had tells from it."""
         known = [hybrid for hybrid, feasible in self._feasible.items() if feasible]
+        best = self.best
+        if not known or best.probability >= self.confidence:
+            return best
         top = int(self._posterior.argmax())
-        if not known or self._posterior[top] >= self.confidence:
-            return self.best
         labels = self._labels(known)
-        same = np.flatnonzero((labels == labels[:, [top]]).all(axis=0) & (self._posterior > 0))
-        ordered = sorted((int(i) for i in same if i != top), key=lambda i: -self._posterior[i])
+        agreeing = self._agreeing(top)
+        same = (labels == labels[:, [top]]).all(axis=0) | agreeing
+        size = self._hypotheses.members.sum(axis=1)
+        alike = same & ~agreeing & (size == size[top]) & (self._posterior > _WORTH * self._posterior[top])
+        ordered = sorted(np.flatnonzero(alike).tolist(), key=lambda i: -self._posterior[i])
         mass = float(self._posterior[same].sum())
-        shown = [i for i in ordered if self._posterior[i] > 0.01 * self._posterior[top]]
-        return self._culprit(top, mass, tuple(self._members(i) for i in shown))
+        return self._culprit(top, mass, tuple(self._members(i) for i in ordered))
+
+    def _agreeing(self, top: int) -> NDArray[np.bool_]:
+        """Hypotheses that say what the top one says of its own changes: they carry the failure, no fewer do.
+
+        That another package does it as well makes no difference to that.
+        """
+        itself = np.zeros(len(self._posterior), dtype=np.bool_)
+        itself[top] = True
+        if self._hypotheses.kinds[top] != _ALL:
+            return itself
+        changes = self._members(top)
+        fewer = [changes - {one} for one in changes if len(changes) > 1]
+        labels = self._labels([changes, *fewer])
+        says_so = (labels[0] > 0) & (labels[1:] == 0).all(axis=0)
+        return np.asarray(itself | says_so, dtype=np.bool_)
 
     def _culprit(self, position: int, probability: float, tied: tuple[Changes, ...] = ()) -> Culprit:
         kind = _NAMES[int(self._hypotheses.kinds[position])]
@@ -210,6 +230,11 @@ class CulpritSearch:
 
     def _members(self, position: int) -> Changes:
         return frozenset(int(i) for i in np.flatnonzero(self._hypotheses.members[position]))
+
+    @property
+    def infeasible(self) -> int:
+        """Number of hybrids without an environment."""
+        return sum(not feasible for feasible in self._feasible.values())
 
     def chance_of_being_bad(self, hybrid: Changes) -> float:
         """Posterior probability that a hybrid is bad."""

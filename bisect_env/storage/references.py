@@ -30,7 +30,9 @@ def find_study(studies: Sequence[Study], reference: str | None, shown: str) -> S
             remedy="start `bisect-env run MATRIX` first, or name the database with `--db` or BISECT_ENV_DB",
         )
     if reference is None:
-        return studies[0]
+        # A study about another's culprit is shown when it is asked for.
+        own = (study for study in studies if "explains" not in study.definition.settings)
+        return next(own, studies[0])
     for study in studies:
         # A name comes before a beginning of an id: `cafe` may be both, and the name was chosen by a person.
         if reference in (study.id, study.name):

@@ -1,0 +1,143 @@
+"""`bisect-env explain`: which of the packages that changed carries the failure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bisect_env.cli.one_session import say
+from bisect_env.cli.options import (
+    CacheOption,
+    CacheSizeOption,
+    DatabaseOption,
+    GpusOption,
+    JsonOption,
+    OfflineOption,
+    QuietOption,
+    SchedulerFileOption,
+    SchedulerOption,
+    StudyArgument,
+    WorkersOption,
+)
+from bisect_env.cli.where import Where, stop_on_signals
+
+if TYPE_CHECKING:
+    from bisect_env.engine.explanation import Explanation
+    from bisect_env.matrix.load import Matrix
+    from bisect_env.storage.records import Study
+
+
+def explain(
+    study: StudyArgument = None,
+    matrix: Annotated[
+        Path | None, typer.Option("--matrix", help="Its matrix file, if it lies elsewhere by now.")
+    ] = None,
+    good: Annotated[
+        str | None, typer.Option("--good", help="A combination that passes; default: the last good one.")
+    ] = None,
+    bad: Annotated[
+        str | None, typer.Option("--bad", help="One that fails; default: the first bad one.")
+    ] = None,
+    confidence: Annotated[
+        float | None, typer.Option(help="Of the answer; default: the matrix's.", min=0.5, max=0.9999)
+    ] = None,
+    max_trials: Annotated[int, typer.Option(min=1, help="Give up after so many.")] = 2000,
+    db: DatabaseOption = None,
+    workers: WorkersOption = None,
+    gpus: GpusOption = None,
+    scheduler: SchedulerOption = None,
+    scheduler_file: SchedulerFileOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    cache: CacheOption = None,
+    cache_size: CacheSizeOption = None,
+    offline: OfflineOption = None,
+) -> None:
+    """Find the smallest set of package changes that carries the failure.
+
+    Environments between last good and first bad are solved, built and tried. Ends with 0 if the answer
+    reaches the confidence, else with 1. The same command after an interruption goes on where it stopped.
+    """
+    from bisect_env.engine import events
+    from bisect_env.engine.culprit import CulpritStudy
+    from bisect_env.engine.single import SingleTrials
+    from bisect_env.errors import ExitCode, StudyInterruptedError
+    from bisect_env.storage.store import Store
+
+    stopped = stop_on_signals()
+    where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
+    with Store.open(db) as store:
+        found = store.study(study)
+        loaded = _matrix_of(found, matrix)
+        place, provider = where.open(loaded)
+
+        def heard(event: events.Event) -> None:
+            culprit.heard(event)
+            if isinstance(event, events.Warned):
+                say(f"warning: {event.text}", sys.stderr)
+
+        def make_trials(study_id: str) -> SingleTrials:
+            return SingleTrials(
+                loaded, store, study_id, place.executor(), notify=heard, stopped=stopped.is_set
+            )
+
+        def tell(text: str) -> None:
+            if not quiet or text.startswith("warning:"):
+                say(text, sys.stderr)
+
+        culprit = CulpritStudy(
+            loaded,
+            found,
+            store,
+            provider,
+            make_trials,
+            tell=tell,
+            stopped=stopped.is_set,
+            good=good,
+            bad=bad,
+            confidence=confidence or loaded.file.search.confidence,
+            max_trials=max_trials,
+        )
+        with closing(place):
+            explanation = culprit.run()
+    if stopped.is_set() and not explanation.is_sure:
+        raise StudyInterruptedError(
+            "interrupted; every trial that ended is stored", remedy="the same command goes on from here"
+        )
+    say(json.dumps(explanation.document(), indent=2) if as_json else text_of(explanation))
+    raise typer.Exit(int(ExitCode.VERDICT if explanation.is_sure else ExitCode.NO_VERDICT))
+
+
+def _matrix_of(study: Study, path: Path | None) -> Matrix:
+    from bisect_env.errors import UsageError
+    from bisect_env.matrix.load import load_matrix
+
+    loaded = load_matrix(path or study.definition.matrix_path)
+    if loaded.digest != study.definition.digest:
+        raise UsageError(
+            f"{loaded.path} or its files are not what the study {study.id[:8]} ({study.name}) ran",
+            remedy="name the matrix as it was then with `--matrix`, or run the matrix as it is now first",
+        )
+    return loaded
+
+
+def text_of(found: Explanation) -> str:
+    """The sentence, and what was tried. Pure."""
+    lines = [found.sentence, ""]
+    marked = set(found.culprits)
+    for position, change in enumerate(found.changes):
+        lines.append(f"{'→' if position in marked else ' '} {change}{'  (axis)' if change.of_axis else ''}")
+    lines += ["", "tried, with what was as in the bad environment:"]
+    for hybrid in sorted(found.hybrids, key=lambda hybrid: (len(hybrid.moved), hybrid.moved)):
+        names = ", ".join(found.changes[i].name for i in hybrid.moved)
+        everything = len(hybrid.moved) == len(found.changes)
+        shown = "everything" if everything else names or "nothing"
+        lines.append(f"  {hybrid.counts:>10} bad   {shown}")
+    if found.unsolvable:
+        lines.append(f"  {found.unsolvable} more have no environment")
+    return "\n".join(lines)

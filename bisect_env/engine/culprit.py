@@ -1,0 +1,410 @@
+"""Which package carries the failure: trials of environments between last good and first bad.
+
+They are a study of their own, whose axes are the packages that changed, so that what was measured is kept,
+shared and resumed like everything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bisect_env.engine import events
+from bisect_env.engine.explanation import Explanation, Hybrid, Moved
+from bisect_env.engine.hybrids import Between, Changes
+from bisect_env.engine.prepare import Prepared, environment_request
+from bisect_env.engine.reuse import trial_key
+from bisect_env.engine.rules import Tally, build_cost
+from bisect_env.engine.single import Single, SingleTrials
+from bisect_env.engine.stored import StoredCombination, axis_packages, stored_combination, stored_grid
+from bisect_env.environments.difference import PackageState
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.errors import NoEnvironmentError, UsageError
+from bisect_env.matrix.axes import PackageAxis, ValueAxis
+from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.load import Matrix
+from bisect_env.search.culprits import Check, CulpritSearch, Done
+from bisect_env.storage.records import (
+    CombinationState,
+    CombinationStatus,
+    Study,
+    StudyDefinition,
+    StudyStatus,
+)
+from bisect_env.storage.store import Store
+
+DECISION = "explained"
+"""Kind of the decision that holds an explanation in the study that it is about."""
+ABSENT = "absent"
+_FREE = 8
+"""Trials at most that are run at once where fewer were asked for."""
+_AXES_SHARE = 1 / 3
+"""Prior share of the packages that axes move: those along with them are often to blame."""
+
+MakeTrials = Callable[[str], SingleTrials]
+"""Runs trials that are recorded in the study of this id."""
+
+
+@dataclass(slots=True)
+class _Seconds:
+    build: float | None = None
+    trial: float | None = None
+
+
+@dataclass
+class CulpritStudy:
+    """The search for the packages that carry a failure.
+
+    Args:
+        matrix: Whose study was answered.
+        study: That study.
+        store: Open for writing.
+        provider: Solves hybrids.
+        make_trials: Runs their trials.
+        tell: Hears, in words, what is being done.
+        stopped: Whether the user wants to stop.
+        good: The combination that passes; the last good one if None.
+        bad: The one that fails; the first bad one if None.
+        confidence: Posterior at which the search ends.
+        max_trials: Where to give up.
+
+    Raises:
+        UsageError: There are no two such combinations, or no package differs between them.
+    """
+
+    matrix: Matrix
+    study: Study
+    store: Store
+    provider: EnvironmentProvider
+    make_trials: MakeTrials
+    tell: Callable[[str], None] = lambda _text: None
+    stopped: Callable[[], bool] = lambda: False
+    good: str | None = None
+    bad: str | None = None
+    confidence: float = 0.95
+    max_trials: int = 2000
+    _locks: dict[Changes, Lock] = field(default_factory=dict)
+    _seconds: _Seconds = field(default_factory=_Seconds)
+    _last: Changes | None = None
+
+    def __post_init__(self) -> None:
+        self._good = stored_combination(self.store, self.study, self.good or "last-good")
+        self._bad = stored_combination(self.store, self.study, self.bad or "first-bad")
+        self._between = self._compare()
+        self._ends = self._counts(self._good), self._counts(self._bad)
+        if not self._ends[1][0]:
+            raise UsageError(
+                f"{self._bad.combination} was never seen to fail", remedy="name another with `--bad`"
+            )
+        self._names = [
+            (change.name, _label(change.before, change.after), _label(change.after, change.before))
+            for change in self._between.changes
+        ]
+        self._locks = {frozenset(): self._good.lock, self._between.everything: self._bad.lock}
+
+    @property
+    def changes(self) -> int:
+        """Number of packages that changed."""
+        return len(self._names)
+
+    def run(self) -> Explanation:
+        """Search until it is known, nothing more can be learnt, or the limit is reached.
+
+        Returns:
+            What was found; stored in the study, unless the user stopped it.
+        """
+        own = self._open()
+        forced, released = self._closures()
+        search = CulpritSearch(
+            self.changes,
+            *self._ends,
+            forced=forced,
+            released=released,
+            weights=self._weights(),
+            confidence=self.confidence,
+            min_rate=self.matrix.file.search.min_crash_rate,
+        )
+        self._replay(search, own)
+        trials = self.make_trials(own.id)
+        is_sure = self.changes == 1
+        while self.changes > 1 and not self.stopped():
+            price = build_cost(self._seconds.build, self._seconds.trial)
+            step = search.next_step(build_cost=price)
+            if isinstance(step, Done) or sum(n for _, n in search.counts.values()) >= self.max_trials:
+                is_sure = isinstance(step, Done) and step.is_sure
+                break
+            if isinstance(step, Check):
+                self._solve(search, own, step.hybrid)
+            else:
+                self._try(search, own, trials, step.hybrid, step.trials)
+        found = self._explanation(search, is_sure=is_sure, unsolvable=search.infeasible)
+        if not self.stopped():
+            self.store.record_decision(self.study.id, DECISION, found.document())
+            self.store.finish_study(
+                own.id, StudyStatus.FINISHED, {"status": "none", "reason": found.sentence}
+            )
+        else:
+            self.store.finish_study(own.id, StudyStatus.INTERRUPTED, None)
+        return found
+
+    # -- what is compared ----------------------------------------------------------------------------------
+
+    def _compare(self) -> Between:
+        good, bad = self._good, self._bad
+        values = [name for name, axis in self.matrix.file.axes.items() if isinstance(axis, ValueAxis)]
+        moved = [name for name in values if good.combination[name] != bad.combination[name]]
+        if moved:
+            raise UsageError(
+                f"{good.combination} and {bad.combination} differ in the value of {', '.join(moved)}",
+                tried="comparing their environments",
+                remedy="a value is no package: name two combinations in which it is the same, with `--good` "
+                "and `--bad`",
+            )
+        as_of = self.study.exclude_newer or self.study.created_at
+        request = environment_request(self.matrix, bad.combination, as_of)
+        between = Between.of(good.lock, bad.lock, request, axis_packages(self.study))
+        if not between.changes:
+            raise UsageError(
+                f"no package differs between {good.combination} and {bad.combination}",
+                remedy="`bisect-env diff` shows what does",
+            )
+        return between
+
+    def _counts(self, one: StoredCombination) -> tuple[int, int]:
+        """Bad trials and trials of everything that is the same measurement."""
+        values = {n for n, axis in self.matrix.file.axes.items() if isinstance(axis, ValueAxis)}
+        same = [
+            state.combination
+            for state in self.store.combinations(self.study.id)
+            if state.lock_hash == one.lock.content_hash
+            and all(state.combination[name] == one.combination[name] for name in values)
+        ]
+        counts = self.store.counts(self.study.id)
+        found = [counts[combination] for combination in same if combination in counts]
+        return sum(c.bad for c in found), sum(c.counted for c in found)
+
+    def _weights(self) -> list[float]:
+        own = sum(change.of_axis for change in self._between.changes)
+        along = self.changes - own
+        if not own or not along:
+            return [1.0] * self.changes
+        return [
+            _AXES_SHARE / own if change.of_axis else (1 - _AXES_SHARE) / along
+            for change in self._between.changes
+        ]
+
+    # -- its own study -------------------------------------------------------------------------------------
+
+    def _open(self) -> Study:
+        facts = (self.matrix.digest, self._good.lock.content_hash, self._bad.lock.content_hash)
+        definition = self.study.definition
+        kept = {**definition.settings, "explains": self.study.id}
+        own = self.store.open_study(
+            StudyDefinition(
+                name=f"{self.study.name}: culprit",
+                digest=hashlib.sha256("|".join(("culprit", *facts)).encode()).hexdigest(),
+                matrix_path=definition.matrix_path,
+                matrix_text=definition.matrix_text,
+                description=f"packages between {self._good.combination} and {self._bad.combination}",
+                grid=[
+                    {"name": name, "kind": "package", "direction": "regression", "values": [old, new]}
+                    for name, old, new in self._names
+                ],
+                settings=kept,
+                exclude_newer=definition.exclude_newer,
+                version=definition.version,
+                host=definition.host,
+                user=definition.user,
+            )
+        )
+        for hybrid, lock in self._locks.items():
+            self._save(own, hybrid, lock)
+        return own
+
+    def _save(self, own: Study, hybrid: Changes, lock: Lock | None, why: str = "") -> None:
+        combination = self._combination(hybrid)
+        if lock is None:
+            state = CombinationState(combination, CombinationStatus.UNSOLVABLE, why)
+        else:
+            self.store.save_locks(own.id, [lock])
+            state = CombinationState(combination, CombinationStatus.SOLVABLE, "", lock.content_hash)
+        self.store.save_combinations(own.id, [state])
+
+    def _combination(self, hybrid: Changes) -> Combination:
+        return Combination(
+            tuple((name, new if i in hybrid else old) for i, (name, old, new) in enumerate(self._names))
+        )
+
+    def _hybrid(self, combination: Combination) -> Changes:
+        values = combination.as_dict()
+        return frozenset(i for i, (name, _, new) in enumerate(self._names) if values[name] == new)
+
+    def _replay(self, search: CulpritSearch, own: Study) -> None:
+        """What an earlier command learnt."""
+        for state in self.store.combinations(own.id):
+            hybrid = self._hybrid(state.combination)
+            if state.lock_hash is None:
+                search.mark(hybrid, feasible=False)
+            elif (lock := self.store.lock(state.lock_hash)) is not None:
+                self._locks[hybrid] = lock
+                runnable = state.status == CombinationStatus.SOLVABLE
+                search.mark(hybrid, feasible=runnable)
+        for combination, counts in self.store.counts(own.id).items():
+            if counts.counted:
+                search.tell(self._hybrid(combination), hits=counts.bad, trials=counts.counted)
+
+    # -- solving -------------------------------------------------------------------------------------------
+
+    def _closures(self) -> tuple[list[Changes], list[Changes]]:
+        """What each change forces when it is made, and what it takes along when it is taken back."""
+        between, everything = self._between, self._between.everything
+        ends = (frozenset[int](), everything)
+        requests = [between.request_for(end) for end in ends]
+        prefer: list[list[int]] = [[], []]
+        asked: dict[tuple[int, int], int] = {}
+        if self.changes > 1:
+            self.tell(f"asking the solver what each of {self.changes} changes needs")
+            for side, start in enumerate(ends):
+                for position in range(self.changes):
+                    request = between.leaning_request(start, position)
+                    if request is not None:
+                        asked[(side, position)] = len(requests)
+                        requests.append(request)
+                        prefer.append([side])
+        results = self.provider.lock_many(requests, prefer=prefer) if asked else []
+        closures: list[list[Changes]] = []
+        for side, start in enumerate(ends):
+            found = []
+            for position in range(self.changes):
+                number = asked.get((side, position))
+                there = None if number is None else between.locate(results[number], start)
+                along = frozenset([position]) if there is None else there ^ start
+                found.append(along if position in along else frozenset([position]))
+            closures.append(found)
+        return closures[0], closures[1]
+
+    def _solve(self, search: CulpritSearch, own: Study, hybrid: Changes) -> None:
+        (result,) = self.provider.lock_many([self._between.request_for(hybrid)])
+        lock = self._between.check(hybrid, result)
+        why = "" if isinstance(result, Lock) else result.message
+        self._save(own, hybrid, lock, why or "the solver takes other packages than were asked for")
+        search.mark(hybrid, feasible=lock is not None)
+        if lock is not None:
+            self._locks[hybrid] = lock
+
+    # -- trying --------------------------------------------------------------------------------------------
+
+    def _try(
+        self, search: CulpritSearch, own: Study, trials: SingleTrials, hybrid: Changes, block: int
+    ) -> None:
+        single = self._single(hybrid)
+        # Idle workers cost nothing, and a block is as long as its longest trial.
+        block = max(block, min(trials.slots, _FREE))
+        if hybrid != self._last:
+            self.tell(f"trying {self._in_words(hybrid)}")
+            self._last = hybrid
+
+        def wanted(tally: Tally, running: int) -> int:
+            done = tally.good + tally.bad + tally.other
+            return 0 if tally.why_aside() else block - done - running
+
+        try:
+            tally = trials.run(single, wanted)
+        except NoEnvironmentError as error:
+            self._set_aside(search, own, hybrid, CombinationStatus.UNBUILDABLE, error.what)
+            return
+        if tally.good + tally.bad:
+            search.tell(hybrid, hits=tally.bad, trials=tally.good + tally.bad)
+        if (why := tally.why_aside()) is not None:
+            self._set_aside(search, own, hybrid, CombinationStatus.SET_ASIDE, why)
+
+    def _set_aside(
+        self, search: CulpritSearch, own: Study, hybrid: Changes, status: CombinationStatus, why: str
+    ) -> None:
+        self.tell(f"warning: {self._in_words(hybrid)}: {why}")
+        self.store.set_combination(own.id, self._combination(hybrid), status, why)
+        search.mark(hybrid, feasible=False)
+
+    def heard(self, event: events.Event) -> None:
+        """Take note of durations; for whoever passes on the events of trials."""
+        if isinstance(event, events.Built):
+            self._seconds.build = event.seconds
+        elif isinstance(event, events.TrialFinished):
+            self._seconds.trial = event.record.duration
+
+    def _single(self, hybrid: Changes) -> Single:
+        lock = self._locks[hybrid]
+        grid = stored_grid(self.study)
+        index = grid.index(self._bad.combination)
+        key = trial_key(self.matrix, Prepared(grid, {index: lock}, {}, {}), index)
+        return Single(self._combination(hybrid), lock, key, self._values(hybrid))
+
+    def _values(self, hybrid: Changes) -> Combination:
+        """What the command sees of the axes: of each package the version that is there."""
+        moved = {self._between.changes[i].name for i in hybrid}
+        still = {c.name for i, c in enumerate(self._between.changes) if i not in hybrid} - moved
+        axes = self.matrix.file.axes
+        return Combination(
+            tuple(
+                (name, self._good.combination[name] if _moves(axes[name]) in still else value)
+                for name, value in self._bad.combination.items
+            )
+        )
+
+    # -- telling -------------------------------------------------------------------------------------------
+
+    def _in_words(self, hybrid: Changes) -> str:
+        names = [self._names[i][0] for i in sorted(hybrid)]
+        return f"{', '.join(names)} as in the bad one ({len(names)} of {self.changes})"
+
+    def _explanation(self, search: CulpritSearch, *, is_sure: bool, unsolvable: int) -> Explanation:
+        answer = search.answer
+        moved = [
+            Moved(change.name, old, new, change.of_axis)
+            for change, (_, old, new) in zip(self._between.changes, self._names, strict=True)
+        ]
+        tried: Mapping[Changes, tuple[int, int]] = {
+            **search.counts,
+            frozenset(): _sum(self._ends[0], search.counts.get(frozenset())),
+            self._between.everything: _sum(self._ends[1], search.counts.get(self._between.everything)),
+        }
+        return Explanation(
+            study=self.study.id,
+            good=self._good.combination.as_dict(),
+            bad=self._bad.combination.as_dict(),
+            changes=tuple(moved),
+            kind=answer.kind,
+            culprits=tuple(sorted(answer.changes)),
+            tied=tuple(tuple(sorted(other)) for other in answer.tied),
+            probability=1.0 if self.changes == 1 else answer.probability,
+            is_sure=is_sure or self.changes == 1,
+            hybrids=tuple(
+                Hybrid(tuple(sorted(one)), hits, trials) for one, (hits, trials) in tried.items() if trials
+            ),
+            unsolvable=unsolvable,
+        )
+
+
+def explanation_of(store: Store, study_id: str) -> dict[str, Any] | None:
+    """The explanation that a study has, as its document."""
+    found = [d.payload for d in store.decisions(study_id) if d.kind == DECISION]
+    return found[-1] if found else None
+
+
+def _moves(axis: object) -> str:
+    return axis.canonical_package if isinstance(axis, PackageAxis) else ""
+
+
+def _sum(one: tuple[int, int], other: tuple[int, int] | None) -> tuple[int, int]:
+    return one if other is None else (one[0] + other[0], one[1] + other[1])
+
+
+def _label(state: PackageState | None, other: PackageState | None) -> str:
+    if state is None:
+        return ABSENT
+    if other is not None and other.label == state.label:
+        return f"{state.label} ({state.source or state.manager}, {state.sha256[:8]})"
+    return state.label

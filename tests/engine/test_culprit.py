@@ -1,0 +1,226 @@
+"""Which package carries the failure: real locks from a real index, real environments, real trials."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.engine.culprit import CulpritStudy, explanation_of
+from bisect_env.engine.explanation import Explanation
+from bisect_env.engine.one import open_one
+from bisect_env.engine.rules import Tally
+from bisect_env.engine.single import SingleTrials
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Environments
+from bisect_env.errors import UsageError
+from bisect_env.matrix.load import load_matrix
+from bisect_env.storage.store import Store
+from tests.engine.studies import Studies
+from tests.environments.index_server import IndexServer, serve
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def index() -> Iterator[IndexServer]:
+    index = IndexServer()
+    server = serve(index)
+    yield index
+    server.shutdown()
+    server.server_close()
+
+
+def so_many(number: int) -> Callable[[Tally, int], int]:
+    return lambda tally, running: number - tally.good - tally.bad - running
+
+
+class Explained:
+    """Trials at two ends, and the search for the culprit between them."""
+
+    def __init__(self, studies: Studies, path: Path) -> None:
+        self.studies = studies
+        self.matrix = load_matrix(path)
+        self.cache = studies.folder / "cache"
+        self.said: list[str] = []
+
+    @contextmanager
+    def open(self) -> Iterator[tuple[Store, Environments, InlineExecutor]]:
+        executor = InlineExecutor(partial(ensure_prefix, cache_dir=self.cache), 2)
+        try:
+            with Store.open(str(self.studies.db)) as store:
+                yield store, Environments(self.cache, index=self.matrix.file.index), executor
+        finally:
+            executor.close()
+
+    def tried(self, *ends: tuple[str, int]) -> None:
+        with self.open() as (store, provider, executor):
+            for at, number in ends:
+                one = open_one(self.matrix, at, store=store, provider=provider, notify=lambda e: None)
+                trials = SingleTrials(
+                    self.matrix, store, one.study.id, executor, notify=self.studies.events.append
+                )
+                trials.run(one.single, so_many(number))
+
+    def explain(
+        self, good: str, bad: str, stopped: Callable[[], bool] = lambda: False, **options: float
+    ) -> Explanation:
+        with self.open() as (store, provider, executor):
+            study = store.study(self.matrix.name)
+
+            def make_trials(study_id: str) -> SingleTrials:
+                return SingleTrials(
+                    self.matrix, store, study_id, executor, notify=lambda e: None, stopped=stopped
+                )
+
+            culprit = CulpritStudy(
+                self.matrix,
+                study,
+                store,
+                provider,
+                make_trials,
+                tell=self.said.append,
+                stopped=stopped,
+                good=good,
+                bad=bad,
+                **options,  # type: ignore[arg-type]
+            )
+            found = culprit.run()
+            if not stopped():
+                document = explanation_of(store, study.id)
+                assert document is not None
+                assert Explanation.read(json.loads(json.dumps(document))) == found
+                assert store.study(None).id == study.id
+            return found
+
+    def trials(self) -> int:
+        with Store.open(str(self.studies.db)) as store:
+            return sum(len(store.trials(study.id)) for study in store.studies())
+
+
+def matrix(studies: Studies, index: IndexServer, script: str, axes: str) -> Explained:
+    path = studies.matrix(script, axes=axes, rest=f"index: {index.url}")
+    path.write_text(path.read_text().replace(" {level}", ""))
+    return Explained(studies, path)
+
+
+FLAKY = """
+    import os, random, {module}, app
+    if {module}.version == "{version}" and random.random() < 0.6:
+        os.abort()
+"""
+
+
+def apps(index: IndexServer) -> None:
+    """app 2 holds helper back, and brings a glue of its own; other things stay."""
+    index.add("app", "1", requires=("helper", "other", "glue==1"))
+    index.add("app", "2", requires=("helper<2", "other", "fresh", "glue==2"))
+    for name in ("helper", "other", "glue"):
+        index.add(name, "1")
+        index.add(name, "2")
+    index.add("fresh", "1")
+
+
+APP = "app: {package: app, versions: ['1', '2']}"
+
+
+def test_not_the_package_itself_but_its_dependency(studies: Studies, index: IndexServer) -> None:
+    apps(index)
+    ours = matrix(studies, index, FLAKY.format(module="helper", version="1"), APP)
+    ours.tried(("app=1", 12), ("app=2", 12))
+    found = ours.explain("app=1", "app=2")
+    assert [str(change) for change in found.changes] == [
+        "app 1 → 2",
+        "fresh absent → 1",
+        "glue 1 → 2",
+        "helper 2 → 1",
+    ]
+    assert found.sentence.startswith(
+        "not app itself: its dependency helper 2 → 1 alone carries the failure ("
+    )
+    assert found.is_sure
+    # An interrupted search goes on with what it has.
+    before = ours.trials()
+    assert ours.explain("app=1", "app=2").sentence == found.sentence
+    assert ours.trials() == before
+
+
+def test_what_is_pinned_together_is_blamed_together(studies: Studies, index: IndexServer) -> None:
+    apps(index)
+    ours = matrix(studies, index, FLAKY.format(module="glue", version="2"), APP)
+    ours.tried(("app=1", 12), ("app=2", 12))
+    found = ours.explain("app=1", "app=2")
+    assert found.is_sure
+    blamed = {found.changes[i].name for one in (found.culprits, *found.tied) for i in one}
+    assert blamed == {"app", "glue"}
+    assert "cannot be told apart" in found.sentence
+    assert found.unsolvable > 0
+
+
+def test_an_interrupted_search_goes_on(studies: Studies, index: IndexServer) -> None:
+    apps(index)
+    ours = matrix(studies, index, FLAKY.format(module="helper", version="1"), APP)
+    ours.tried(("app=1", 12), ("app=2", 12))
+    before = ours.trials()
+    found = ours.explain("app=1", "app=2", stopped=lambda: ours.trials() > before)
+    assert not found.is_sure
+    assert found.sentence.startswith("not known yet; most likely")
+    stopped_at = ours.trials()
+    assert stopped_at > before
+    assert ours.explain("app=1", "app=2").is_sure
+    assert ours.trials() > stopped_at
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "says"),
+    [
+        ("app=2", "app=1", "was never seen to fail"),
+        ("app=1", "app=1", "no package differs"),
+        ("last-good", "app=2", "there is no last-good yet"),
+    ],
+)
+def test_what_cannot_be_explained(
+    studies: Studies, index: IndexServer, good: str, bad: str, says: str
+) -> None:
+    apps(index)
+    ours = matrix(studies, index, FLAKY.format(module="helper", version="1"), APP)
+    ours.tried(("app=1", 1), ("app=2", 12))
+    with pytest.raises(UsageError, match=says):
+        ours.explain(good, bad)
+
+
+def test_a_transitive_culprit_of_a_date(studies: Studies, index: IndexServer) -> None:
+    for name in ("app", "helper", "other", "third", "glue"):
+        needs = {"app": ("helper", "other", "third", "glue")}.get(name, ())
+        index.add(name, "1", requires=needs, uploaded="2020-01-01T00:00:00Z")
+        if name != "app":
+            needs = ("third==2",) if name == "glue" else ()
+            index.add(name, "2", requires=needs, uploaded="2020-02-01T00:00:00Z")
+    script = FLAKY.format(module="helper", version="2")
+    ours = matrix(studies, index, script, "day: {dates: {from: 2020-01-15, to: 2020-02-15, step: 31d}}")
+    ours.matrix.path.write_text(ours.matrix.path.read_text() + "\npackages: [app]\n")
+    ours = Explained(studies, ours.matrix.path)
+    ours.tried(("day=2020-01-15", 12), ("day=2020-02-15", 12))
+    found = ours.explain("day=2020-01-15", "day=2020-02-15")
+    assert found.is_sure
+    assert found.sentence.startswith("helper 1 → 2 alone carries the failure (")
+    assert found.without_culprits.bad == 0
+    assert found.without_culprits.trials > 0
+    assert found.with_culprits.bad > 0
+
+
+@pytest.mark.network
+@pytest.mark.timeout(300)
+def test_a_real_transitive_culprit(studies: Studies) -> None:
+    """gevent was pinned and died all the same: greenlet 0.4.17 had another layout (gevent/gevent#1678)."""
+    root = Path(__file__).parent.parent.parent
+    ours = Explained(studies, root / "matrices" / "gevent_date.yaml")
+    ours.tried(("day=2020-09-08", 3), ("day=2020-10-07", 3))
+    found = ours.explain("day=2020-09-08", "day=2020-10-07")
+    assert len(found.changes) == 3
+    assert found.sentence.startswith("greenlet 0.4.16 → 0.4.17 alone carries the failure (")

@@ -1,0 +1,135 @@
+"""The search among package changes: planted culprits, noisy trials, environments that do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bisect_env.search.culprits import Changes, Check, Culprit, CulpritSearch, Done, Try
+
+Bad = Callable[[Changes], bool]
+
+
+def played(
+    search: CulpritSearch,
+    is_bad: Bad,
+    rates: tuple[float, float],
+    rng: np.random.Generator,
+    *,
+    feasible: Bad = lambda hybrid: True,
+    build_cost: float = 5.0,
+) -> tuple[Culprit, int, bool]:
+    """Answer, trials, and whether it was sure."""
+    good, bad = rates
+    trials = 0
+    for _ in range(2000):
+        step = search.next_step(build_cost=build_cost)
+        if isinstance(step, Done):
+            return search.answer, trials, step.is_sure
+        if isinstance(step, Check):
+            search.mark(step.hybrid, feasible=feasible(step.hybrid))
+        else:
+            assert isinstance(step, Try)
+            assert feasible(step.hybrid)
+            rate = bad if is_bad(step.hybrid) else good
+            search.tell(step.hybrid, hits=int(rng.binomial(step.trials, rate)), trials=step.trials)
+            trials += step.trials
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize(
+    ("size", "culprits", "rates", "at_most"),
+    [(2, 1, (0.0, 1.0), 4), (9, 1, (0.0, 1.0), 9), (9, 1, (0.0, 0.3), 80), (9, 2, (0.02, 0.6), 110)],
+)
+def test_planted_culprits_are_found(
+    size: int, culprits: int, rates: tuple[float, float], at_most: float
+) -> None:
+    seed = 20261121
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    wrong, spent, studies = 0, 0, 20
+    for _ in range(studies):
+        planted = frozenset(rng.choice(size, culprits, replace=False).tolist())
+        ends = tuple((int(rng.binomial(60, rate)), 60) for rate in rates)
+        search = CulpritSearch(size, ends[0], ends[1])
+        answer, trials, is_sure = played(search, planted.issubset, rates, rng)
+        wrong += not (is_sure and answer.kind == "all" and answer.changes == planted)
+        spent += trials
+    # 5 % of 20 is 1; with three standard errors it may be 4.
+    assert wrong <= 4
+    assert spent / studies <= at_most
+
+
+def test_either_of_two_is_told_from_both_together() -> None:
+    rng = np.random.default_rng(3)
+    search = CulpritSearch(6, (0, 40), (30, 40))
+    answer, _, is_sure = played(search, lambda h: bool(h & {1, 4}), (0.0, 0.8), rng)
+    assert (answer.kind, answer.changes, is_sure) == ("any", frozenset({1, 4}), True)
+
+
+def test_nothing_less_than_everything() -> None:
+    rng = np.random.default_rng(3)
+    search = CulpritSearch(5, (0, 40), (40, 40))
+    answer, _, is_sure = played(search, lambda h: len(h) == 5, (0.0, 1.0), rng)
+    assert (answer.kind, is_sure) == ("whole", True)
+
+
+def test_what_no_environment_separates_is_one_answer() -> None:
+    """2 pins 3 and 4 exactly, as torch pins its CUDA libraries: they move together or not at all."""
+    rng = np.random.default_rng(5)
+    bound = frozenset({2, 3, 4})
+
+    def feasible(hybrid: Changes) -> bool:
+        return bound <= hybrid or not bound & hybrid
+
+    forced = [bound if i in bound else frozenset({i}) for i in range(6)]
+    search = CulpritSearch(6, (0, 40), (36, 40), forced=forced, released=forced)
+    answer, _, is_sure = played(search, lambda h: 3 in h, (0.0, 0.9), rng, feasible=feasible)
+    assert is_sure
+    assert answer.changes | frozenset().union(*answer.tied) <= bound
+    assert frozenset({3}) in (answer.changes, *answer.tied)
+
+
+def test_no_environment_in_between_ends_it_at_once() -> None:
+    search = CulpritSearch(4, (0, 30), (30, 30))
+    answer, trials, is_sure = played(
+        search, lambda h: 0 in h, (0.0, 1.0), np.random.default_rng(1), feasible=lambda h: False
+    )
+    assert (trials, is_sure) == (0, False)
+    assert answer.probability < 0.95
+
+
+def test_a_prior_only_decides_where_to_look_first() -> None:
+    rng = np.random.default_rng(9)
+    search = CulpritSearch(5, (0, 40), (40, 40), weights=[100, 1, 1, 1, 1])
+    first = search.next_step(build_cost=5)
+    assert isinstance(first, Check)
+    assert first.hybrid in (frozenset({0}), frozenset({1, 2, 3, 4}))
+    answer, _, _ = played(search, lambda h: 3 in h, (0.0, 1.0), rng)
+    assert answer.changes == {3}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 7), st.data())
+def test_the_posterior_does_not_mind_the_order(size: int, data: st.DataObject) -> None:
+    hybrid = st.frozensets(st.integers(0, size - 1), min_size=1, max_size=size)
+    counts = st.tuples(hybrid, st.integers(0, 3), st.integers(3, 6))
+    told = data.draw(st.lists(counts, min_size=1, max_size=5))
+    one, other = CulpritSearch(size, (0, 9), (7, 9)), CulpritSearch(size, (0, 9), (7, 9))
+    for search, order in ((one, told), (other, told[::-1])):
+        for changes, hits, trials in order:
+            search.tell(changes, hits=hits, trials=trials)
+    for changes, _, _ in told:
+        assert one.chance_of_being_bad(changes) == pytest.approx(other.chance_of_being_bad(changes))
+    assert one.chance_of_being_bad(frozenset(range(size))) == pytest.approx(1)
+
+
+def test_no_counts_and_no_changes_are_refused() -> None:
+    with pytest.raises(ValueError, match="no changes"):
+        CulpritSearch(0, (0, 1), (1, 1))
+    with pytest.raises(ValueError, match="no counts"):
+        CulpritSearch(2, (0, 1), (1, 1)).tell(frozenset({0}), hits=3, trials=2)
