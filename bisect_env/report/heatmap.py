@@ -201,7 +201,9 @@ def _cell(axes: Axes, gid: str, where: tuple[int, int], one: CombinationReport, 
         fill = mixed("hatch", 15)
     elif one.rate is not None:
         fill = mixed("heat", level) if one.rate else mixed("good", 22)
-    axes.add_patch(
+    # As an artist that is not clipped: a patch would have its limits and its clip path worked out, thousands
+    # of times.
+    axes.add_artist(
         Rectangle(
             (x + 0.03, y + 0.04),
             0.94,
@@ -212,6 +214,8 @@ def _cell(axes: Axes, gid: str, where: tuple[int, int], one: CombinationReport, 
             edgecolor=COLOURS[{"first bad": "bad", "last good": "good"}.get(tag, "line")],
             linewidth=3.0 if tag else 0.8,
             linestyle="-" if tag or one.rate is not None or not one.is_runnable else ":",
+            transform=axes.transData,
+            clip_on=False,
         )
     )
     lines = _lines(one)
@@ -220,7 +224,7 @@ def _cell(axes: Axes, gid: str, where: tuple[int, int], one: CombinationReport, 
     step = 0.9 / (len(lines) + 1)
     for number, (text, size, weight) in enumerate(lines, start=1):
         font: dict[str, Any] = {"fontsize": size, "fontweight": weight, "color": COLOURS["ink"]}
-        axes.text(x + 0.5, y + 0.05 + number * step, text, ha="center", va="center", **font)
+        axes.text(x + 0.5, y + 0.05 + number * step, text, ha="center", va="center", clip_on=False, **font)
 
 
 def _lines(one: CombinationReport) -> list[tuple[str, float, str]]:

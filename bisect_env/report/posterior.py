@@ -32,6 +32,7 @@ def posterior(
     trials: Sequence[StoredTrial],
     *,
     every_corner: bool,
+    monotone: bool,
 ) -> PosteriorReport:
     """Tell the trials again, and follow the answers that led.
 
@@ -41,6 +42,7 @@ def posterior(
         states: Every combination.
         trials: What the study knows, in the order in which it was told.
         every_corner: Whether the study looked for further failing corners.
+        monotone: Whether its verdict takes ordered axes to change as their directions say.
     """
     grid = _grid(axes, settings)
     groups = groups_of(grid, states)
@@ -60,7 +62,7 @@ def posterior(
             told.append((groups[index], trial.evidence is Evidence.BAD))
     if not told:
         return PosteriorReport()
-    seen = course(search, told, points=POINTS, answers=ANSWERS)
+    seen = course(search, told, points=POINTS, answers=ANSWERS, monotone=monotone)
     return PosteriorReport(
         answers=tuple(_answer(hypothesis, grid) for hypothesis in seen.answers),
         points=tuple(

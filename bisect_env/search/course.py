@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,14 @@ class Course:
     probabilities: FloatArray
 
 
-def course(search: Search, told: Sequence[tuple[Index, bool]], *, points: int, answers: int) -> Course:
+def course(
+    search: Search,
+    told: Sequence[tuple[Index, bool]],
+    *,
+    points: int,
+    answers: int,
+    monotone: bool = True,
+) -> Course:
     """Tell a search its trials, and look at its belief on the way.
 
     Args:
@@ -39,24 +47,33 @@ def course(search: Search, told: Sequence[tuple[Index, bool]], *, points: int, a
         told: Combination and whether it showed the target, in order.
         points: How often to look at most; fewer where a look is dear (a large matrix).
         answers: How many answers to follow at most.
+        monotone: Whether the search held on to the assumption that axes change as their directions say. Then
+            it need not be doubted again all the time, which takes most of the time in a large matrix.
     """
     masses = [search.probabilities]
-    # Before and after the assumption that axes change once was given up; rarely both.
-    monotone = [search.is_monotone]
+    # Before and after that assumption was given up; rarely both.
+    assumed = [search.is_monotone]
     looks = _looks(len(told), points if len(masses[0]) <= _SMALL else max(2, points // 5))
+    since: Counter[tuple[Index, bool]] = Counter()
     for number, (index, hit) in enumerate(told, start=1):
-        search.tell(index, hit=hit)
+        if monotone:
+            since[index, hit] += 1
+        else:
+            search.tell(index, hit=hit)
         if number in looks:
+            for (cell, was), times in since.items():
+                search.tell_counts(cell, times if was else 0, times)
+            since.clear()
             masses.append(search.probabilities)
-            monotone.append(search.is_monotone)
-    last = [mass for mass, same in zip(masses, monotone, strict=True) if same == search.is_monotone]
+            assumed.append(search.is_monotone)
+    last = [mass for mass, same in zip(masses, assumed, strict=True) if same == search.is_monotone]
     peaks = np.max(last, axis=0)
     # What is believed in the end, then whatever was believed most on the way.
     order = np.lexsort((-peaks, -last[-1]))
     chosen = [int(order[0]), *(int(n) for n in np.argsort(-peaks, kind="stable") if n != order[0])][:answers]
     followed = tuple(search.spokesman(n) for n in chosen)
     table = np.zeros((len(masses), len(chosen)))
-    for row, (mass, same) in enumerate(zip(masses, monotone, strict=True)):
+    for row, (mass, same) in enumerate(zip(masses, assumed, strict=True)):
         if same == search.is_monotone:
             table[row] = mass[chosen]
     return Course(followed, (0, *sorted(looks)), table)

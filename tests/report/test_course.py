@@ -101,7 +101,25 @@ def test_without_trials_that_count_there_is_no_course(store: Store) -> None:
     assert report.timeline.begin is None
 
 
-def test_what_is_told_again_is_what_was_believed_then() -> None:
+def test_a_history_that_is_not_monotone_ends_as_it_did() -> None:
+    axes = (GridAxis("a", AxisKind.PACKAGE, tuple(map(str, range(16))), Direction.REGRESSION),)
+    grid = Grid(axes)
+    groups = {index: index for index in grid.indices()}
+    told = [((n,), not 4 <= n < 11) for _ in range(6) for n in range(16)]
+    live = Search(grid, groups)
+    for index, hit in told:
+        live.tell(index, hit=hit)
+    assert not live.is_monotone
+    seen = course(Search(grid, groups), told, points=100, answers=5, monotone=False)
+    best = int(live.probabilities.argmax())
+    assert seen.answers[0] == live.spokesman(best)
+    assert seen.probabilities[-1][0] == pytest.approx(live.probabilities[best])
+    # What nobody thought of at first has no probability then.
+    assert seen.probabilities[0][0] == 0.0
+
+
+@pytest.mark.parametrize("monotone", [True, False])
+def test_what_is_told_again_is_what_was_believed_then(monotone: bool) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -111,7 +129,7 @@ def test_what_is_told_again_is_what_was_believed_then() -> None:
     grid = Grid(axes)
     groups = {index: index for index in grid.indices()}
     told = [(index, index[0] >= 3 and chance.random() < 0.6) for index in chance.choices(list(groups), k=60)]
-    seen = course(Search(grid, groups), told, points=1000, answers=4)
+    seen = course(Search(grid, groups), told, points=1000, answers=4, monotone=monotone)
     assert seen.trials == tuple(range(61))
     live = Search(grid, groups)
     for number, (index, hit) in enumerate(told, start=1):
