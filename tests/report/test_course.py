@@ -105,12 +105,14 @@ def test_a_history_that_is_not_monotone_ends_as_it_did() -> None:
     axes = (GridAxis("a", AxisKind.PACKAGE, tuple(map(str, range(16))), Direction.REGRESSION),)
     grid = Grid(axes)
     groups = {index: index for index in grid.indices()}
-    told = [((n,), not 4 <= n < 11) for _ in range(6) for n in range(16)]
+    told = []
     live = Search(grid, groups)
-    for index, hit in told:
-        live.tell(index, hit=hit)
+    while not live.finished and len(told) < 1500:
+        (index,) = live.ask(1)
+        told.append((index, not 4 <= index[0] < 11))
+        live.tell(index, hit=told[-1][1])
     assert not live.is_monotone
-    seen = course(Search(grid, groups), told, points=100, answers=5, monotone=False)
+    seen = course(Search(grid, groups), told, points=1500, answers=5, monotone=False)
     best = int(live.probabilities.argmax())
     assert seen.answers[0] == live.spokesman(best)
     assert seen.probabilities[-1][0] == pytest.approx(live.probabilities[best])
