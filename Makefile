@@ -50,6 +50,7 @@ bench: setup    ## measure what running trials costs beside the trials (REPODATA
 	$(BIN)/python -m benchmarks.cluster
 	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks.database
+	$(BIN)/python -m benchmarks.harness
 	$(if $(REPODATA),$(BIN)/python -m benchmarks.real_metadata $(REPODATA))
 
 bench-search: setup ## compare the search with its rivals on planted truths (ARGS=--full: an hour)
