@@ -16,9 +16,11 @@ from bisect_env.cli.fetch_command import fetch
 from bisect_env.cli.plan_command import plan
 from bisect_env.cli.query_command import query
 from bisect_env.cli.report_command import report
+from bisect_env.cli.reproduce_command import reproduce
 from bisect_env.cli.run_command import run
 from bisect_env.cli.schema_command import schema
 from bisect_env.cli.serve_command import serve
+from bisect_env.cli.shell_command import shell
 from bisect_env.cli.trial_command import trial
 from bisect_env.cli.trials_command import studies, trials
 from bisect_env.cli.verify_command import verify
@@ -56,6 +58,8 @@ app.command()(trial)
 app.command()(verify)
 app.command()(diff)
 app.command()(explain)
+app.command()(reproduce)
+app.command()(shell)
 app.command()(studies)
 app.command()(trials)
 app.command()(query)

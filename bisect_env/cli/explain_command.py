@@ -28,8 +28,6 @@ from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:
     from bisect_env.engine.explanation import Explanation
-    from bisect_env.matrix.load import Matrix
-    from bisect_env.storage.records import Study
 
 
 def explain(
@@ -66,6 +64,7 @@ def explain(
     from bisect_env.engine import events
     from bisect_env.engine.culprit import CulpritStudy
     from bisect_env.engine.single import SingleTrials
+    from bisect_env.engine.stored import matrix_of
     from bisect_env.errors import ExitCode, StudyInterruptedError
     from bisect_env.storage.store import Store
 
@@ -73,7 +72,7 @@ def explain(
     where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
     with Store.open(db) as store:
         found = store.study(study)
-        loaded = _matrix_of(found, matrix)
+        loaded = matrix_of(found, matrix)
         place, provider = where.open(loaded)
 
         def heard(event: events.Event) -> None:
@@ -111,19 +110,6 @@ def explain(
         )
     say(json.dumps(explanation.document(), indent=2) if as_json else text_of(explanation))
     raise typer.Exit(int(ExitCode.VERDICT if explanation.is_sure else ExitCode.NO_VERDICT))
-
-
-def _matrix_of(study: Study, path: Path | None) -> Matrix:
-    from bisect_env.errors import UsageError
-    from bisect_env.matrix.load import load_matrix
-
-    loaded = load_matrix(path or study.definition.matrix_path)
-    if loaded.digest != study.definition.digest:
-        raise UsageError(
-            f"{loaded.path} or its files are not what the study {study.id[:8]} ({study.name}) ran",
-            remedy="name the matrix as it was then with `--matrix`, or run the matrix as it is now first",
-        )
-    return loaded
 
 
 def text_of(found: Explanation) -> str:

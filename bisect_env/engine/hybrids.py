@@ -77,7 +77,7 @@ class Between:
     def request_for(self, hybrid: Changes) -> EnvironmentRequest:
         """A hybrid, every package pinned."""
         packages = self.packages(hybrid)
-        wheels = {p.name: p.version for p in packages.values() if not p.is_conda}
+        wheels = {p.name: p.version for p in packages.values() if p.manager == "pip"}
         return replace(
             self.request,
             python=self.python(hybrid),
@@ -135,7 +135,9 @@ class Between:
 
     def _free(self, hybrid: Changes, name: str) -> tuple[str, ...]:
         """Every wheel by name, so that none is dropped; its version is for the solver to choose."""
-        return tuple(sorted(p.name for n, p in self.packages(hybrid).items() if n != name and not p.is_conda))
+        return tuple(
+            sorted(p.name for n, p in self.packages(hybrid).items() if n != name and p.manager == "pip")
+        )
 
     def locate(self, result: LockResult, start: Changes) -> Changes | None:
         """The hybrid that a solution is, None if it holds a version that neither end has."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
 from bisect_env.matrix.at import find_combination
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.storage.records import Study
 from bisect_env.storage.store import Store
 
@@ -25,6 +27,26 @@ class StoredCombination:
 
     combination: Combination
     lock: Lock
+
+
+def matrix_of(study: Study, path: Path | None = None) -> Matrix:
+    """The matrix of a study, with its files, as the study ran it.
+
+    Args:
+        study: As stored.
+        path: Its file, if it lies elsewhere by now.
+
+    Raises:
+        MatrixError: It cannot be read.
+        UsageError: It, or one of its files, is another by now.
+    """
+    loaded = load_matrix(path or study.definition.matrix_path)
+    if loaded.digest != study.definition.digest:
+        raise UsageError(
+            f"{loaded.path} or its files are not what the study {study.id[:8]} ({study.name}) ran",
+            remedy="name the matrix as it was then with `--matrix`, or run the matrix as it is now first",
+        )
+    return loaded
 
 
 def stored_grid(study: Study) -> Grid:

@@ -1,0 +1,131 @@
+"""`bisect-env reproduce`: the failure as a directory that anybody can run."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import shutil
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bisect_env.cli.options import DatabaseOption, StudyOption
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bisect_env.engine.reproduction import BundleFile, Seen
+    from bisect_env.engine.stored import StoredCombination
+    from bisect_env.storage.records import Study
+    from bisect_env.storage.store import Store
+
+_TARS = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.xz": "w:xz"}
+
+
+def reproduce(
+    combination: Annotated[
+        str, typer.Argument(help="torch=2.3.1,cuml=24.04, or first-bad, or last-good.")
+    ] = "first-bad",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Directory, or a file that ends with .tar.gz; default: by name."),
+    ] = None,
+    study: StudyOption = None,
+    matrix: Annotated[
+        Path | None, typer.Option("--matrix", help="Its matrix file, if it lies elsewhere by now.")
+    ] = None,
+    db: DatabaseOption = None,
+) -> None:
+    """Write lock, script, command, Dockerfile and README of a combination, to be run without this tool."""
+    from bisect_env.engine.reproduction import reproduction
+    from bisect_env.engine.stored import matrix_of, stored_combination
+    from bisect_env.errors import UsageError
+    from bisect_env.matrix.secrets import without_passwords
+    from bisect_env.storage.store import Store
+
+    with Store.open(db, read_only=True) as store:
+        found = store.study(study)
+        loaded = matrix_of(found, matrix)
+        one = stored_combination(store, found, combination)
+        try:
+            files = reproduction(
+                loaded,
+                one.combination,
+                one.lock,
+                _seen(store, found, one),
+                index=without_passwords(loaded.file.index or ""),
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    target = output or Path(f"{found.name}-{_file_name(str(one.combination))}")
+    _write(files, target)
+    typer.echo(f"{target}: {len(files)} files; its README.md says how to run it", err=True)
+
+
+def _seen(store: Store, study: Study, one: StoredCombination) -> Seen:
+    from bisect_env.engine.reproduction import Seen
+    from bisect_env.trials.records import Evidence
+
+    counts = store.counts(study.id).get(one.combination)
+    bad = [
+        trial
+        for trial in store.trials(study.id)
+        if trial.combination == one.combination and trial.evidence is Evidence.BAD
+    ]
+    whole = store.trial(bad[0].trial_id) if bad else None
+    if counts is None:
+        return Seen()
+    if whole is None:
+        return Seen(counts.bad, counts.counted)
+    record = whole.record
+    return Seen(counts.bad, counts.counted, record.detail, record.stack, str(record.machine))
+
+
+def _file_name(text: str) -> str:
+    return "".join(c if c.isalnum() or c in ".-_" else "-" for c in text)[:100]
+
+
+def _write(files: Mapping[str, BundleFile], target: Path) -> None:
+    """Write a directory or an archive that is there as a whole, or not at all.
+
+    Raises:
+        UsageError: It exists.
+        InfrastructureError: It cannot be written.
+    """
+    from bisect_env.errors import InfrastructureError, UsageError
+
+    if target.exists() or target.is_symlink():
+        raise UsageError(f"{target} exists", remedy="remove it, or name another with `--output`")
+    mode = next((mode for end, mode in _TARS.items() if target.name.endswith(end)), None)
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        if mode is None:
+            for name, file in files.items():
+                path = beside / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(file.content)
+                path.chmod(0o755 if file.executable else 0o644)
+        else:
+            _pack(files, beside, mode, target.name.partition(".tar")[0].removesuffix(".tgz"))
+        beside.rename(target)
+    except OSError as error:
+        raise InfrastructureError(
+            f"{target} cannot be written: {error.strerror or error}",
+            remedy="name another place with `--output`",
+        ) from error
+    finally:
+        if beside.is_dir():
+            shutil.rmtree(beside, ignore_errors=True)
+        else:
+            beside.unlink(missing_ok=True)
+
+
+def _pack(files: Mapping[str, BundleFile], path: Path, mode: str, folder: str) -> None:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, file in sorted(files.items()):
+            # Neither dates nor users: the same bundle is the same archive.
+            member = tarfile.TarInfo(f"{folder}/{name}")
+            member.size, member.mode = len(file.content), 0o755 if file.executable else 0o644
+            archive.addfile(member, io.BytesIO(file.content))

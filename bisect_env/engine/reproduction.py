@@ -1,0 +1,225 @@
+"""A directory that shows the failure to somebody who has never heard of this tool. Pure.
+
+The lock says what is installed, in the words of tools that exist without us: conda-lock's format, pip's
+requirements with hashes, conda's explicit list. `run.sh` runs the script as a trial does and counts.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bisect_env.environments.images import image_of
+from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.secrets import may_be_stored
+
+LOCK, REQUIREMENTS, EXPLICIT = "conda-lock.yml", "requirements.txt", "explicit.txt"
+RUN, README, DOCKERFILE = "run.sh", "README.md", "Dockerfile"
+_OWN = (LOCK, REQUIREMENTS, EXPLICIT, RUN, README, DOCKERFILE)
+_STACK_LINES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen at the combination.
+
+    Attributes:
+        bad: Bad trials.
+        trials: That are evidence.
+        detail: Why the most frequent failure is one, or "".
+        stack: Of one of its trials, or "".
+        machine: On what it ran, or "".
+    """
+
+    bad: int = 0
+    trials: int = 0
+    detail: str = ""
+    stack: str = ""
+    machine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFile:
+    """One file of the directory."""
+
+    content: bytes
+    executable: bool = False
+
+
+def reproduction(
+    matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, *, index: str = ""
+) -> dict[str, BundleFile]:
+    """All files, by relative path.
+
+    Args:
+        matrix: With the files of its trial.
+        combination: What is to be shown.
+        lock: Its environment.
+        seen: What trials said.
+        index: URL of the package index, if it is another than pip's own.
+
+    Raises:
+        ValueError: A file of the trial has the name of one of ours.
+    """
+    taken = [file.name for file in matrix.files if file.name in _OWN]
+    if taken:
+        raise ValueError(f"the trial's file {taken[0]} would be overwritten; rename it in the matrix")
+    texts = {
+        LOCK: lock.text,
+        RUN: _run(matrix, combination),
+        README: _readme(matrix, combination, lock, seen, index),
+        DOCKERFILE: _dockerfile(lock, index),
+    }
+    wheels = [package for package in lock.packages if package.manager == "pip"]
+    if lock.is_conda:
+        texts[EXPLICIT] = _explicit(lock.packages)
+    if wheels or not (lock.is_conda or image_of(lock)):
+        texts[REQUIREMENTS] = _requirements(wheels)
+    files = {name: BundleFile(text.encode(), name == RUN) for name, text in texts.items()}
+    for file in matrix.files:
+        files[file.name] = BundleFile(file.content, file.executable)
+    return files
+
+
+def _requirements(packages: Sequence[LockedPackage]) -> str:
+    lines = [f"{p.name}=={p.version} --hash=sha256:{p.sha256}" for p in packages]
+    return "\n".join(["# Exact files, for `pip install --no-deps` or `uv pip sync`.", *lines]) + "\n"
+
+
+def _explicit(packages: Sequence[LockedPackage]) -> str:
+    lines = [f"{p.url}#{p.md5}" if p.md5 else p.url for p in packages if p.is_conda]
+    return "\n".join(["# For `conda create --file`.", "@EXPLICIT", *lines]) + "\n"
+
+
+def _run(matrix: Matrix, combination: Combination) -> str:
+    command = shlex.join(matrix.command(combination))
+    variables = {"PYTHONFAULTHANDLER": "1", **matrix.environment(combination)}
+    lines = [
+        f"export {name}={shlex.quote(value)}"
+        if may_be_stored(name, value)
+        else f'export {name}="${{{name}:?may be a secret and is left out: set it first}}"'
+        for name, value in sorted(variables.items())
+    ]
+    exports = "\n".join(lines)
+    seconds = f"{matrix.file.trial.timeout:g}"
+    copies = matrix.file.trial.concurrency
+    many = f"# Trials ran {copies} copies at once: start as many of this in the background.\n"
+    together = many if copies > 1 else ""
+    return f"""#!/bin/sh
+# Runs the command N times (default 1), each in a process of its own, and counts how often it fails.
+{together}cd "$(dirname "$0")" || exit 2
+{exports}
+times=${{1:-1}}
+failed=0
+number=0
+while [ "$number" -lt "$times" ]; do
+    number=$((number + 1))
+    # A hash seed of its own for each run, as trials have; 124 is a hang.
+    PYTHONHASHSEED=$number timeout -s ABRT -k 5 {seconds} {command}
+    status=$?
+    if [ "$status" -ne 0 ]; then
+        failed=$((failed + 1))
+        echo "run $number ended with $status" >&2
+    fi
+done
+echo "$failed of $times runs failed"
+[ "$failed" -eq 0 ]
+"""
+
+
+def _dockerfile(lock: Lock, index: str) -> str:
+    option = f" --index-url {index}" if index else ""
+    image = image_of(lock)
+    if lock.is_conda:
+        return f"""FROM {image or "mambaorg/micromamba:latest"}
+COPY . /repro
+WORKDIR /repro
+RUN micromamba create --yes --name repro --file {LOCK}
+CMD ["micromamba", "run", "--name", "repro", "sh", "{RUN}", "100"]
+"""
+    install = f"RUN pip install --no-deps --require-hashes{option} --requirement {REQUIREMENTS}\n"
+    has_wheels = any(package.manager == "pip" for package in lock.packages)
+    return f"""FROM {image or f"python:{lock.python}"}
+COPY . /repro
+WORKDIR /repro
+{install if has_wheels else ""}CMD ["sh", "{RUN}", "100"]
+"""
+
+
+def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, index: str) -> str:
+    what = matrix.file.description or matrix.name
+    rate = f"It failed in {seen.bad} of {seen.trials} runs" if seen.trials else "It was not run yet"
+    where = f" on {seen.machine}" if seen.machine else ""
+    detail = f": {seen.detail}" if seen.detail and seen.bad else ""
+    script = f"""`{RUN} N` runs this command N times and counts the failures; a run ends after
+{matrix.file.trial.timeout:g} s.
+
+```sh
+{shlex.join(matrix.command(combination))}
+```
+"""
+    parts = [
+        f"# {what}\n",
+        f"With {_listed(combination)}: {rate}{where}{detail}.\n",
+        "## Run it\n",
+        _steps(lock, index),
+        script,
+    ]
+    if matrix.file.trial.gpus:
+        parts.append(f"It needs {matrix.file.trial.gpus} GPU(s).\n")
+    if seen.stack:
+        stack = "\n".join(seen.stack.splitlines()[:_STACK_LINES])
+        fence = "```"
+        while fence in stack:
+            fence += "`"
+        parts.append(f"## What was seen\n\n{fence}text\n{stack}\n{fence}\n")
+    kinds = f"{len(lock.packages)} package(s) for {lock.platform}, each with its hash"
+    parts.append(f"## What is installed\n\n`{LOCK}` has {kinds}; nothing is solved again.\n")
+    return "\n".join(parts)
+
+
+def _steps(lock: Lock, index: str) -> str:
+    option = f" --index-url {index}" if index else ""
+    container = "docker build --tag repro . && docker run --rm repro"
+    if lock.is_conda:
+        return f"""Any of the first three makes the environment:
+
+```sh
+conda-lock install --prefix ./env {LOCK}
+micromamba create --prefix ./env --file {LOCK}
+conda create --prefix ./env --file {EXPLICIT}    # without wheels, if there are any
+
+conda run --prefix ./env sh {RUN} 100
+```
+
+Or in a container: `{container}`.
+"""
+    if image_of(lock):
+        return f"""It is a container image:
+
+```sh
+{container}
+```
+"""
+    return f"""```sh
+uv venv --python {lock.python} env
+uv pip sync --python env/bin/python --require-hashes{option} {REQUIREMENTS}
+PATH="$PWD/env/bin:$PATH" ./{RUN} 100
+```
+
+Without uv:
+
+```sh
+python{lock.python} -m venv env
+env/bin/pip install --no-deps --require-hashes{option} -r {REQUIREMENTS}
+```
+
+Or in a container: `{container}`.
+"""
+
+
+def _listed(combination: Combination) -> str:
+    return ", ".join(f"{axis} {value}" for axis, value in combination.items)

@@ -1,0 +1,183 @@
+"""`bisect-env reproduce` and `shell`: what they give works without us, or inside an environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.engine.one import open_one
+from bisect_env.engine.reproduction import Seen, reproduction
+from bisect_env.engine.rules import Tally
+from bisect_env.engine.single import SingleTrials
+from bisect_env.environments.lock_text import make_lock
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Environments
+from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.load import load_matrix
+from bisect_env.storage.store import Store
+from tests.cli.calls import RunCommand
+from tests.engine.studies import Studies
+from tests.environments.index_server import IndexServer, serve
+from tests.environments.test_difference import conda, wheel
+
+SCRIPT = """
+    import lib, os, sys
+    if lib.version == "2" and sys.argv[1] == "9":
+        os.abort()
+"""
+UV = Path(sys.executable).with_name("uv")
+
+
+def so_many(number: int) -> Callable[[Tally, int], int]:
+    return lambda tally, running: number - tally.good - tally.bad - running
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A study with trials, and its index while it is looked at."""
+    index = IndexServer()
+    server = serve(index)
+    for version in ("1", "2"):
+        index.add("lib", version)
+    studies = Studies(tmp_path)
+    path = studies.matrix(
+        SCRIPT,
+        axes="lib: {package: lib, versions: ['1', '2']}\nlevel: {values: [0, 9]}",
+        trial="env: {OMP_NUM_THREADS: 3, API_TOKEN: abc123}",
+        rest=f"index: {index.url}\ndescription: it dies",
+    )
+    monkeypatch.setenv("BISECT_ENV_DB", str(studies.db))
+    monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "cache"))
+    matrix, cache = load_matrix(path), tmp_path / "cache"
+    executor = InlineExecutor(partial(ensure_prefix, cache_dir=cache), 2)
+    with Store.open(str(studies.db)) as store:
+        one = open_one(
+            matrix,
+            "lib=2,level=9",
+            store=store,
+            provider=Environments(cache, index=index.url),
+            notify=lambda event: None,
+        )
+        SingleTrials(matrix, store, one.study.id, executor, notify=lambda event: None).run(
+            one.single, so_many(2)
+        )
+        executor.close()
+    yield path
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.integration
+def test_a_bundle_runs_without_us(study: Path, run: RunCommand, tmp_path: Path) -> None:
+    target = tmp_path / "bundle"
+    code, _, err = run("reproduce", "lib=2,level=9", "-o", str(target))
+    assert code == 0, err
+    readme = (target / "README.md").read_text()
+    assert readme.startswith("# it dies\n")
+    assert "It failed in 2 of 2 runs" in readme
+    assert "Fatal Python error: Aborted" in readme
+    everything = "".join(path.read_text() for path in target.rglob("*") if path.is_file())
+    assert "abc123" not in everything
+    assert "bisect-env run" not in everything
+    # Word by word as the README says; only the tools' places are this machine's.
+    steps = readme.partition("```sh\n")[2].partition("```")[0].splitlines()
+    env = {**os.environ, "PATH": f"{UV.parent}:{os.environ['PATH']}", "UV_CACHE_DIR": str(tmp_path / "uv")}
+    for step in steps[:2]:
+        subprocess.run(["sh", "-c", step], cwd=target, env=env, check=True, timeout=100)
+    broken = subprocess.run(["sh", "-c", steps[2]], cwd=target, env=env, capture_output=True, text=True)
+    assert broken.returncode != 0
+    assert "API_TOKEN: may be a secret and is left out" in broken.stderr
+    step = steps[2].replace("./run.sh 100", "./run.sh 3")
+    done = subprocess.run(
+        ["sh", "-c", step],
+        cwd=target,
+        env={**env, "API_TOKEN": "x"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout == "3 of 3 runs failed\n", done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.integration
+def test_the_same_bundle_is_the_same_archive(study: Path, run: RunCommand, tmp_path: Path) -> None:
+    names = []
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        target = tmp_path / str(number) / "repro.tar"
+        assert run("reproduce", "lib=2,level=9", "-o", str(target))[0] == 0
+        names.append(target)
+    assert names[0].read_bytes() == names[1].read_bytes()
+    with tarfile.open(names[0]) as archive:
+        members = {member.name: member for member in archive}
+    assert members["repro/run.sh"].mode == 0o755
+    assert {
+        "repro/README.md",
+        "repro/conda-lock.yml",
+        "repro/script.py",
+        "repro/Dockerfile",
+    } <= members.keys()
+    code, _, err = run("reproduce", "lib=2,level=9", "-o", str(names[0]))
+    assert code == 2
+    assert "exists" in err
+    code, _, err = run("reproduce", "lib=2,level=9", "-o", str(tmp_path / "no" / "folder.tar"))
+    assert code == 6
+    assert "cannot be written" in err
+    study.with_name("script.py").write_text("pass")
+    code, _, err = run("reproduce", "lib=2,level=9", "-o", str(tmp_path / "other"))
+    assert code == 2
+    assert "are not what the study" in err
+
+
+@pytest.mark.integration
+def test_a_shell_has_the_environment(study: Path) -> None:
+    words = [sys.executable, "-m", "bisect_env", "shell", str(study), "--at", "lib=2,level=9"]
+    say = "import lib, os, sys; print(lib.version, os.environ['BISECT_ENV_LEVEL'], os.listdir('.'))"
+    done = subprocess.run(
+        [*words, "--", "python", "-c", say], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "2 9 ['script.py']\n", done.stderr
+    env = {**os.environ, "SHELL": "/bin/sh"}
+    done = subprocess.run(
+        words,
+        input="echo $OMP_NUM_THREADS; kill -9 $$\n",
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.returncode) == ("3\n", 137), done.stderr
+    done = subprocess.run([*words, "--", "no-such-program"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "no-such-program cannot be run" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bundle_of_conda_packages(tmp_path: Path) -> None:
+    matrix = load_matrix(Studies(tmp_path).matrix("pass"))
+    lock = make_lock("3.11.9", "linux-64", [conda("python", "3.11.9", "h1"), wheel("lib", "1")])
+    files = reproduction(matrix, Combination.of({"python": "3.11", "level": "3"}), lock, Seen())
+    assert files["explicit.txt"].content.decode().splitlines()[1:] == [
+        "@EXPLICIT",
+        f"{lock.packages[1].url}#{'0' * 32}",
+    ]
+    assert b"lib==1 --hash=sha256:" in files["requirements.txt"].content
+    assert b"micromamba create" in files["Dockerfile"].content
+    assert b"It was not run yet" in files["README.md"].content
+    (tmp_path / "README.md").write_text("mine")
+    (tmp_path / "matrix.yaml").write_text(
+        (tmp_path / "matrix.yaml").read_text().replace("[script.py]", "[script.py, README.md]")
+    )
+    taken = load_matrix(tmp_path / "matrix.yaml")
+    with pytest.raises(ValueError, match=r"README\.md would be overwritten"):
+        reproduction(taken, Combination.of({"python": "3.11", "level": "3"}), lock, Seen())
