@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bisect_env.cli.amplify_command import amplify
 from bisect_env.cli.db_command import db_app
 from bisect_env.cli.diagnose_command import diagnose
 from bisect_env.cli.diff_command import diff
@@ -52,6 +53,7 @@ def root(
 app.command()(run)
 app.command()(plan)
 app.command()(diagnose)
+app.command()(amplify)
 app.command()(fetch)
 app.command()(report)
 app.command()(trial)

@@ -105,6 +105,8 @@ def describe(event: events.Event) -> str | None:
             return f"set aside: {combinations[0]}{more} ({status}: {first})"
         case events.Warned(text):
             return f"warning: {text}"
+        case events.Said(text):
+            return text
         case events.TrialFinished(record, evidence, _) if evidence is Evidence.BAD:
             return f"{record.outcome}: {record.combination} ({record.detail})"
         case events.Progress():
@@ -153,6 +155,8 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "trials": event.trials,
                 "from": [dataclasses.asdict(origin) for origin in event.origins],
             }
+        case events.Said():
+            return {"event": "said", "text": event.text}
         case events.LockProgress():
             return {"event": "locking", "done": event.done, "total": event.total}
         case events.Locked():

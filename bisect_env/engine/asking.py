@@ -18,6 +18,7 @@ from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.every import SearchAll
 from bisect_env.search.searcher import Search
+from bisect_env.trials.perturbation import NONE, Perturbation
 
 FILLER = 0.03
 """While wanted environments are being made, others are tried that tell at least this share of what the
@@ -54,6 +55,7 @@ class Asker:
         builds: The environments.
         members: Combinations that can be run, each standing for those with the same measurement.
         notify: Hears of every start.
+        perturbation: Circumstances under which trials run.
 
     Attributes:
         executor: Where trials run; set before the first round.
@@ -71,6 +73,7 @@ class Asker:
         builds: Builds,
         members: Collection[Index],
         notify: Callable[[events.Event], None],
+        perturbation: Perturbation = NONE,
     ) -> None:
         self._matrix = matrix
         self._prepared = prepared
@@ -79,6 +82,7 @@ class Asker:
         self._builds = builds
         self._members = members
         self._notify = notify
+        self._perturbation = perturbation
         self._files = trial_files(matrix)
         self._foreseen_at = (-1, 0, 0)
         self.running: dict[str, Index] = {}
@@ -164,5 +168,7 @@ class Asker:
     def _request(self, index: Index) -> TrialRequest:
         combination = self._prepared.grid.combination(index)
         lock = self._prepared.locks[index]
-        spec = trial_spec(self._matrix, combination, lock, uuid.uuid4().hex, self._files)
+        spec = trial_spec(
+            self._matrix, combination, lock, uuid.uuid4().hex, self._files, perturbation=self._perturbation
+        )
         return TrialRequest(spec, lock, self._builds.allow_source)

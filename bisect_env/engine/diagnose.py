@@ -122,7 +122,13 @@ def diagnose(
         keep.mkdir()
         debug = Debug(keep)
         spec = trial_spec(
-            matrix, single.combination, single.lock, uuid.uuid4().hex, files, values=single.values
+            matrix,
+            single.combination,
+            single.lock,
+            uuid.uuid4().hex,
+            files,
+            values=single.values,
+            perturbation=single.perturbation,
         )
         spec = with_tools(spec, tools)
         record = run_trial(

@@ -40,6 +40,17 @@ class Reused:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """Something that a user may want to follow; nothing is wrong.
+
+    Attributes:
+        text: A sentence.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class LockProgress:
     """Some combinations are locked, or known to have no solution."""
 
@@ -178,6 +189,7 @@ class Failed:
 Event = (
     StudyOpened
     | Reused
+    | Said
     | LockProgress
     | Locked
     | TrialStarted

@@ -45,6 +45,7 @@ from bisect_env.search.every import SearchAll
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.storage.records import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
 from bisect_env.storage.store import Store
+from bisect_env.trials.perturbation import NONE, Perturbation
 from bisect_env.trials.records import (
     Evidence,
     Machine,
@@ -110,6 +111,7 @@ class StudyLoop:
         machines: Classes of machines on which trials will run: trials that other studies recorded there
             under the same keys are reused. None reuses nothing.
         every_corner: Whether to go on to further failing corners once one is confirmed.
+        perturbation: Circumstances under which all trials run.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class StudyLoop:
         stopped: Callable[[], bool] = lambda: False,
         machines: Collection[Machine] = (),
         every_corner: bool = False,
+        perturbation: Perturbation = NONE,
     ) -> None:
         self._matrix = matrix
         self._prepared = prepared
@@ -148,8 +151,10 @@ class StudyLoop:
         self._state = _State()
         self._sharing = Sharing(store, study_id, clock=clock)
         self._builds = Builds(prepared.locks, allowed_sources(matrix))
-        self._asker = Asker(matrix, prepared, self.search, self._sharing, self._builds, self._members, notify)
-        self._keys = {index: trial_key(matrix, prepared, index) for index in self._members}
+        self._asker = Asker(
+            matrix, prepared, self.search, self._sharing, self._builds, self._members, notify, perturbation
+        )
+        self._keys = {index: trial_key(matrix, prepared, index, perturbation) for index in self._members}
         self._reuse = Reuse(store, study_id, self._keys, prepared, self._target, machines)
 
     # -- before and after ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from bisect_env.engine import events
+from bisect_env.engine.amplify import known_perturbation
 from bisect_env.engine.prepare import (
     Prepared,
     environment_request,
@@ -33,6 +34,7 @@ from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.storage.records import CombinationState, CombinationStatus, Study, StudyStatus
 from bisect_env.storage.store import Store
+from bisect_env.trials.perturbation import NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,9 @@ def open_one(
     for warning in environment_warnings(request, lock):
         notify(events.Warned(f"{combination}: {warning}"))
     prepared = Prepared(grid, {index: lock}, {}, group(grid, {index: lock}))
-    return One(study, grid, index, Single(combination, lock, trial_key(matrix, prepared, index)))
+    around = known_perturbation(store, study.id) or NONE
+    key = trial_key(matrix, prepared, index, around)
+    return One(study, grid, index, Single(combination, lock, key, perturbation=around))
 
 
 def lock_one(

@@ -24,19 +24,21 @@ from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.storage.records import StoredTrial, WholeTrial
 from bisect_env.storage.store import Store
+from bisect_env.trials.perturbation import NONE, Perturbation
 from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
 
 _VERSION = 1
 """Of what a key covers; raised when outcomes get another meaning, so that older trials are left alone."""
 
 
-def trial_key(matrix: Matrix, prepared: Prepared, index: Index) -> str:
+def trial_key(matrix: Matrix, prepared: Prepared, index: Index, perturbation: Perturbation = NONE) -> str:
     """What makes trials of other studies the same measurement: hex sha256. Pure.
 
     Args:
         matrix: What is run.
         prepared: With the combination's lock.
         index: A combination that has a lock.
+        perturbation: Under what circumstances trials run.
     """
     trial = matrix.file.trial
     values = prepared.grid.combination(index).as_dict()
@@ -54,6 +56,9 @@ def trial_key(matrix: Matrix, prepared: Prepared, index: Index) -> str:
     }
     if matrix.file.executor is not None:
         facts["network"] = matrix.file.executor.network
+    if perturbation != NONE:
+        # Apart from its name: what it is called changes nothing.
+        facts["perturbation"] = {key: value for key, value in perturbation.as_json().items() if key != "name"}
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -28,6 +28,7 @@ from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import judge
+from bisect_env.trials.perturbation import NONE, Perturbation
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
 LOOK = 0.5
@@ -45,12 +46,14 @@ class Single:
         lock: Its environment.
         key: What makes trials of other studies the same measurement.
         values: What the command sees of the axes, if that is something else than `combination`.
+        perturbation: Circumstances under which the study's trials run.
     """
 
     combination: Combination
     lock: Lock
     key: str
     values: Combination | None = None
+    perturbation: Perturbation = NONE
 
 
 Wanted = Callable[[Tally, int], int]
@@ -160,7 +163,13 @@ class SingleTrials:
         for _ in range(min(more, room)):
             trial_id = uuid.uuid4().hex if ids is None else next(ids)
             spec = trial_spec(
-                self._matrix, single.combination, single.lock, trial_id, self._files, values=single.values
+                self._matrix,
+                single.combination,
+                single.lock,
+                trial_id,
+                self._files,
+                values=single.values,
+                perturbation=single.perturbation,
             )
             running.add(trial_id)
             self._executor.submit(TrialRequest(spec, single.lock, self._allow_source))

@@ -10,6 +10,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.trials.judge import Target
+from bisect_env.trials.perturbation import NONE, Perturbation
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord, TrialSpec
 
 
@@ -26,6 +27,7 @@ def trial_spec(
     files: Sequence[TrialFile],
     *,
     values: Combination | None = None,
+    perturbation: Perturbation = NONE,
 ) -> TrialSpec:
     """A trial of a combination.
 
@@ -37,6 +39,7 @@ def trial_spec(
         files: See `trial_files`; made once, for thousands of trials.
         values: Values of the axes of the matrix that the command sees, where they are others than those of
             `combination`: an environment between two combinations is recorded as what it is.
+        perturbation: Circumstances that are to make the failure more frequent.
     """
     trial = matrix.file.trial
     seen = combination if values is None else values
@@ -46,13 +49,21 @@ def trial_spec(
         lock_hash=lock.content_hash,
         command=matrix.command(seen),
         files=tuple(files),
-        env=matrix.environment(seen),
+        # What the matrix sets belongs to the question; circumstances do not overrule it.
+        env={**perturbation.env, **matrix.environment(seen)},
         timeout=trial.timeout,
-        concurrency=trial.concurrency,
+        concurrency=trial.concurrency * perturbation.copies,
         gpus=trial.gpus,
-        hash_seed=secrets.randbelow(2**32),
+        hash_seed=_hash_seed(perturbation),
+        perturbation=perturbation,
         network=matrix.file.executor is not None and matrix.file.executor.network,
     )
+
+
+def _hash_seed(perturbation: Perturbation) -> int:
+    if perturbation.seeds and secrets.randbelow(2):
+        return secrets.choice(perturbation.seeds)
+    return secrets.randbelow(2**32)
 
 
 def target_of(matrix: Matrix) -> Target:

@@ -13,6 +13,7 @@ from typing import Any
 
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
+from bisect_env.engine.amplify import settle
 from bisect_env.engine.early import EarlyExecutor
 from bisect_env.engine.loop import StudyLoop
 from bisect_env.engine.prepare import Prepared, lock_all
@@ -122,6 +123,16 @@ def run_study(
                     remedy="`bisect-env plan` lists every combination with its reason",
                 )
             reuses = not study.definition.fresh and study.status is not StudyStatus.FINISHED
+            perturbation = settle(
+                matrix,
+                grid,
+                prepared.locks,
+                store,
+                study.id,
+                cluster.get,
+                notify=lambda text: notify(events.Said(text)),
+                stopped=stopped,
+            )
             loop = StudyLoop(
                 matrix,
                 prepared,
@@ -131,6 +142,7 @@ def run_study(
                 stopped=stopped,
                 machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
                 every_corner=every_corner,
+                perturbation=perturbation,
             )
             loop.replay()
             if not loop.search.finished:

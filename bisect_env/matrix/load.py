@@ -287,6 +287,9 @@ def _digest(file: MatrixFile, files: tuple[StudyFile, ...], platform: str) -> st
     content = file.model_dump(mode="json", by_alias=True, exclude={"description", "search"})
     for key in ("exclude", "include"):
         content[key] = [rule["when"] for rule in content[key]]
+    if file.search.amplify:
+        # Its trials run under other circumstances: they are not those of the study without.
+        content["amplify"] = True
     _leave_out_later_keys(content)
     content["platform"] = platform
     content["files"] = [(f.name, hashlib.sha256(f.content).hexdigest(), f.executable) for f in files]

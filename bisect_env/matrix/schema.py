@@ -164,6 +164,11 @@ class Search(StrictModel):
     budget: Seconds | None = Field(
         default=None, description="Wall-clock time after which it gives up: seconds, or a text like 2h."
     )
+    amplify: bool = Field(
+        default=False,
+        description="Find first what makes the failure more frequent without changing the script's meaning "
+        "(copies at once, load, allocators, ...), and run all trials under it.",
+    )
 
 
 def _known_version(value: Any) -> Any:

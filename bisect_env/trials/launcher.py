@@ -51,6 +51,7 @@ class Launch:
         cwd: Working directory.
         core: Whether a core file may be written (the limit itself is inherited).
         cpus: CPUs that the process may use; empty means those of this process.
+        nice: Added to its niceness.
         scratch: Directory that the supervisor removes if this process dies, since nobody else will then.
         elsewhere: Set where what is started is but a client of what runs.
     """
@@ -60,6 +61,7 @@ class Launch:
     cwd: Path
     core: bool = False
     cpus: Sequence[int] = ()
+    nice: int = 0
     scratch: Path | None = None
     elsewhere: Elsewhere | None = None
 
@@ -104,6 +106,7 @@ class Launcher:
             "cwd": str(launch.cwd),
             "core": launch.core,
             "cpus": list(launch.cpus),
+            "nice": launch.nice,
             "scratch": str(launch.scratch or ""),
             "elsewhere": _as_json(launch.elsewhere),
         }

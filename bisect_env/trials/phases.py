@@ -19,6 +19,7 @@ SOURCE = Path(__file__).parent / "harness" / "sitecustomize.py"
 MARKS = "BISECT_ENV_HARNESS_MARKS"
 MODULES = "BISECT_ENV_HARNESS_MODULES"
 PYTHONPATH = "BISECT_ENV_HARNESS_PYTHONPATH"
+GC = "BISECT_ENV_HARNESS_GC"
 NOTES_LIMIT = 200_000
 """Bytes read of what the harness left."""
 
@@ -125,13 +126,16 @@ def _source() -> bytes:
     return SOURCE.read_bytes()
 
 
-def install(directory: Path, env: Mapping[str, str], modules: Collection[str]) -> tuple[dict[str, str], Path]:
+def install(
+    directory: Path, env: Mapping[str, str], modules: Collection[str], *, gc_threshold: int = 0
+) -> tuple[dict[str, str], Path]:
     """Put the harness into a trial's directory.
 
     Args:
         directory: Where it may write; it makes `harness` there.
         env: The child's environment without it.
         modules: Names to look for among what the script imports.
+        gc_threshold: First threshold of the garbage collector that the script is to begin with; 0 leaves it.
 
     Returns:
         The environment with it, and the file for `read_marks`.
@@ -146,6 +150,8 @@ def install(directory: Path, env: Mapping[str, str], modules: Collection[str]) -
         changed[PYTHONPATH] = env["PYTHONPATH"]
     changed["PYTHONPATH"] = os.pathsep.join(filter(None, (str(place), env.get("PYTHONPATH", ""))))
     changed[MARKS] = str(marks)
+    if gc_threshold:
+        changed[GC] = str(gc_threshold)
     changed[MODULES] = " ".join(sorted(modules))
     return changed, marks
 

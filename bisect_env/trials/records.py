@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from bisect_env.matrix.combination import Combination
+from bisect_env.trials.perturbation import NONE, Perturbation
 
 
 class Outcome(StrEnum):
@@ -113,6 +114,8 @@ class TrialSpec:
         gpus: How many GPUs the trial sees.
         hash_seed: `PYTHONHASHSEED` of the child, recorded so that a trial can be repeated.
         output_limit: Bytes kept of each of stdout and stderr.
+        perturbation: Circumstances that are to make a failure more frequent; `concurrency` and `env` have
+            their share of it already.
         network: Whether a trial in a container has one; outside of containers every trial does.
     """
 
@@ -128,6 +131,7 @@ class TrialSpec:
     hash_seed: int = 0
     output_limit: int = 1_000_000
     network: bool = False
+    perturbation: Perturbation = NONE
 
 
 @dataclass(frozen=True, slots=True)

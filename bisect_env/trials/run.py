@@ -26,6 +26,7 @@ from bisect_env.trials.gpu_watch import GpuWatch
 from bisect_env.trials.imports import Expected, Locked, expected_imports, imported_versions
 from bisect_env.trials.launch import TrialCancelledError, run_process
 from bisect_env.trials.launcher import Launch
+from bisect_env.trials.load import load_beside, some_cpus
 from bisect_env.trials.phases import install, is_watched, read_marks
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
@@ -101,9 +102,12 @@ def run_trial(
     interpreter = python or prefix / "bin" / "python"
     try:
         expected = expected_imports(prefix, locked)
+        around = spec.perturbation
+        cpus = some_cpus(around.cpus, cpus, spec.trial_id)
         look = live_stacks if debug is None else debug.on_deadline
         place = _Place(prefix, interpreter, gpus, cpus, cancelled, look, debug, inside, expected, gpu_watch)
-        exits = _run_copies(spec, place)
+        with load_beside(around.load, cpus, spec.timeout + 60.0):
+            exits = _run_copies(spec, place)
         record = _record(spec, exits, started_at, time.monotonic() - clock)
     except TrialCancelledError:
         raise
@@ -179,7 +183,7 @@ def _run_here(spec: TrialSpec, place: _Place, directory: WorkDir) -> ExitRecord:
         return ExitRecord(returncode=None, stage="lookup")
     marks = None
     if is_watched(program, spec.command[1:], env, directory.work):
-        env, marks = install(directory.top, env, place.expected)
+        env, marks = install(directory.top, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
     seen = run_process(
         Launch(
             [program, *spec.command[1:]],
@@ -187,6 +191,7 @@ def _run_here(spec: TrialSpec, place: _Place, directory: WorkDir) -> ExitRecord:
             directory.work,
             core=place.debug is not None,
             cpus=sorted(place.cpus),
+            nice=spec.perturbation.nice,
             scratch=directory.top,
         ),
         timeout=spec.timeout,
@@ -216,7 +221,7 @@ def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: Wo
     control = directory.top / "control"
     control.mkdir()
     if is_watched(program, spec.command[1:], env, directory.work):
-        env, marks = install(control, env, place.expected)
+        env, marks = install(control, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
     argv = [program, *spec.command[1:]]
     core = place.debug is not None
     contained = contain(

@@ -295,6 +295,8 @@ def _become(request: dict[str, Any], stdout: int, stderr: int, report: int, pare
         _limit_core(wanted=request["core"])
         if request["cpus"]:
             os.sched_setaffinity(0, request["cpus"])
+        if request["nice"]:
+            os.nice(request["nice"])
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
             os.dup2(source, target)

@@ -19,6 +19,7 @@ import sys
 MARKS = "BISECT_ENV_HARNESS_MARKS"
 MODULES = "BISECT_ENV_HARNESS_MODULES"
 PYTHONPATH = "BISECT_ENV_HARNESS_PYTHONPATH"
+GC = "BISECT_ENV_HARNESS_GC"
 
 
 def _take_away(here):
@@ -26,6 +27,11 @@ def _take_away(here):
     marks = os.environ.pop(MARKS, None)
     modules = os.environ.pop(MODULES, "").split()
     original = os.environ.pop(PYTHONPATH, None)
+    threshold = os.environ.pop(GC, None)
+    if threshold is not None:
+        import gc
+
+        gc.set_threshold(int(threshold))
     if marks is not None:
         if original is None:
             os.environ.pop("PYTHONPATH", None)

@@ -1,0 +1,121 @@
+"""`bisect-env amplify`: find what makes a failure more frequent."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bisect_env.cli.one_session import say
+from bisect_env.cli.options import (
+    CacheOption,
+    CacheSizeOption,
+    DatabaseOption,
+    GpusOption,
+    JsonOption,
+    MatrixArgument,
+    OfflineOption,
+    SchedulerFileOption,
+    SchedulerOption,
+    WorkersOption,
+)
+from bisect_env.cli.where import Where, stop_on_signals
+
+if TYPE_CHECKING:
+    from bisect_env.engine.amplify import Amplified
+    from bisect_env.matrix.grid import Grid
+
+
+def amplify(
+    matrix: MatrixArgument,
+    bad: Annotated[
+        str | None,
+        typer.Option("--bad", help="Combination that fails; default: as the matrix says."),
+    ] = None,
+    good: Annotated[
+        str | None,
+        typer.Option("--good", help="Combination that passes; default: as the matrix says."),
+    ] = None,
+    db: DatabaseOption = None,
+    workers: WorkersOption = None,
+    gpus: GpusOption = None,
+    scheduler: SchedulerOption = None,
+    scheduler_file: SchedulerFileOption = None,
+    as_json: JsonOption = False,
+    cache: CacheOption = None,
+    cache_size: CacheSizeOption = None,
+    offline: OfflineOption = None,
+) -> None:
+    """Find circumstances under which the failure is more frequent, and the good end still clean.
+
+    Copies at once, load beside it, fewer cores, allocators, threads, hash seeds, the garbage collector.
+    Nothing of it is counted. Ends with 0 if something was found, else with 1. `search: {amplify: true}` in
+    the matrix does the same before a study, and runs its trials so.
+    """
+    from bisect_env.engine.amplify import Amplifier, ends
+    from bisect_env.engine.one import open_one
+    from bisect_env.engine.study import study_date
+    from bisect_env.errors import ExitCode, UsageError
+    from bisect_env.matrix.expand import expand
+    from bisect_env.matrix.load import load_matrix
+    from bisect_env.storage.store import Store
+    from bisect_env.trials.perturbation import NONE
+
+    stopped = stop_on_signals()
+    loaded = load_matrix(matrix)
+    where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
+    place, provider = where.open(loaded)
+    with Store.open(db) as store, closing(place):
+        grid = expand(loaded, provider.catalogue, study_date(loaded, store, provider.as_of))
+        corners = ends(grid)
+        if corners is None and (bad is None or good is None):
+            raise UsageError(
+                "the directions of the axes do not say which ends are good and bad",
+                remedy="state `good` and `bad` in the matrix, or give --good and --bad",
+            )
+        texts = {"good": good, "bad": bad}
+        if corners is not None:
+            for end, index in zip(("good", "bad"), corners, strict=True):
+                texts[end] = texts[end] or _text(grid, index)
+        found_ends = {
+            end: open_one(loaded, text, store=store, provider=provider, notify=lambda _event: None).single
+            for end, text in texts.items()
+        }
+
+        def show(text: str) -> None:
+            if not as_json:
+                say(text, sys.stderr)
+
+        show(f"bad end: {found_ends['bad'].combination}; good end: {found_ends['good'].combination}")
+        amplifier = Amplifier(loaded, place.executor(), show, stopped.is_set)
+        found = amplifier.run(
+            (found_ends["bad"].combination, found_ends["bad"].lock),
+            (found_ends["good"].combination, found_ends["good"].lock),
+        )
+    _print(found, as_json=as_json)
+    raise typer.Exit(int(ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT))
+
+
+def _text(grid: Grid, index: tuple[int, ...]) -> str:
+    return ",".join(f"{axis}={value}" for axis, value in grid.combination(index).items)
+
+
+def _print(found: Amplified, *, as_json: bool) -> None:
+    document: dict[str, Any] = found.as_json()
+    if as_json:
+        say(json.dumps(document))
+        return
+    rows = [("as it is", document["base"]), *((one["name"], one) for one in document["tried"])]
+    width = max(len(name) for name, _ in rows)
+    for name, arm in rows:
+        each = f"{arm['seconds'] / arm['trials']:8.2f} s" if arm["trials"] else ""
+        say(f"{name:<{width}}  {arm['hits']:>3} of {arm['trials']:>3}  {each}".rstrip())
+    best = found.perturbation
+    if found.arm is None:
+        say(f"nothing to go on with: {found.reason}")
+        return
+    say(f"best: {best.name} ({found.reason})")
+    say(f"saves about {1.0 - found.base.speed / found.arm.speed:.0%} of the time that trials take")

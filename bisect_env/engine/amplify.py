@@ -1,0 +1,363 @@
+"""Which circumstances make a study's failure frequent: measured at its bad end, and checked at its good one.
+
+None of these trials is evidence. What was found is stored with the study as a decision, and all of its trials
+then run under it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bisect_env.cluster.protocol import (
+    BuildFailed,
+    Executor,
+    PrefixReady,
+    PrefixRequest,
+    TrialCompleted,
+    TrialRequest,
+)
+from bisect_env.engine.specs import allowed_sources, target_of, trial_files, trial_spec
+from bisect_env.environments.lock import Lock
+from bisect_env.errors import InfrastructureError, NoEnvironmentError, StudyInterruptedError
+from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.matrix.load import Matrix
+from bisect_env.search.amplify import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
+from bisect_env.storage.store import Store
+from bisect_env.trials.judge import judge
+from bisect_env.trials.perturbation import NONE, Perturbation, catalogue
+from bisect_env.trials.records import Evidence, TrialRecord
+from bisect_env.trials.signature import matches
+
+DECISION = "amplify"
+"""Kind of the decision in the database."""
+BASE_TRIALS = 24
+"""Trials of the script as it is, to begin with."""
+BASE_MOST = 96
+"""The same at most, until it has failed once."""
+ROUNDS = (6, 12)
+"""Trials for each circumstance that is still in, round after round; after each the better half stays."""
+FINAL = 36
+"""Fresh trials for a candidate; half as many for the script as it is, which has had some."""
+HOPEFUL = 0.6
+"""Probability of being faster below which no candidate is worth that."""
+CANDIDATES = 3
+"""How many are tried to the end, should the first not hold what it promised."""
+LOOK = 0.5
+SPOILT = 10
+"""Void trials in one batch after which the machine is to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amplified:
+    """What was found.
+
+    Attributes:
+        perturbation: The circumstances to go on with; `NONE` for the script as it is.
+        reason: Why, in a sentence.
+        base: The script as it is, at the bad end.
+        arm: The same under the perturbation, in its last round; None without one.
+        good: The good end under it.
+        tried: All that was tried, with what it came to.
+        trials: How many trials it took, those of the good end too.
+    """
+
+    perturbation: Perturbation
+    reason: str
+    base: Arm
+    arm: Arm | None = None
+    good: Arm | None = None
+    tried: tuple[tuple[Perturbation, Arm], ...] = ()
+    trials: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """As it is stored."""
+        return {
+            "perturbation": self.perturbation.as_json(),
+            "reason": self.reason,
+            "base": _arm(self.base),
+            "arm": None if self.arm is None else _arm(self.arm),
+            "good": None if self.good is None else _arm(self.good),
+            "tried": [{"name": one.name, **_arm(arm)} for one, arm in self.tried],
+            "trials": self.trials,
+        }
+
+
+def _arm(arm: Arm) -> dict[str, Any]:
+    return {"trials": arm.trials, "hits": arm.hits, "seconds": round(arm.seconds, 3)}
+
+
+def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
+    """Under what a study's trials run, if that has been settled."""
+    for decision in store.decisions(study_id):
+        if decision.kind == DECISION:
+            return Perturbation.from_json(decision.payload["perturbation"])
+    return None
+
+
+def ends(grid: Grid) -> tuple[Index, Index] | None:
+    """The good and the bad end: as stated, else the corners that the directions name; None without. Pure."""
+    sides = {Direction.REGRESSION: (0, -1), Direction.FIXED: (-1, 0)}
+    if grid.good is not None and grid.bad is not None:
+        good, bad = grid.good, grid.bad
+    elif all(axis.direction in sides or len(axis.values) == 1 for axis in grid.axes):
+        corner = [sides.get(axis.direction, (0, 0)) for axis in grid.axes]
+        found = [
+            tuple(range(len(axis.values))[at[end]] for axis, at in zip(grid.axes, corner, strict=True))
+            for end in (0, 1)
+        ]
+        good = found[0] if grid.good is None else grid.good
+        bad = found[1] if grid.bad is None else grid.bad
+    else:
+        return None
+    return (good, bad) if good != bad else None
+
+
+@dataclass(slots=True)
+class Amplifier:
+    """Tries circumstances.
+
+    Attributes:
+        matrix: What is run.
+        executor: Where.
+        notify: Hears in words what is being done.
+        stopped: Looked at twice a second.
+        cpus: CPUs that a trial may use.
+        seed: For the draws that compare.
+    """
+
+    matrix: Matrix
+    executor: Executor
+    notify: Callable[[str], None] = lambda _text: None
+    stopped: Callable[[], bool] = lambda: False
+    cpus: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    seed: int = 0
+    _signature: str = ""
+    _trials: int = 0
+
+    def run(self, bad: tuple[Combination, Lock], good: tuple[Combination, Lock]) -> Amplified:
+        """Find the circumstances under which the failure is most frequent for what it costs.
+
+        Args:
+            bad: The bad end with its lock.
+            good: The good end with its lock.
+
+        Raises:
+            NoEnvironmentError: One of the environments cannot be made.
+            InfrastructureError: Too many trials were spoilt.
+            StudyInterruptedError: `stopped` said so.
+        """
+        for combination, lock in (bad, good):
+            self._prepare(combination, lock)
+        records, seconds = self._batch(bad, NONE, BASE_TRIALS)
+        while not (failed := [record for record in records if self._is_bad(record)]):
+            if len(records) >= BASE_MOST:
+                # Without its signature another failure could be taken for it, and made frequent instead.
+                base = Arm(len(records), 0, seconds)
+                return Amplified(NONE, f"{_words(base)}: it is not known yet", base, trials=self._trials)
+            more, longer = self._batch(bad, NONE, BASE_TRIALS)
+            records, seconds = records + more, seconds + longer
+        self._signature = Counter(record.signature for record in failed).most_common(1)[0][0]
+        base = self._count(records, seconds)
+        self.notify(f"as it is: {_words(base)}")
+        if base.hits >= ENOUGH * base.trials:
+            return Amplified(NONE, "it fails often enough as it is", base, trials=self._trials)
+        seeds = sorted({record.hash_seed for record in failed})[:2]
+        tried, left = self._rounds(bad, list(catalogue(self.cpus, seeds)))
+        sure = {one.name: probability_faster(arm, base, self._rng()) for one, arm in left}
+        order = sorted(left, key=lambda pair: (-sure[pair[0].name], -pair[1].speed))
+        why = "nothing raises the rate for its cost"
+        for perturbation, arm in order[:CANDIDATES]:
+            if not arm.hits or sure[perturbation.name] < HOPEFUL:
+                continue
+            again, base = self._final(bad, perturbation, base)
+            if probability_faster(again, base, self._rng()) < SURE:
+                continue
+            clean, problem = self._good_end(good, perturbation, again)
+            if problem:
+                why = f"under {perturbation.name} the good end fails, too: {problem}"
+                self.notify(why)
+                continue
+            passed = f"the good end passed {clean.trials} of {clean.trials}"
+            reason = f"{_words(again)} against {_words(base)}; {passed}"
+            return Amplified(perturbation, reason, base, again, clean, tuple(tried), self._trials)
+        return Amplified(NONE, why, base, tried=tuple(tried), trials=self._trials)
+
+    def _rounds(
+        self, bad: tuple[Combination, Lock], arms: list[Perturbation]
+    ) -> tuple[list[tuple[Perturbation, Arm]], list[tuple[Perturbation, Arm]]]:
+        """What all came to, and those that were in to the end."""
+        known = [Arm() for _ in arms]
+        alive = list(range(len(arms)))
+        for trials in ROUNDS:
+            for i in alive:
+                known[i] += self._measure(bad, arms[i], trials)
+                self.notify(f"{arms[i].name}: {_words(known[i])}")
+            order = better_half([known[i] for i in alive], least=CANDIDATES)
+            alive = [alive[j] for j in order]
+        return list(zip(arms, known, strict=True)), [(arms[i], known[i]) for i in alive]
+
+    def _rng(self) -> np.random.Generator:
+        return np.random.default_rng(self.seed)
+
+    def _final(self, bad: tuple[Combination, Lock], perturbation: Perturbation, base: Arm) -> tuple[Arm, Arm]:
+        """Fresh trials, in turns: a machine that slows down does so for both."""
+        again = Arm()
+        for _ in range(2):
+            again += self._measure(bad, perturbation, FINAL // 2)
+            base += self._measure(bad, NONE, FINAL // 4)
+        self.notify(f"again {perturbation.name}: {_words(again)}")
+        self.notify(f"again as it is: {_words(base)}")
+        return again, base
+
+    def _good_end(
+        self, good: tuple[Combination, Lock], perturbation: Perturbation, arm: Arm
+    ) -> tuple[Arm, str]:
+        records, seconds = self._batch(good, perturbation, clean_trials(arm.rate))
+        wrong = [record for record in records if self._evidence(record) is not Evidence.GOOD]
+        problem = f"{len(wrong)} of {len(records)}, {wrong[0].detail}" if wrong else ""
+        return Arm(len(records), len(wrong), seconds), problem
+
+    def _measure(self, bad: tuple[Combination, Lock], perturbation: Perturbation, trials: int) -> Arm:
+        return self._count(*self._batch(bad, perturbation, trials))
+
+    def _count(self, records: Sequence[TrialRecord], seconds: float) -> Arm:
+        hits = [record for record in records if self._is_bad(record) and self._is_same(record)]
+        return Arm(len(records), len(hits), seconds)
+
+    def _evidence(self, record: TrialRecord) -> Evidence:
+        return judge(record, target_of(self.matrix), repeated=True)
+
+    def _is_bad(self, record: TrialRecord) -> bool:
+        return self._evidence(record) is Evidence.BAD
+
+    def _is_same(self, record: TrialRecord) -> bool:
+        return not self._signature or matches(record.signature, self._signature)
+
+    def _prepare(self, combination: Combination, lock: Lock) -> None:
+        self.executor.prepare(PrefixRequest(lock, allowed_sources(self.matrix)))
+        while True:
+            self._check()
+            for answer in self.executor.wait(LOOK):
+                if isinstance(answer, BuildFailed):
+                    raise NoEnvironmentError(
+                        f"{combination}: its environment cannot be made: {answer.message}",
+                        remedy="state other ends in the matrix, or leave amplifying out",
+                    )
+                if isinstance(answer, PrefixReady):
+                    return
+
+    def _batch(
+        self, end: tuple[Combination, Lock], perturbation: Perturbation, trials: int
+    ) -> tuple[list[TrialRecord], float]:
+        """Run trials on all places at once; those that count, and the seconds that they took together."""
+        combination, lock = end
+        files = trial_files(self.matrix)
+        running: set[str] = set()
+        records: list[TrialRecord] = []
+        spoilt = 0
+        started = time.monotonic()
+        try:
+            while len(records) < trials:
+                for _ in range(min(self.executor.slots - len(running), trials - len(records) - len(running))):
+                    spec = trial_spec(
+                        self.matrix, combination, lock, uuid.uuid4().hex, files, perturbation=perturbation
+                    )
+                    running.add(spec.trial_id)
+                    self.executor.submit(TrialRequest(spec, lock, allowed_sources(self.matrix)))
+                self._check()
+                for answer in self.executor.wait(LOOK):
+                    match answer:
+                        case TrialCompleted(record):
+                            running.discard(record.trial_id)
+                            self._trials += 1
+                            if self._evidence(record) is not Evidence.VOID:
+                                records.append(record)
+                                continue
+                        case PrefixReady():
+                            continue
+                        case _:
+                            running.discard(answer.trial_id)
+                    spoilt += 1
+                if spoilt >= SPOILT:
+                    raise InfrastructureError(
+                        f"{spoilt} trials at {combination} were spoilt", remedy="mend the machine, then go on"
+                    )
+        finally:
+            if running:
+                self.executor.cancel()
+                self._drain(running)
+        return records, time.monotonic() - started
+
+    def _drain(self, running: set[str]) -> None:
+        deadline = time.monotonic() + 30.0
+        while running and time.monotonic() < deadline:
+            for answer in self.executor.wait(LOOK):
+                if isinstance(answer, TrialCompleted):
+                    running.discard(answer.record.trial_id)
+                elif not isinstance(answer, PrefixReady):
+                    running.discard(answer.trial_id)
+
+    def _check(self) -> None:
+        if self.stopped():
+            raise StudyInterruptedError(
+                "stopped while looking for what makes the failure more frequent",
+                remedy="the same command begins with that anew",
+            )
+
+
+def _words(arm: Arm) -> str:
+    if not arm.trials:
+        return "not tried"
+    return f"{arm.hits} of {arm.trials} trials, {arm.seconds / arm.trials:.2f} s each"
+
+
+def settle(
+    matrix: Matrix,
+    grid: Grid,
+    locks: Mapping[Index, Lock],
+    store: Store,
+    study_id: str,
+    executor: Callable[[], Executor],
+    *,
+    notify: Callable[[str], None],
+    stopped: Callable[[], bool],
+) -> Perturbation:
+    """Under what the trials of a study run: as it was settled before, else as is settled now.
+
+    Args:
+        matrix: As loaded.
+        grid: As expanded.
+        locks: Of its combinations.
+        store: Where it is written.
+        study_id: The open study.
+        executor: Where trials run; called if there is something to find out.
+        notify: Hears in words what is being done.
+        stopped: Looked at twice a second.
+    """
+    if not matrix.file.search.amplify:
+        return NONE
+    known = known_perturbation(store, study_id)
+    if known is not None:
+        return known
+    chosen = ends(grid)
+    if chosen is None or not locks.keys() >= set(chosen):
+        found = Amplified(NONE, "no good and bad end can be run, or told from the directions", Arm())
+    else:
+        good, bad = ((grid.combination(index), locks[index]) for index in chosen)
+        found = Amplifier(matrix, executor(), notify, stopped).run(bad, good)
+    # Another command of this study may have settled it meanwhile: the first one counts, for both.
+    known = known_perturbation(store, study_id)
+    if known is None:
+        store.record_decision(study_id, DECISION, found.as_json())
+    how = f"under {found.perturbation.name}" if found.perturbation != NONE else "as they are"
+    notify(f"trials run {how}: {found.reason}")
+    return found.perturbation if known is None else known

@@ -1,0 +1,107 @@
+"""Circumstances are found at the bad end, checked at the good one, and the study runs under them."""
+
+from __future__ import annotations
+
+import pytest
+
+from bisect_env.engine import amplify, events
+from bisect_env.errors import ExitCode
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.storage.store import Store
+from bisect_env.trials.perturbation import Perturbation
+from tests.engine.studies import Studies
+
+pytestmark = pytest.mark.integration
+
+TRIED = (
+    Perturbation("harmless", env={"HARMLESS": "1"}),
+    Perturbation("hunts", env={"HUNTS": "1"}),
+    Perturbation("breaks everything", env={"BREAKS": "1"}),
+    Perturbation("fails another way", env={"OTHER": "1"}),
+)
+FLAKY = """
+    import os, random, sys
+    level = int(sys.argv[1])
+    def defect(): raise ValueError("the defect")
+    def other(): raise KeyError("something else")
+    def broken(): raise ValueError("the defect")
+    if "BREAKS" in os.environ:
+        defect()
+    if level >= 6:
+        if "OTHER" in os.environ:
+            other()
+        if random.random() < (0.8 if "HUNTS" in os.environ else 0.12):
+            defect()
+"""
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds: TRIED)
+
+
+def test_the_study_runs_under_what_makes_it_fail_most(studies: Studies) -> None:
+    path = studies.matrix(FLAKY, rest="good: {level: 0}\nbad: {level: 9}\nsearch: {amplify: true}")
+    done = studies.run(path)
+    assert done.exit_code is ExitCode.VERDICT
+    assert done.report["verdict"]["first_bad"]["level"] == "6"
+    said = [event.text for event in studies.events if isinstance(event, events.Said)]
+    assert any(text.startswith("under breaks everything the good end fails, too") for text in said)
+    assert said[-1].startswith("trials run under hunts: ")
+    with Store.open(str(studies.db)) as store:
+        study = store.study()
+        assert amplify.known_perturbation(store, study.id) == TRIED[1]
+        (decision,) = [one for one in store.decisions(study.id) if one.kind == amplify.DECISION]
+        trials = store.trials(study.id)
+    # What was measured to find it is no evidence, and fails the same way alone.
+    assert decision.payload["good"]["hits"] == 0
+    tried = {one["name"]: one for one in decision.payload["tried"]}
+    assert tried["fails another way"]["hits"] == 0
+    assert tried["hunts"]["hits"] > tried["harmless"]["hits"]
+    assert len(trials) == sum(isinstance(event, events.TrialFinished) for event in studies.events)
+    assert decision.payload["trials"] > 100
+    bad = [trial for trial in trials if int(trial.combination["level"]) >= 6]
+    assert sum(trial.evidence == "bad" for trial in bad) > 0.5 * len(bad)
+    # Once settled, it is not looked for again.
+    studies.events.clear()
+    studies.run(path)
+    assert not [event for event in studies.events if isinstance(event, events.Said)]
+
+
+def test_a_study_under_other_circumstances_is_another_study(studies: Studies) -> None:
+    from bisect_env.matrix.load import load_matrix
+
+    plain = load_matrix(studies.matrix(FLAKY)).digest
+    assert load_matrix(studies.matrix(FLAKY, rest="search: {confidence: 0.9}")).digest == plain
+    assert load_matrix(studies.matrix(FLAKY, rest="search: {amplify: true}")).digest != plain
+
+
+def test_a_failure_that_is_certain_is_left_alone(studies: Studies) -> None:
+    script = "import sys\nif int(sys.argv[1]) >= 4: raise ValueError"
+    done = studies.run(studies.matrix(script, rest="search: {amplify: true}"))
+    assert done.report["verdict"]["first_bad"]["level"] == "4"
+    said = [event.text for event in studies.events if isinstance(event, events.Said)][-1]
+    assert said == "trials run as they are: it fails often enough as it is"
+
+
+def test_a_failure_that_never_shows_is_not_looked_for(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its signature is not known, so that anything else might be made frequent instead."""
+    done = studies.run(
+        studies.matrix("import os\nif 'OTHER' in os.environ: 1 / 0", rest="search: {amplify: true}")
+    )
+    assert done.exit_code is ExitCode.NO_VERDICT
+    said = [event.text for event in studies.events if isinstance(event, events.Said)]
+    assert said[-1].startswith("trials run as they are: 0 of 48 trials")
+
+
+def test_ends() -> None:
+    up = GridAxis("up", AxisKind.VALUE, ("1", "2", "3"), Direction.REGRESSION)
+    down = GridAxis("down", AxisKind.VALUE, ("1", "2"), Direction.FIXED)
+    either = GridAxis("either", AxisKind.VALUE, ("1", "2"), Direction.EITHER)
+    alone = GridAxis("alone", AxisKind.VALUE, ("1",), Direction.UNORDERED)
+    assert amplify.ends(Grid((up, down, alone))) == ((0, 1, 0), (2, 0, 0))
+    assert amplify.ends(Grid((up, down), bad=(1, 0))) == ((0, 1), (1, 0))
+    assert amplify.ends(Grid((up, either))) is None
+    assert amplify.ends(Grid((up, either), good=(0, 0), bad=(2, 1))) == ((0, 0), (2, 1))

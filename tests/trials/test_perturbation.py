@@ -1,0 +1,67 @@
+"""Perturbations change the circumstances that they name, and nothing is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from bisect_env.trials.perturbation import NONE, Perturbation, catalogue
+from bisect_env.trials.records import Outcome, TrialRecord
+
+Run = Callable[..., TrialRecord]
+
+
+def test_they_are_stored_and_read_back() -> None:
+    for one in catalogue(4, seeds=(7,), can_repeat=True):
+        assert Perturbation.from_json(json.loads(json.dumps(one.as_json()))) == one
+        assert one != NONE
+    assert NONE.as_json() == {}
+    assert len({one.name for one in catalogue(4, (7, 8), can_repeat=True)}) == len(
+        catalogue(4, (7, 8), can_repeat=True)
+    )
+
+
+@pytest.mark.integration
+def test_what_a_script_sees(run: Run) -> None:
+    code = """
+        import gc, json, os
+        print(json.dumps([gc.get_threshold()[0], os.nice(0), len(os.sched_getaffinity(0)),
+                          sorted(name for name in os.environ if "HARNESS" in name)]))
+    """
+    plain = json.loads(run(code).stdout)
+    changed = run(code, perturbation=Perturbation("x", gc_threshold=1, nice=5, cpus=1)).stdout
+    assert json.loads(changed) == [1, plain[1] + 5, 1, []]
+
+
+@pytest.mark.integration
+def test_load_beside_a_trial_ends_with_it(run: Run) -> None:
+    code = """
+        import os, time
+        deadline = time.time() + 20
+        def spinning():
+            count = 0
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    count += b"while True: pass" in open(f"/proc/{pid}/cmdline", "rb").read()
+                except OSError:
+                    pass
+            return count
+        while spinning() < 3 and time.time() < deadline:
+            time.sleep(0.05)
+        print(spinning())
+    """
+    before = spinning()
+    record = run(code, perturbation=Perturbation("x", load=3))
+    assert record.outcome is Outcome.PASS
+    assert int(record.stdout) >= 3
+    assert spinning() <= before
+
+
+def spinning() -> int:
+    """Processes that do nothing but use CPU, and are ours."""
+    mine = psutil.Process(os.getpid()).children(recursive=True)
+    return sum("while True: pass" in process.cmdline() for process in mine)
