@@ -29,6 +29,7 @@ from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.culprits import Check, CulpritSearch, Done
 from bisect_env.storage.records import (
+    EXPLAINED,
     CombinationState,
     CombinationStatus,
     Study,
@@ -37,8 +38,6 @@ from bisect_env.storage.records import (
 )
 from bisect_env.storage.store import Store
 
-DECISION = "explained"
-"""Kind of the decision that holds an explanation in the study that it is about."""
 ABSENT = "absent"
 _FREE = 8
 """Trials at most that are run at once where fewer were asked for."""
@@ -143,7 +142,7 @@ class CulpritStudy:
                 self._try(search, own, trials, step.hybrid, step.trials)
         found = self._explanation(search, is_sure=is_sure, unsolvable=search.infeasible)
         if not self.stopped():
-            self.store.record_decision(self.study.id, DECISION, found.document())
+            self.store.record_decision(self.study.id, EXPLAINED, found.document())
             self.store.finish_study(
                 own.id, StudyStatus.FINISHED, {"status": "none", "reason": found.sentence}
             )
@@ -396,7 +395,7 @@ class CulpritStudy:
 
 def explanation_of(store: Store, study_id: str) -> dict[str, Any] | None:
     """The explanation that a study has, as its document."""
-    found = [d.payload for d in store.decisions(study_id) if d.kind == DECISION]
+    found = [d.payload for d in store.decisions(study_id) if d.kind == EXPLAINED]
     return found[-1] if found else None
 
 

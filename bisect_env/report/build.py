@@ -20,6 +20,7 @@ from bisect_env.report.model import (
     AxisInfo,
     CombinationReport,
     DifferenceReport,
+    ExplanationReport,
     FailureReport,
     MachineReport,
     OriginReport,
@@ -34,6 +35,7 @@ from bisect_env.report.sentence import sentence
 from bisect_env.report.timeline import timeline
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.storage.records import (
+    EXPLAINED,
     TARGET,
     CombinationState,
     CombinationStatus,
@@ -150,6 +152,7 @@ def build_report(
         timeline=timeline(states, trials, decisions),
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
         difference=difference,
+        explanation=_explanation(decisions),
         reproduce=steps(study, axes, verdict),
     )
 
@@ -265,6 +268,11 @@ def _failure(group: FailureGroup, example: WholeTrial) -> FailureReport:
         detail=record.detail,
         stack=stack if len(stack) <= STACK_LIMIT else stack[:STACK_LIMIT] + "\n…",
     )
+
+
+def _explanation(decisions: Sequence[Decision]) -> ExplanationReport | None:
+    found = [decision.payload for decision in decisions if decision.kind == EXPLAINED]
+    return ExplanationReport.model_validate(found[-1]) if found else None
 
 
 def _target(decisions: Sequence[Decision]) -> str:

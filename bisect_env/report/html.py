@@ -94,6 +94,7 @@ def _template() -> Any:
         moment=_moment,
         described=words.described,
         change=words.change,
+        between=words.between,
         cell_note=cell_note,
         is_address=_is_address,
     )

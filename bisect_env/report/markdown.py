@@ -50,6 +50,7 @@ def _lines(report: Report, stacks: tuple[int, int]) -> Iterator[str]:
     yield from _rates(report)
     yield from _failures(report, stacks)
     yield from _difference(report)
+    yield from _explanation(report)
     yield from _reproduce(report)
 
 
@@ -137,6 +138,17 @@ def _difference(report: Report) -> Iterator[str]:
         yield f"… and {len(found.changes) - CHANGES} more\n"
     if long:
         yield "</details>\n"
+
+
+def _explanation(report: Report) -> Iterator[str]:
+    found = report.explanation
+    if found is None:
+        return
+    yield f"**{escaped(clean(found.sentence))}**\n"
+    yield "<details><summary>Environments in between</summary>\n"
+    lines = [(code(moved), bad, rate) for moved, bad, rate in words.between(found)]
+    yield from _table(("as in the first bad one", "bad trials", "95 % interval"), lines)
+    yield "</details>\n"
 
 
 def _reproduce(report: Report) -> Iterator[str]:

@@ -219,6 +219,68 @@ class DifferenceReport(_Frozen):
     changes: tuple[ChangeReport, ...] = ()
 
 
+class MovedReport(_Frozen):
+    """A package that changed, as `bisect-env explain` looked at it.
+
+    Attributes:
+        name: Of the package.
+        old: What the good environment has.
+        new: What the bad one has.
+        of_axis: Whether an axis of the matrix moves it.
+    """
+
+    name: str
+    old: str
+    new: str
+    of_axis: bool = False
+
+
+class HybridReport(_Frozen):
+    """Trials of an environment between last good and first bad.
+
+    Attributes:
+        moved: Positions of the changes that it has.
+        bad: Bad trials.
+        trials: That are evidence.
+        interval: 95 % interval of the rate.
+    """
+
+    moved: tuple[int, ...]
+    bad: int
+    trials: int
+    interval: tuple[float, float] = (0.0, 1.0)
+
+
+class ExplanationReport(_Frozen):
+    """Which of the packages that changed carry the failure: what `bisect-env explain` found out.
+
+    Attributes:
+        sentence: In one sentence.
+        good: The combination that passes.
+        bad: The one that fails.
+        changes: What changed between them, packages of axes first.
+        kind: `all` (the culprits together), `any` (each by itself) or `whole` (nothing less than everything).
+        culprits: Positions in `changes`.
+        tied: Further answers that no environment tells from this one.
+        probability: Of the answer, those tied to it included.
+        is_sure: Whether the confidence was reached.
+        hybrids: What was tried, both ends included.
+        unsolvable: Environments in between that no solver makes.
+    """
+
+    sentence: str
+    good: dict[str, str]
+    bad: dict[str, str]
+    changes: tuple[MovedReport, ...] = ()
+    kind: str
+    culprits: tuple[int, ...] = ()
+    tied: tuple[tuple[int, ...], ...] = ()
+    probability: float
+    is_sure: bool
+    hybrids: tuple[HybridReport, ...] = ()
+    unsolvable: int = 0
+
+
 class AnswerReport(_Frozen):
     """An answer whose probability is followed.
 
@@ -365,6 +427,7 @@ class Report(_Frozen):
         timeline: What ran when, and where.
         machines: On which classes of machines trials ran.
         difference: Packages that differ between last good and first bad; None without both.
+        explanation: Which of them carry the failure; None until `bisect-env explain` was asked.
         reproduce: How to see the failure again.
     """
 
@@ -385,6 +448,7 @@ class Report(_Frozen):
     timeline: TimelineReport = TimelineReport()
     machines: tuple[MachineReport, ...] = ()
     difference: DifferenceReport | None = None
+    explanation: ExplanationReport | None = None
     reproduce: tuple[StepReport, ...] = ()
 
     @property

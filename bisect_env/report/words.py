@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bisect_env.matrix.signatures import shown
-from bisect_env.report.model import ChangeReport, CombinationReport, FailureReport, PackageReport, Report
+from bisect_env.report.model import (
+    ChangeReport,
+    CombinationReport,
+    ExplanationReport,
+    FailureReport,
+    PackageReport,
+    Report,
+)
 from bisect_env.report.numbers import duration, interval, percent, probability
 from bisect_env.report.origins import told_origins
 from bisect_env.report.sentence import do_not_matter
@@ -77,7 +84,19 @@ def ends(report: Report) -> list[tuple[str, str]]:
     axes = [axis.model_dump() for axis in report.axes]
     if unimportant := do_not_matter(report.verdict, axes):
         found.append(("does not matter", clean(", ".join(unimportant))))
+    if report.explanation is not None:
+        found.append(("explained", clean(report.explanation.sentence)))
     return found
+
+
+def between(found: ExplanationReport) -> list[tuple[str, str, str]]:
+    """Environments between last good and first bad: what moved in each, bad trials, and the interval."""
+    lines = []
+    for one in sorted(found.hybrids, key=lambda one: (len(one.moved), one.moved)):
+        names = clean(", ".join(found.changes[i].name for i in one.moved if i < len(found.changes)))
+        moved = "everything" if len(one.moved) == len(found.changes) else names or "nothing"
+        lines.append((moved, f"{one.bad} of {one.trials}", interval(*one.interval)))
+    return lines
 
 
 def alternatives(report: Report) -> list[tuple[str, str]]:

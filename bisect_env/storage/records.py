@@ -297,6 +297,8 @@ class FailureGroup:
 
 BUILT, BUILD_FAILED = "built", "build-failed"
 """Kinds of decisions about environments; their payload has `lock`, and `seconds` or `reason`."""
+EXPLAINED = "explained"
+"""Kind of the decision that holds what `bisect-env explain` found out; the last one counts."""
 TARGET = "target"
 """Kind of the decision which failure a study is about; its payload has `signature` and `trial`."""
 

@@ -254,6 +254,26 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
     study.trials(last_good, Outcome.WORKER_LOST, 3, Evidence.VOID, lock(last_good), detail=text, **changes)
     store.record_decision(study.study.id, "built", {"lock": lock(last_good), "seconds": 2.5})
     store.record_decision(study.study.id, "build-failed", {"lock": lock(unsolvable), "reason": f"gcc {text}"})
+    changes_between = [
+        {"name": name, "old": "1", "new": f"2{text}", "of_axis": name == "torch"}
+        for name in ("torch", "numpy")
+    ]
+    explained = {
+        "sentence": f"not torch itself: {text}",
+        "good": last_good,
+        "bad": first_bad,
+        "changes": changes_between,
+        "kind": "all",
+        "culprits": [1],
+        "tied": [],
+        "probability": 0.97,
+        "is_sure": True,
+        "hybrids": [
+            {"moved": moved, "bad": 2, "trials": 7, "interval": [0.1, 0.6]} for moved in ([], [1], [0, 1])
+        ],
+        "unsolvable": 1,
+    }
+    store.record_decision(study.study.id, "explained", explained)
     study.finished(
         verdict(
             axes,

@@ -65,6 +65,8 @@ def needles(report: Report) -> dict[str, list[str]]:
         "timeline.failed": ["gcc calm"],
         "machines": ["x86_64 H100calm driver 570"],
         "difference": ["1 of the axes, 1 along with it", "1.26", "2.0calm"],
+        "explanation": ["not torch itself: calm"],
+        "explanation.hybrids": ["2 of 7"],
         "reproduce": [command for step in report.reproduce for command in step.commands],
         "combinations.rate": ["38 %", "8.5–76 %"],
         "combinations.reason": ["no solution calm", "compiler calm"],
@@ -119,11 +121,13 @@ DEEP = {
 NOT_SHOWN = {
     # One screen: it names the page and the data.
     "text": DEEP
+    | {"explanation.hybrids"}
     | {"study.version", "posterior", "failures.other", "machines", "verdict.status", "combinations.warning"},
     # For a bug report: what a maintainer of the package needs.
     "md": DEEP | {"verdict.status", "combinations.warning"},
     # Test cases, and what belongs to all of them.
     "junit": DEEP - {"combinations.outcomes"}
+    | {"explanation.hybrids"}
     | {"combinations.warning", "combinations.same_as", "combinations.other"},
     "html": set(),
 }
