@@ -52,7 +52,7 @@ NOT_RUN = {
     "chmod": "a folder below /srv",
     "pip install": "installs what `make setup` has installed",
     "make": "run by continuous integration",
-    "bisect-env explain": "needs packages that differ: tests/engine/test_culprit.py runs it on an index of its own",
+    "bisect-env explain": "needs packages that differ: tests/engine/test_culprit.py does",
     "bisect-env serve": "runs until it is ended: tests/web",
     "--scheduler": "needs a cluster: tests/cluster/test_remote.py",
     "--gpus": "needs GPUs: benchmarks/gpu_check.py",
