@@ -22,7 +22,5 @@ myst_heading_anchors = 3
 # What is not a page stays a link to the file: matrices, tests, modules.
 myst_enable_extensions = ["colon_fence"]
 nitpicky = True
-# Index pages name their pages in order, and take in whatever else is added to the folder.
-suppress_warnings = ["toc.empty_glob"]
 pygments_style = "default"
 pygments_dark_style = "monokai"
