@@ -30,6 +30,7 @@ from bisect_env.errors import InfrastructureError, NoEnvironmentError, StudyInte
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.trial import runs_python_body
 from bisect_env.search.amplify import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import judge
@@ -171,7 +172,7 @@ class Amplifier:
         if base.hits >= ENOUGH * base.trials:
             return Amplified(NONE, "it fails often enough as it is", base, trials=self._trials)
         seeds = sorted({record.hash_seed for record in failed})[:2]
-        tried, left = self._rounds(bad, list(catalogue(self.cpus, seeds)))
+        tried, left = self._rounds(bad, self._catalogue(seeds))
         sure = {one.name: probability_faster(arm, base, self._rng()) for one, arm in left}
         order = sorted(left, key=lambda pair: (-sure[pair[0].name], -pair[1].speed))
         why = "nothing raises the rate for its cost"
@@ -204,6 +205,10 @@ class Amplifier:
             order = better_half([known[i] for i in alive], least=CANDIDATES)
             alive = [alive[j] for j in order]
         return list(zip(arms, known, strict=True)), [(arms[i], known[i]) for i in alive]
+
+    def _catalogue(self, seeds: Sequence[int]) -> list[Perturbation]:
+        can_repeat = runs_python_body(self.matrix.file.trial.effective_command)
+        return list(catalogue(self.cpus, seeds, can_repeat=can_repeat))
 
     def _rng(self) -> np.random.Generator:
         return np.random.default_rng(self.seed)

@@ -54,6 +54,8 @@ def trial_key(matrix: Matrix, prepared: Prepared, index: Index, perturbation: Pe
         "concurrency": trial.concurrency,
         "gpus": trial.gpus,
     }
+    if trial.repeat_within > 1:
+        facts["repeat_within"] = trial.repeat_within
     if matrix.file.executor is not None:
         facts["network"] = matrix.file.executor.network
     if perturbation != NONE:

@@ -53,6 +53,7 @@ def trial_spec(
         env={**perturbation.env, **matrix.environment(seen)},
         timeout=trial.timeout,
         concurrency=trial.concurrency * perturbation.copies,
+        repeats=trial.repeat_within * perturbation.repeats,
         gpus=trial.gpus,
         hash_seed=_hash_seed(perturbation),
         perturbation=perturbation,

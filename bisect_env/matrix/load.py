@@ -305,6 +305,8 @@ def _leave_out_later_keys(content: dict[str, Any]) -> None:
         del content["virtual_packages"]
     if content["solver"]["engine"] == "rattler":
         del content["solver"]["engine"]
+    if content["trial"].get("repeat_within") == 1:
+        del content["trial"]["repeat_within"]
     if content["executor"] is None:
         del content["executor"]
     if not content["trial"]["bad"]["signature"]:

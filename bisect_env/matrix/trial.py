@@ -130,6 +130,13 @@ class Trial(StrictModel):
     concurrency: int = Field(
         default=1, ge=1, le=1024, description="Copies started at once on one worker; together one trial."
     )
+    repeat_within: int = Field(
+        default=1,
+        ge=1,
+        le=100_000,
+        description="How often the script's body is run within one process, until it fails: for scripts that "
+        "take longer to start than to run.",
+    )
     env: dict[EnvName, Value] = Field(default_factory=dict, description="Environment variables to add.")
     gpus: int = Field(default=0, ge=0, le=64, description="GPUs that one trial needs.")
     bad: TargetRule = Field(default_factory=TargetRule, description="Which failures count as bad.")
@@ -138,6 +145,11 @@ class Trial(StrictModel):
     def _something_to_run(self) -> Self:
         if not self.command and not self.files:
             raise ValueError("the trial has nothing to run; add `command`, or `files` with the script first")
+        if self.repeat_within > 1 and not runs_python_body(self.effective_command):
+            raise ValueError(
+                "`repeat_within` runs a Python script's body again, and the command is none; "
+                "write `python SCRIPT ...`, `python -m MODULE ...` or remove it"
+            )
         return self
 
     @property
@@ -162,6 +174,14 @@ class Trial(StrictModel):
         """Every file to carry, `files` first, in normal form and without duplicates."""
         names = (*self.files, *(unbraced(script) for script in self.scripts))
         return tuple(dict.fromkeys(str(PurePosixPath(name)) for name in names))
+
+
+def runs_python_body(command: Sequence[str]) -> bool:
+    """Whether a command is Python with a script, a module or code: what can be run again within a process."""
+    name = command[0].rpartition("/")[2]
+    return name.startswith("python") and any(
+        word in ("-m", "-c") or not word.startswith("-") for word in command[1:]
+    )
 
 
 def _braces_kept(text: str) -> str:

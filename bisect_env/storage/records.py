@@ -138,7 +138,7 @@ class StoredTrial:
         evidence: What it says in that study.
         recorded_at: UTC.
         trial_id, combination, lock_hash, outcome, detail, returncode, phase, started_at, duration, signature,
-            killed_by_us, hash_seed, copies, host, worker, gpu, machine: As in `TrialRecord`.
+            killed_by_us, hash_seed, copies, bodies, host, worker, gpu, machine: As in `TrialRecord`.
     """
 
     sequence: int
@@ -162,6 +162,7 @@ class StoredTrial:
     gpu: str
     recorded_at: datetime
     machine: Machine = UNKNOWN_MACHINE
+    bodies: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialRe
 
 LOGS = ("stdout", "stderr", "stack")
 """Artefacts that every trial may have."""
+BODIES = "bodies"
+"""In the column `copies`: how often the body was begun, where it is repeated."""
 IMPORTED = "imported"
 """The artefact that holds, as JSON, the versions that the script imported; mostly the same for all trials
 of a combination, and then stored once."""
@@ -136,7 +138,7 @@ def trial_row(
         duration=float(record.duration),
         killed_by_us=bool(record.killed_by_us),
         hash_seed=record.hash_seed,
-        copies={str(Outcome(outcome)): int(number) for outcome, number in record.copies.items()},
+        copies=_copies(record),
         host=clean(record.host),
         worker=clean(record.worker),
         gpu=clean(record.gpu),
@@ -147,6 +149,12 @@ def trial_row(
         gpu_model=clean(record.machine.gpu_model),
         driver=clean(record.machine.driver),
     )
+
+
+def _copies(record: TrialRecord) -> dict[str, int]:
+    """Copies by outcome; beside them the bodies, where they are more than the processes."""
+    copies = {str(Outcome(outcome)): int(number) for outcome, number in record.copies.items()}
+    return copies if not record.bodies else {**copies, BODIES: record.bodies}
 
 
 def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
@@ -178,7 +186,12 @@ def stored_trial(row: TrialRow, key: str, evidence: str | None = None) -> Stored
         signature=row.signature,
         killed_by_us=row.killed_by_us,
         hash_seed=row.hash_seed,
-        copies={member(Outcome, outcome, where): number for outcome, number in row.copies.items()},
+        copies={
+            member(Outcome, outcome, where): number
+            for outcome, number in row.copies.items()
+            if outcome != BODIES
+        },
+        bodies=row.copies.get(BODIES, 0),
         host=row.host,
         worker=row.worker,
         gpu=row.gpu,
@@ -206,6 +219,7 @@ def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> Wh
         killed_by_us=light.killed_by_us,
         hash_seed=light.hash_seed,
         copies=light.copies,
+        bodies=light.bodies,
         host=light.host,
         worker=light.worker,
         gpu=light.gpu,

@@ -111,6 +111,30 @@ def _options_allow(arguments: Sequence[str]) -> bool:
     return False  # no script: it would read its standard input
 
 
+def options_end(arguments: Sequence[str]) -> int | None:
+    """Where the interpreter's own options end: at the script, at `-m` or at `-c`. Pure.
+
+    Args:
+        arguments: What follows the interpreter.
+
+    Returns:
+        A position in `arguments`; None where there is no script, or an option that hides where it is.
+    """
+    skip = False
+    for position, word in enumerate(arguments):
+        if skip:
+            skip = False
+        elif word in ("-m", "-c"):
+            return position if position + 1 < len(arguments) else None
+        elif not word.startswith("-"):
+            return position
+        elif word == "-" or any(letter in "cm" for letter in word[1:]) or word.startswith("--"):
+            return None
+        else:
+            skip = word[-1] in _WITH_VALUE
+    return None
+
+
 def _is_python_script(path: Path) -> bool:
     try:
         with path.open("rb") as stream:

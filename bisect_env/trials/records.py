@@ -111,6 +111,7 @@ class TrialSpec:
         env: Added to the child's allow-listed environment (the matrix's `trial.env`, `BISECT_ENV_<AXIS>`).
         timeout: Wall-clock limit in seconds.
         concurrency: Copies started at once; together they are one trial.
+        repeats: How often the body is run within one process, until it fails.
         gpus: How many GPUs the trial sees.
         hash_seed: `PYTHONHASHSEED` of the child, recorded so that a trial can be repeated.
         output_limit: Bytes kept of each of stdout and stderr.
@@ -127,6 +128,7 @@ class TrialSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 60.0
     concurrency: int = 1
+    repeats: int = 1
     gpus: int = 0
     hash_seed: int = 0
     output_limit: int = 1_000_000
@@ -155,6 +157,7 @@ class TrialRecord:
         killed_by_us: Whether the watcher ended it (deadline or cancel).
         hash_seed: `PYTHONHASHSEED` of the child.
         copies: Outcome to number of copies; sums to the spec's concurrency.
+        bodies: How often the body was begun, in all copies together; 0 where it is not repeated.
         host: Host name.
         worker: Name of the worker on it.
         gpu: UUIDs of the GPUs seen, comma-separated, or "".
@@ -179,6 +182,7 @@ class TrialRecord:
     killed_by_us: bool = False
     hash_seed: int = 0
     copies: Mapping[Outcome, int] = field(default_factory=dict)
+    bodies: int = 0
     host: str = ""
     worker: str = ""
     gpu: str = ""

@@ -29,6 +29,7 @@ from bisect_env.trials.launcher import Launch
 from bisect_env.trials.load import load_beside, some_cpus
 from bisect_env.trials.phases import install, is_watched, read_marks
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
+from bisect_env.trials.repeat import bodies_begun, repeated
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
 from bisect_env.trials.tracebacks import final_traceback, parse_fatal_dump
@@ -181,12 +182,13 @@ def _run_here(spec: TrialSpec, place: _Place, directory: WorkDir) -> ExitRecord:
     )
     if program is None:
         return ExitRecord(returncode=None, stage="lookup")
+    arguments, notes = _arguments(spec, directory.top)
     marks = None
     if is_watched(program, spec.command[1:], env, directory.work):
         env, marks = install(directory.top, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
     seen = run_process(
         Launch(
-            [program, *spec.command[1:]],
+            [program, *arguments],
             env,
             directory.work,
             core=place.debug is not None,
@@ -201,7 +203,20 @@ def _run_here(spec: TrialSpec, place: _Place, directory: WorkDir) -> ExitRecord:
     )
     if place.debug is not None:
         place.debug.after(seen, directory.work, program)
-    return replace(seen, marks=read_marks(marks)) if marks else seen
+    return _with_notes(seen, marks, notes)
+
+
+def _arguments(spec: TrialSpec, place: Path) -> tuple[Sequence[str], Path | None]:
+    """What follows the program, and where the number of bodies is noted if they are repeated."""
+    if spec.repeats == 1:
+        return spec.command[1:], None
+    return repeated(spec.command[1:], spec.repeats, place)
+
+
+def _with_notes(seen: ExitRecord, marks: Path | None, notes: Path | None) -> ExitRecord:
+    if marks is not None:
+        seen = replace(seen, marks=read_marks(marks))
+    return seen if notes is None else replace(seen, bodies=bodies_begun(notes))
 
 
 def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: WorkDir) -> ExitRecord:
@@ -222,7 +237,8 @@ def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: Wo
     control.mkdir()
     if is_watched(program, spec.command[1:], env, directory.work):
         env, marks = install(control, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
-    argv = [program, *spec.command[1:]]
+    arguments, notes = _arguments(spec, control)
+    argv = [program, *arguments]
     core = place.debug is not None
     contained = contain(
         spec, directory, control, inside, argv, env, gpus=place.gpus, cpus=place.cpus, core=core
@@ -238,7 +254,7 @@ def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: Wo
     seen = contained.read(record)
     if place.debug is not None:
         place.debug.after(seen, directory.work, program)
-    return replace(seen, marks=read_marks(marks)) if marks else seen
+    return _with_notes(seen, marks, notes)
 
 
 def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elapsed: float) -> TrialRecord:
@@ -250,7 +266,7 @@ def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elap
         combination=spec.combination,
         lock_hash=spec.lock_hash,
         outcome=chosen.outcome,
-        detail=_detail(chosen, counts, spec),
+        detail=_detail(chosen, one, counts, spec),
         returncode=one.returncode,
         phase=chosen.phase,
         started_at=started_at,
@@ -263,16 +279,19 @@ def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elap
         killed_by_us=one.killed_by_us,
         hash_seed=spec.hash_seed,
         copies={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
+        bodies=sum(one.bodies for one in exits) if spec.repeats > 1 else 0,
         host=socket.gethostname(),
         imported=imported_versions(one.expected, one.marks.imported),
     )
 
 
-def _detail(chosen: Classification, counts: Counter[Outcome], spec: TrialSpec) -> str:
+def _detail(chosen: Classification, one: ExitRecord, counts: Counter[Outcome], spec: TrialSpec) -> str:
     if chosen.outcome is Outcome.NOT_RUNNABLE and chosen.phase is Phase.START:
         detail = f"{spec.command[0]}: {chosen.detail}"
     else:
         detail = chosen.detail
+    if spec.repeats > 1 and chosen.outcome is not Outcome.PASS:
+        detail += f", in body {one.bodies} of {spec.repeats}"
     if spec.concurrency > 1:
         detail += f" ({counts[chosen.outcome]} of {spec.concurrency} copies)"
     return detail

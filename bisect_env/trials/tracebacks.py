@@ -193,7 +193,12 @@ def _frames(lines: list[str], position: int) -> tuple[list[Frame], int]:
             source = following.strip() if following.startswith("    ") else ""
             frames.append(Frame(match["function"] or "<module>", match["file"], int(match["line"]), source))
         position += 1
-    return frames, position
+    return _of_script(frames), position
+
+
+def _of_script(frames: list[Frame]) -> list[Frame]:
+    """Without what runs a body again: the stack is then that of the script alone."""
+    return [frame for frame in frames if not frame.file.endswith("/repeat/repeat.py")]
 
 
 def _chained_to(lines: list[str], position: int) -> int | None:
@@ -240,7 +245,7 @@ def parse_fatal_dump(text: str) -> FatalDump | None:
         line = lines[index]
         if match := _THREAD.match(line):
             if inside:
-                threads.append(ThreadStack(current, tuple(frames), cut))
+                threads.append(ThreadStack(current, tuple(_of_script(frames)), cut))
             inside, current, cut, frames = True, match["which"] == "Current thread", False, []
         elif inside and (match := _DUMP_FRAME.match(line)):
             number = int(match["line"]) if match["line"].isdigit() else 0
@@ -253,5 +258,5 @@ def parse_fatal_dump(text: str) -> FatalDump | None:
             break
         end = index + 1
     if inside:
-        threads.append(ThreadStack(current, tuple(frames), cut))
+        threads.append(ThreadStack(current, tuple(_of_script(frames)), cut))
     return FatalDump(header["reason"], tuple(threads), "\n".join(lines[start:end]).rstrip())

@@ -37,7 +37,7 @@ FLAKY = """
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds: TRIED)
+    monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds, can_repeat: TRIED)
 
 
 def test_the_study_runs_under_what_makes_it_fail_most(studies: Studies) -> None:
