@@ -9,6 +9,7 @@ from typing import Any
 
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.signatures import shown
+from bisect_env.report.circumstances import amplified, with_bodies
 from bisect_env.report.doubts import (
     machine_warnings,
     other_failures,
@@ -105,6 +106,7 @@ def build_report(
     counted = totals[Evidence.GOOD] + totals[Evidence.BAD]
     if study.verdict is None:
         verdict["trials"] = counted
+    verdict = with_bodies(verdict, [*reused, *trials])
     combinations = _combinations(states, counts, axes, verdict, trials)
     verdict["sentence"] = sentence(
         verdict, [axis.model_dump() for axis in axes], _outcome_at(verdict.get("first_bad"), counts, failures)
@@ -133,6 +135,7 @@ def build_report(
         failures=tuple(_failure(group, example) for group, example in failures),
         stability=steady,
         warnings=(
+            *amplified(decisions),
             *verdict_warnings(verdict),
             *stability_warnings(steady),
             *machine_warnings(trials),

@@ -199,3 +199,25 @@ def test_every_failing_corner_is_found_one_after_the_other(studies: Studies) -> 
         ("7", "a"),
     }
     assert verdict["no_other"] >= 0.95
+
+
+def test_rates_of_processes_and_of_bodies(studies: Studies) -> None:
+    """With the body repeated within a process, a rare failure is found soon, and both rates are told."""
+    path = studies.matrix(
+        """
+        import random, sys
+        if int(sys.argv[1]) >= 6 and random.random() < 0.03:
+            raise ValueError
+        """,
+        trial="repeat_within: 60",
+    )
+    report = studies.run(path).report
+    verdict = report["verdict"]
+    assert verdict["first_bad"]["level"] == "6"
+    bad = verdict["bad_rate"]
+    assert bad["rate"] > 0.5
+    assert bad["per_body"]["low"] < 0.03 < bad["per_body"]["high"] + 0.02
+    assert bad["hits"] <= bad["bodies"] <= 60 * bad["trials"]
+    assert f"of {bad['bodies']} bodies" in verdict["sentence"]
+    good = verdict["good_rate"]
+    assert good["bodies"] == 60 * good["trials"]
