@@ -11,9 +11,11 @@ from bisect_env.cli.amplify_command import amplify
 from bisect_env.cli.db_command import db_app
 from bisect_env.cli.diagnose_command import diagnose
 from bisect_env.cli.diff_command import diff
+from bisect_env.cli.doctor_command import doctor
 from bisect_env.cli.env_command import env_app
 from bisect_env.cli.explain_command import explain
 from bisect_env.cli.fetch_command import fetch
+from bisect_env.cli.init_command import init
 from bisect_env.cli.plan_command import plan
 from bisect_env.cli.query_command import query
 from bisect_env.cli.report_command import report
@@ -50,6 +52,8 @@ def root(
     """Which combination of versions first breaks a script, and is it a crash or a flake?"""
 
 
+app.command()(init)
+app.command()(doctor)
 app.command()(run)
 app.command()(plan)
 app.command()(diagnose)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bisect_env.cli.logs import LogFileOption, VerboseOption, log_event, start_log
 from bisect_env.cli.one_session import say
 from bisect_env.cli.options import (
     CacheOption,
@@ -55,6 +56,8 @@ def explain(
     cache: CacheOption = None,
     cache_size: CacheSizeOption = None,
     offline: OfflineOption = None,
+    verbose: VerboseOption = False,
+    log_file: LogFileOption = None,
 ) -> None:
     """Find the smallest set of package changes that carries the failure.
 
@@ -68,6 +71,7 @@ def explain(
     from bisect_env.errors import ExitCode, StudyInterruptedError
     from bisect_env.storage.store import Store
 
+    start_log("explain", verbose=verbose, log_file=log_file, quiet=quiet)
     stopped = stop_on_signals()
     where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
     with Store.open(db) as store:
@@ -77,6 +81,7 @@ def explain(
 
         def heard(event: events.Event) -> None:
             culprit.heard(event)
+            log_event(event)
             if isinstance(event, events.Warned):
                 say(f"warning: {event.text}", sys.stderr)
 

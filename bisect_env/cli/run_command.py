@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bisect_env.cli.logs import LogFileOption, VerboseOption, log_event, start_log
 from bisect_env.cli.options import (
     CacheOption,
     CacheSizeOption,
@@ -52,6 +53,8 @@ def run(
     ] = False,
     cache_size: CacheSizeOption = None,
     offline: OfflineOption = None,
+    verbose: VerboseOption = False,
+    log_file: LogFileOption = None,
 ) -> None:
     """Find the first bad combination of a matrix.
 
@@ -64,13 +67,15 @@ def run(
     from bisect_env.report.text import print_report
 
     where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
+    start_log("run", verbose=verbose, log_file=log_file, quiet=quiet)
     stopped = stop_on_signals()
-    view = views.choose(as_json=json_output, quiet=quiet)
+    view = views.choose(as_json=json_output, quiet=quiet, plain=verbose)
     told = False
 
     def notify(event: events.Event) -> None:
         nonlocal told
         told = told or isinstance(event, events.Failed)
+        log_event(event)
         view(event)
 
     def answer() -> Conclusion:
@@ -105,6 +110,7 @@ def run(
         ) from None
     except BisectEnvError as error:
         if not told:  # it failed before there was a study
+            log_event(events.Failed.of(error))
             view(events.Failed.of(error))
         raise
     if not json_output:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bisect_env.cli.logs import LogFileOption, VerboseOption, logged, start_log
 from bisect_env.cli.one_session import TrialLines, say, session
 from bisect_env.cli.options import (
     AtOption,
@@ -40,6 +41,8 @@ def trial(
     cache: CacheOption = None,
     cache_size: CacheSizeOption = None,
     offline: OfflineOption = None,
+    verbose: VerboseOption = False,
+    log_file: LogFileOption = None,
 ) -> None:
     """Run trials of one combination: a line for each, and the rate of the failure at the end.
 
@@ -50,6 +53,7 @@ def trial(
     from bisect_env.report.numbers import interval, percent
     from bisect_env.search.intervals import clopper_pearson
 
+    start_log("trial", verbose=verbose, log_file=log_file)
     where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
 
     def wanted(tally: Tally, running: int) -> int:
@@ -57,7 +61,7 @@ def trial(
         done = tally.good + tally.bad + tally.other
         return 0 if tally.skip else number - done - running
 
-    with session(matrix, at, db, where, TrialLines(as_json=as_json)) as opened:
+    with session(matrix, at, db, where, logged(TrialLines(as_json=as_json))) as opened:
         combination = opened.one.single.combination
         if not as_json:
             say(f"{combination} (environment {opened.one.single.lock.content_hash[:12]})", sys.stderr)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bisect_env.cli.logs import LogFileOption, VerboseOption, logged, start_log
 from bisect_env.cli.one_session import TrialLines, say, session
 from bisect_env.cli.options import (
     AtOption,
@@ -56,6 +57,8 @@ def verify(
     cache: CacheOption = None,
     cache_size: CacheSizeOption = None,
     offline: OfflineOption = None,
+    verbose: VerboseOption = False,
+    log_file: LogFileOption = None,
 ) -> None:
     """Run one combination until its crash rate is shown to be below a limit, or above it.
 
@@ -69,8 +72,9 @@ def verify(
     for name, value in (("--max-rate", max_rate), ("--confidence", confidence)):
         if not _EXTREME <= value <= 1 - _EXTREME:
             raise UsageError(f"{name} is {value:g}", remedy="give a number between 0 and 1, such as 0.01")
+    start_log("verify", verbose=verbose, log_file=log_file, quiet=quiet)
     where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
-    with session(matrix, at, db, where, TrialLines(as_json=as_json, quiet=quiet)) as opened:
+    with session(matrix, at, db, where, logged(TrialLines(as_json=as_json, quiet=quiet))) as opened:
         verifier = Verifier(
             opened.one,
             opened.store,

@@ -320,11 +320,11 @@ def bar(fraction: float, width: int = 20) -> str:
     return "█" * filled + "░" * (width - filled) + f" {fraction:4.0%}"
 
 
-def choose(*, as_json: bool, quiet: bool) -> View:
-    """The view that fits: JSON on stdout, or for people on stderr."""
+def choose(*, as_json: bool, quiet: bool, plain: bool = False) -> View:
+    """The view that fits: JSON on stdout, or for people on stderr; `plain`: lines, also on a terminal."""
     if as_json:
         return JsonView(sys.stdout)
     if quiet:
         return QuietView(sys.stderr)
     console = Console(stderr=True)
-    return LiveView(console) if console.is_terminal else PlainView(sys.stderr)
+    return LiveView(console) if console.is_terminal and not plain else PlainView(sys.stderr)

@@ -1,0 +1,111 @@
+"""`bisect-env init`: a commented matrix from flags or answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bisect_env.matrix.template import Answers, PackageAnswer, script_template, template
+
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def init(
+    output: Annotated[Path, typer.Argument(help="Matrix file to write.")] = Path("matrix.yaml"),
+    package: Annotated[
+        list[str] | None, typer.Option("--package", "-p", help="Package that is bisected; several make axes.")
+    ] = None,
+    versions: Annotated[
+        list[str] | None,
+        typer.Option(help="Its versions: '>=2.0,<2.6', or 2.0.1,2.1.0; one for each --package."),
+    ] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="Script that fails; made as a template if it is not there.")
+    ] = None,
+    python: Annotated[str | None, typer.Option(help="Python version, such as 3.11.")] = None,
+    conda: Annotated[bool, typer.Option("--conda", help="Packages come from conda channels.")] = False,
+    channel: Annotated[
+        list[str] | None, typer.Option("--channel", "-c", help="conda channel; default: conda-forge.")
+    ] = None,
+    timeout: Annotated[str, typer.Option(help="Of one trial: then it counts as a hang.")] = "60s",
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs that one trial needs.")] = 0,
+    name: Annotated[str, typer.Option(help="Name of the study; default: the packages.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the matrix file.")] = False,
+) -> None:
+    """Write a commented matrix; what no flag says is asked for, if there is a terminal."""
+    from bisect_env.cli.output import deliver
+    from bisect_env.errors import MatrixError, UsageError
+    from bisect_env.matrix.load import load_matrix
+
+    if output.exists() and not force:
+        raise UsageError(f"{output} exists", remedy="name another file, or overwrite it with `--force`")
+    packages = _packages(package or [], versions or [])
+    script = script or Path(_asked("--script", "Script that fails", "repro.py"))
+    place = script if script.is_absolute() else Path.cwd() / script
+    folder = output.absolute().parent
+    if not place.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"{script} lies outside {folder}", remedy="put the script beside the matrix, or below it"
+        )
+    answers = Answers(
+        packages,
+        place.resolve().relative_to(folder.resolve()).as_posix(),
+        python or _asked("--python", "Python", HERE, default=HERE),
+        "conda" if conda or channel else "pypi",
+        channel or (),
+        timeout,
+        gpus,
+        name,
+    )
+    made = not place.exists()
+    if made:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        deliver(script_template([one.name for one in packages]), place)
+    before = output.read_text("utf-8") if output.is_file() else None
+    deliver(template(answers), output)
+    try:
+        load_matrix(output)
+    except MatrixError as error:
+        # Nothing half-made stays: the flags are what is to be mended.
+        if made:
+            place.unlink()
+        if before is None:
+            output.unlink()
+        else:
+            deliver(before, output)
+        raise UsageError(
+            "these answers make no matrix:\n" + "\n".join(error.problems),
+            remedy="correct them, and give the command again",
+        ) from None
+    if made:
+        typer.echo(f"{script} is a template: put what fails into it", err=True)
+    typer.echo(f"{output} is written; next: bisect-env plan {output}", err=True)
+
+
+def _packages(names: Sequence[str], versions: Sequence[str]) -> list[PackageAnswer]:
+    from bisect_env.errors import UsageError
+
+    if len(versions) > len(names):
+        raise UsageError("there are more `--versions` than `--package`", remedy="give one for each package")
+    answers: list[PackageAnswer] = []
+    for name in names or [_asked("--package", "Package that is bisected", "torch")]:
+        known = versions[len(answers)] if len(answers) < len(versions) else None
+        answers.append(
+            PackageAnswer(name, known or _asked("--versions", f"Versions of {name}", ">=2.0,<2.6"))
+        )
+    return answers
+
+
+def _asked(flag: str, question: str, example: str, *, default: str | None = None) -> str:
+    from bisect_env.errors import UsageError
+
+    if not sys.stdin.isatty():
+        if default is not None:
+            return default
+        raise UsageError(f"{flag} is not given", remedy=f"add it, such as {flag} '{example}'")
+    shown = question if default is not None else f"{question} (such as {example})"
+    return str(typer.prompt(shown, default=default, err=True))

@@ -1,0 +1,205 @@
+"""`bisect-env init`, `doctor`, the log, completion: what a new user meets first."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bisect_env.engine.doctor import Finding, Health, findings
+from bisect_env.matrix.load import load_matrix
+from bisect_env.matrix.template import Answers, PackageAnswer, template
+from tests.cli.calls import RunCommand
+from tests.engine.studies import Studies
+
+TORCH = ["--package", "torch", "--versions", ">=2.0,<2.6", "--script", "repro.py"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_flags_make_a_matrix_that_loads(here: Path, run: RunCommand) -> None:
+    code, out, err = run("init", *TORCH, "--python", "3.10", "--gpus", "1")
+    assert (code, out) == (0, "")
+    assert "next: bisect-env plan matrix.yaml" in err
+    matrix = load_matrix("matrix.yaml")
+    assert matrix.name == "torch"
+    assert matrix.file.trial.gpus == 1
+    assert matrix.file.axes["torch"].versions == ">=2.0,<2.6"  # type: ignore[union-attr]
+    assert "import torch" in (here / "repro.py").read_text()
+    assert (here / "matrix.yaml").read_text().count("#") > 10
+
+
+def test_several_packages_from_conda(here: Path, run: RunCommand) -> None:
+    (here / "scripts").mkdir()
+    (here / "scripts" / "own.py").write_text("mine")
+    words = ["-p", "pytorch", "--versions", "2.4.1,2.5.1", "-p", "cuml", "--versions", ">=24.4"]
+    code, _, err = run(
+        "init", "m.yaml", *words, "--script", "scripts/own.py", "-c", "rapidsai", "-c", "conda-forge"
+    )
+    assert code == 0, err
+    matrix = load_matrix("m.yaml")
+    assert list(matrix.file.axes) == ["python", "pytorch", "cuml"]
+    assert matrix.file.channels == ("rapidsai", "conda-forge")
+    assert (here / "scripts" / "own.py").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--package", "torch"], "--versions is not given"),
+        ([], "--package is not given"),
+        (["--package", "torch", "--versions", ">=2.0,<2.6"], "--script is not given"),
+        (
+            ["--package", "torch", "--versions", "nonsense!", "--script", "a.py"],
+            "these answers make no matrix",
+        ),
+        (["--package", "torch", "--versions", "2.0", "--script", "../a.py"], "lies outside"),
+        ([*TORCH, "--versions", "2"], "more `--versions` than `--package`"),
+        ([*TORCH, "--timeout", "never"], "these answers make no matrix"),
+    ],
+)
+def test_what_makes_no_matrix_leaves_nothing(
+    here: Path, run: RunCommand, words: list[str], says: str
+) -> None:
+    code, _, err = run("init", *words)
+    assert code == 2
+    assert says in err
+    assert list(here.iterdir()) == []
+
+
+def test_nothing_is_overwritten_unasked(here: Path, run: RunCommand) -> None:
+    (here / "matrix.yaml").write_text("mine")
+    assert run("init", *TORCH)[0] == 2
+    assert run("init", *TORCH, "--force", "--timeout", "never")[0] == 2
+    assert (here / "matrix.yaml").read_text() == "mine"
+    assert run("init", *TORCH, "--force")[0] == 0
+
+
+def test_names_become_names_of_studies_and_axes() -> None:
+    text = template(Answers([PackageAnswer("Ruamel.Yaml", "0.17.0")], "my script.py", "3.11"))
+    assert "name: ruamel_yaml\n" in text
+    assert "  ruamel-yaml:\n" in text
+
+
+@pytest.mark.integration
+def test_answers_are_asked_for_on_a_terminal(here: Path) -> None:
+    parent, child = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "bisect_env", "init"], stdin=child, stdout=child, stderr=child
+    ) as process:
+        os.close(child)
+        os.write(parent, b"numpy\n1.26.4, 2.0.0\nwork.py\n\n")
+        said = b""
+        while True:
+            try:
+                piece = os.read(parent, 4096)
+            except OSError:  # the terminal is gone with its last process
+                break
+            said += piece
+        assert process.wait(30) == 0, said
+    os.close(parent)
+    assert b"Package that is bisected" in said
+    assert list(load_matrix("matrix.yaml").file.axes) == ["python", "numpy"]
+
+
+def test_a_doctor_says_what_is_missing_and_what_it_costs(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / "results.sqlite"))
+    monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("BISECT_ENV_CONTAINER_ENGINE", "no-such-engine")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    code, out, _ = run("doctor", "--json")
+    assert code == 0
+    found = {one["name"]: one for one in json.loads(out)}
+    assert {"machine", "cache", "database", "uv", "rattler", "dask", "gpus", "core files"} <= found.keys()
+    for name in ("uv", "rattler", "dask", "cache", "database"):
+        assert found[name]["health"] == "ok", found[name]
+    for name in ("containers", "package index"):
+        assert found[name]["health"] == "missing", found[name]
+        assert found[name]["cost"]
+        assert found[name]["remedy"]
+    assert not (tmp_path / "results.sqlite").exists()
+    (tmp_path / "results.sqlite").write_text("no database")
+    code, out, _ = run("doctor")
+    assert code == 6
+    assert "✗ database" in out
+
+
+def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken() -> Finding:
+        raise RuntimeError("the check is ill")
+
+    monkeypatch.setattr("bisect_env.engine.doctor._gpus", broken)
+    found = {one.name: one for one in findings(tmp_path, str(tmp_path / "db.sqlite"))}
+    assert found["gpus"].health is Health.BROKEN
+    assert "the check is ill" in found["gpus"].detail
+
+
+@pytest.mark.integration
+def test_a_log_tells_what_happened(tmp_path: Path) -> None:
+    matrix = Studies(tmp_path).matrix("raise SystemExit(3)")
+    env = {
+        **os.environ,
+        "BISECT_ENV_DB": str(tmp_path / "results.sqlite"),
+        "BISECT_ENV_CACHE": str(tmp_path / "cache"),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
+    words = [sys.executable, "-m", "bisect_env", "trial", str(matrix), "--at", "level=2", "-n", "1"]
+    done = subprocess.run(
+        [*words, "-v", "--workers", "1", "--offline", "/nowhere/user:secret@host"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode != 0
+    done = subprocess.run(
+        [*words, "-v", "--workers", "1"], env=env, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("log: "))
+    log = Path(line.removeprefix("log: "))
+    assert log.stat().st_mode & 0o077 == 0
+    written = log.read_text().splitlines()
+    assert '"outcome": "exit-fail"' in "".join(written)
+    # `-v` shows the same lines.
+    assert set(written) <= set(done.stderr.splitlines())
+    done = subprocess.run(
+        [*words, "--log-file", str(tmp_path / "no" / "log")],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+
+
+@pytest.mark.integration
+def test_completion_and_colours() -> None:
+    env = {
+        **os.environ,
+        "_BISECT_ENV_COMPLETE": "complete_bash",
+        "COMP_WORDS": "bisect-env ver",
+        "COMP_CWORD": "1",
+    }
+    command = [str(Path(sys.executable).with_name("bisect-env"))]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["verify"]
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("GITHUB_", "FORCE_", "PY_COLORS"))}
+    for colours, wanted in (({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)):
+        done = subprocess.run(
+            [*command, "--help"], env={**plain, **colours}, capture_output=True, text=True, timeout=60
+        )
+        assert ("\x1b[3" in done.stdout or "\x1b[1;3" in done.stdout) is wanted
