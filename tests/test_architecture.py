@@ -21,7 +21,17 @@ MAY_IMPORT = {
     "cluster": {"trials", "environments", "matrix", "errors"},
     "report": {"matrix", "search", "storage", "trials", "environments", "errors"},
     "web": {"matrix", "storage", "trials", "report", "errors"},
-    "engine": {"matrix", "search", "trials", "environments", "storage", "cluster", "report", "errors"},
+    "engine": {
+        "matrix",
+        "search",
+        "trials",
+        "environments",
+        "storage",
+        "cluster",
+        "containers",
+        "report",
+        "errors",
+    },
     "cli": {
         "matrix",
         "search",
