@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from html import escape
 
+from bisect_env.matrix import signatures
 from bisect_env.report.untrusted import clean_lines
 from bisect_env.storage.records import WholeTrial
 
@@ -39,7 +40,9 @@ def trial_page(trial: WholeTrial) -> str:
         "started": f"{record.started_at:%Y-%m-%d %H:%M:%S} UTC, {record.duration:.3f} s",
         "host": f"{record.host} ({record.worker})",
         "machine": f"{record.machine} {record.gpu}".strip(),
-        "signature": record.signature,
+        "phase": str(record.phase),
+        "signature": signatures.shown(record.signature),
+        "imported": ", ".join(f"{name} {version}" for name, version in record.imported.items()),
         "lock": record.lock_hash,
     }
     rows = "".join(

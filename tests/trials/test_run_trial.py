@@ -92,6 +92,31 @@ def test_segfaults_keep_their_stack_and_say_where(run: Run, code: str, phase: Ph
     assert matches(record.signature, run(files=files).signature)
 
 
+def test_a_kill_from_outside_is_not_a_crash(private_temp: Path) -> None:
+    spec = make_spec("import time; time.sleep(600)")
+    with ThreadPoolExecutor(1) as pool:
+        trial = pool.submit(run_trial, spec, PREFIX)
+        deadline = time.monotonic() + 20
+        while not (found := trial_processes(spec.trial_id)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        psutil.Process(found[0]).send_signal(signal.SIGKILL)
+        record = trial.result(timeout=30)
+    assert (record.outcome, record.returncode) == (Outcome.KILLED_EXTERNAL, -signal.SIGKILL)
+    assert not record.killed_by_us
+    assert record.signature == ""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="a limit of processes counts all of a user's: it takes root to be another"
+)
+def test_a_fork_bomb_within_a_limit_is_ended(run: Run) -> None:
+    # As nobody, who may have sixty processes; each goes on making more until it is killed.
+    bomb = "bomb() { bomb | bomb & }; bomb; while true; do bomb; sleep 0.01; done"
+    humbly = ("setpriv", "--reuid=65534", "--clear-groups", "prlimit", "--nproc=60:60")
+    record = run(command=(*humbly, "sh", "-c", bomb), timeout=1.5)
+    assert record.outcome in (Outcome.HANG, Outcome.EXIT_FAIL)
+
+
 def test_an_import_that_fails_with_another_exception_is_an_import_error(run: Run) -> None:
     files = (
         TrialFile("main.py", b"import package.module\n"),

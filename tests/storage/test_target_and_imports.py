@@ -1,7 +1,8 @@
-"""Which failure a study is about is settled once, whoever asks, on each back end."""
+"""On each back end: which failure a study is about is settled once; what a trial imported is kept."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bisect_env.storage.store import Store
-from tests.storage.samples import opened_study
+from bisect_env.trials.records import Evidence, Outcome
+from tests.storage.samples import opened_study, record
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -37,3 +39,18 @@ def test_of_many_commands_the_first_settles_it(store: Store) -> None:
     assert store.target(study.id) == answers[0]
     assert store.settle_target(study.id, "another", "x") == answers[0]
     assert [decision.kind for decision in store.decisions(study.id)].count("target") == 1
+
+
+def test_what_a_trial_imported_is_kept_and_equal_ones_are_stored_once(store: Store) -> None:
+    study = opened_study(store)
+    imported = {"python": "3.11.7", "torch": "2.4.0+cu121", "n\u00e9": "1"}
+    trials = [record("2.0", Outcome.PASS, imported=imported) for _ in range(3)]
+    trials.append(record("2.0", Outcome.PASS))
+    for one in trials:
+        store.record_trial(study.id, one, Evidence.GOOD)
+    found = [store.trial(one.trial_id) for one in trials]
+    assert [whole.record.imported for whole in found if whole] == [imported, imported, imported, {}]
+    assert [whole.record == one for whole, one in zip(found, trials, strict=True) if whole] == [True] * 4
+    assert {len(store.artefacts(one.trial_id)["imported"] or b"") for one in trials[:3]} == {
+        len(json.dumps(imported, ensure_ascii=False).encode())
+    }
