@@ -3,7 +3,8 @@
 **Claims.** Who wants to run a trial says how many trials of that combination it believes to be recorded or
 running. If that is still so, the trial is its own (compare and swap); if not, somebody was faster, and it
 looks again before it asks the search again. A claim is a lease by the database's clock: when its holder dies,
-it lapses, and counts no longer. A trial is recorded whether its claim still stands or not: to drop results of
+it lapses, and counts no longer; so does one that ends later than any could, which a clock made that was set
+back since. A trial is recorded whether its claim still stands or not: to drop results of
 slow trials would favour quick ones.
 """
 
@@ -32,6 +33,8 @@ from bisect_env.storage.tables import (
 from bisect_env.storage.values import clean, jsonable
 from bisect_env.trials.records import Evidence, Machine
 
+LONGEST_LEASE = 600.0
+"""Seconds. A claim that would stand longer was made by a clock that has been set back since."""
 _CLOCKS = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
     "postgresql": "extract(epoch FROM clock_timestamp())",
@@ -56,7 +59,7 @@ class SharedPart(Sessions):
             study_id: Their study.
             holder: Who claims; unique to a command.
             wants: In order; each sees those before it.
-            lease: Seconds for which the claims stand unless they are renewed.
+            lease: Seconds for which the claims stand unless they are renewed, at most `LONGEST_LEASE`.
             decision: Kind and payload of what was decided, stored if anything could be claimed.
 
         Returns:
@@ -69,7 +72,7 @@ class SharedPart(Sessions):
         with self._writing() as session:
             study_row(session, study_id)
             now = _now(session)
-            session.exec(delete(ClaimRow).where(col(ClaimRow.expires_at) < now))
+            session.exec(delete(ClaimRow).where(~_stands(now)))
             for want in wants:
                 combination = combination_row(session, study_id, want.combination)
                 assert combination.id is not None
@@ -134,12 +137,13 @@ class SharedPart(Sessions):
             after: The `sequence` up to which everything is known; it grows in the order of commits.
         """
         with self._reading() as session:
+            now = _now(session)
             query = (
                 select(CombinationRow.key, func.count())
                 .join(ClaimRow, col(ClaimRow.combination_id) == col(CombinationRow.id))
                 .where(ClaimRow.study_id == study_id)
                 .where(ClaimRow.holder != clean(holder))
-                .where(col(ClaimRow.expires_at) >= _now(session))
+                .where(_stands(now))
                 .group_by(col(CombinationRow.key))
             )
             claimed = {Combination.from_key(key): number for key, number in session.exec(query)}
@@ -238,6 +242,11 @@ class SharedPart(Sessions):
                 .order_by(number.desc(), col(StudyRow.id))
             )
             return [Origin(*found) for found in session.execute(query)]
+
+
+def _stands(now: float) -> Any:
+    """Whether a claim counts, as a condition."""
+    return col(ClaimRow.expires_at).between(now, now + LONGEST_LEASE)
 
 
 def _now(session: Session) -> float:

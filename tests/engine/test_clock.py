@@ -7,8 +7,10 @@ from datetime import UTC, datetime, timedelta, tzinfo
 
 import pytest
 
-from bisect_env.engine import events, loop
+from bisect_env.engine import events, specs
+from bisect_env.matrix.combination import Combination
 from bisect_env.storage import shared_part, study_part, trial_part
+from bisect_env.storage.records import Want
 from bisect_env.storage.store import Store
 from bisect_env.trials import run
 from tests.engine.studies import Studies
@@ -29,7 +31,7 @@ def test_a_clock_set_back_by_an_hour_changes_nothing(
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz) - back()
 
-    for module in (loop, run, shared_part, study_part, trial_part):
+    for module in (specs, run, shared_part, study_part, trial_part):
         monkeypatch.setattr(module, "datetime", Clock)
     database_now = shared_part._now
     monkeypatch.setattr(shared_part, "_now", lambda session: database_now(session) - back().total_seconds())
@@ -43,3 +45,21 @@ def test_a_clock_set_back_by_an_hour_changes_nothing(
     assert [trial.sequence for trial in trials] == sorted(trial.sequence for trial in trials)
     assert any(b.started_at < a.started_at - timedelta(minutes=50) for a, b in itertools.pairwise(trials))
     assert min(trial.started_at for trial in trials) < datetime.now(UTC) - timedelta(minutes=50)
+
+
+def test_a_claim_of_before_the_clock_was_set_back_lapses(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder died: nobody gives it back, and by the clock of now it would stand for an hour."""
+    path = studies.matrix(SCRIPT)
+    report = studies.run(path).report
+    study, one = report["study"]["id"], Combination.of(report["verdict"]["first_bad"])
+    with Store.open(str(studies.db)) as store:
+        recorded = sum(trial.combination == one for trial in store.trials(study))
+        assert store.claim(study, "dead", [Want("a", one, recorded)], lease=60) == [True]
+        assert store.claim(study, "me", [Want("b", one, recorded)], lease=60) == [False]
+        now = shared_part._now
+        monkeypatch.setattr(shared_part, "_now", lambda session: now(session) - 3600.0)
+        assert store.news(study, "me", after=0).claimed == {}
+        assert store.claim(study, "me", [Want("b", one, recorded)], lease=60) == [True]
+        assert store.news(study, "you", after=0).claimed == {one: 1}
