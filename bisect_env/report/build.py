@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bisect_env.environments.lock import Lock
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.circumstances import amplified, with_bodies
@@ -83,6 +84,7 @@ def build_report(
     reused: Sequence[StoredTrial] = (),
     decisions: Sequence[Decision] = (),
     difference: DifferenceReport | None = None,
+    lock: Lock | None = None,
 ) -> Report:
     """Put a report together.
 
@@ -98,6 +100,7 @@ def build_report(
         reused: Those of other studies that it starts from.
         decisions: What was decided during it.
         difference: Between the environments of last good and first bad.
+        lock: Of the first bad combination.
     """
     axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
     states = _in_matrix_order(states, axes)
@@ -156,7 +159,7 @@ def build_report(
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
         difference=difference,
         explanation=_explanation(decisions),
-        reproduce=steps(study, axes, verdict),
+        reproduce=steps(study, axes, verdict, lock),
     )
 
 

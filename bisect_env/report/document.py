@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bisect_env.environments.difference import counted, difference
 from bisect_env.environments.homes import project_homes
+from bisect_env.environments.lock import Lock
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.report.build import build_report
 from bisect_env.report.model import ChangeReport, DifferenceReport, Report
@@ -32,6 +33,7 @@ def load_report(store: Store, study_id: str) -> Report:
         groups = sorted(store.failures(study.id), key=lambda group: group.evidence is not Evidence.BAD)
         examples = [(group, store.trial(group.trial_id)) for group in groups[:FAILURES]]
         states = store.combinations(study.id)
+        good, bad = (_lock(store, study, states, end) for end in ("last_good", "first_bad"))
         return build_report(
             study,
             states,
@@ -43,7 +45,8 @@ def load_report(store: Store, study_id: str) -> Report:
             store.trials(study.id),
             store.reused(study.id),
             store.decisions(study.id),
-            _difference(store, study, states),
+            _difference(study, good, bad),
+            bad,
         )
 
 
@@ -52,25 +55,24 @@ def report_document(store: Store, study_id: str) -> dict[str, Any]:
     return load_report(store, study_id).document()
 
 
-def _difference(store: Store, study: Study, states: Sequence[CombinationState]) -> DifferenceReport | None:
+def _lock(store: Store, study: Study, states: Sequence[CombinationState], end: str) -> Lock | None:
+    cell = (study.verdict or {}).get(end)
+    hashes = [s.lock_hash for s in states if s.lock_hash and s.combination.as_dict() == cell]
+    return store.lock(hashes[0]) if hashes else None
+
+
+def _difference(study: Study, good: Lock | None, bad: Lock | None) -> DifferenceReport | None:
     """What differs between last good and first bad; pages of projects where their prefixes are here."""
-    verdict: Mapping[str, Any] = study.verdict or {}
-    good, bad = verdict.get("last_good"), verdict.get("first_bad")
-    hashes = {tuple(state.combination.as_dict().items()): state.lock_hash for state in states}
-    locks = [
-        store.lock(lock_hash) if cell and (lock_hash := hashes.get(tuple(cell.items()))) else None
-        for cell in (good, bad)
-    ]
-    if good is None or bad is None or locks[0] is None or locks[1] is None:
+    if good is None or bad is None or study.verdict is None:
         return None
     prefixes = default_cache_dir() / "prefixes"
-    homes = project_homes(prefixes / lock.content_hash for lock in locks if lock is not None)
+    homes = project_homes(prefixes / lock.content_hash for lock in (good, bad))
     # Studies of older releases say nothing of packages; an axis is mostly called as what it moves.
     named = (axis.get("package", axis["name"]) for axis in study.definition.grid)
-    changes = difference(locks[0], locks[1], [name for name in named if name], homes)
+    changes = difference(good, bad, [name for name in named if name], homes)
     return DifferenceReport(
-        before=good,
-        after=bad,
+        before=study.verdict["last_good"],
+        after=study.verdict["first_bad"],
         summary=counted(changes),
         changes=tuple(ChangeReport.model_validate(dataclasses.asdict(change)) for change in changes),
     )

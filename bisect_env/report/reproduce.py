@@ -7,24 +7,35 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from bisect_env.environments.images import image_of
+from bisect_env.environments.lock import Lock
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.dates import cutoff
 from bisect_env.report.model import AxisInfo, StepReport
 from bisect_env.storage.records import Study
 
+_SHORT_ID = 12
 
-def steps(study: Study, axes: Sequence[AxisInfo], verdict: Mapping[str, Any]) -> tuple[StepReport, ...]:
-    """From one combination to the whole study; for readers who have the matrix, and not the database.
+
+def steps(
+    study: Study, axes: Sequence[AxisInfo], verdict: Mapping[str, Any], lock: Lock | None
+) -> tuple[StepReport, ...]:
+    """From the bare failure to the whole study; all but the first for those who have the matrix alone.
 
     Args:
         study: As stored.
         axes: Its axes.
         verdict: Its verdict document.
+        lock: Of the first bad combination.
     """
     if not study.definition.matrix_path:
         return ()
     path = shlex.quote(study.definition.matrix_path)
     found = []
+    if lock is not None:
+        made = f"bisect-env reproduce first-bad --study {study.id[:_SHORT_ID]} --output repro"
+        title = "Without bisect-env: a directory with lock, script and Dockerfile, and how to run it"
+        found.append(StepReport(title=title, commands=(made, "cd repro", *_by_hand(lock))))
     cells = (("first_bad", "first bad"), ("last_good", "last good"))
     alone = [
         f"bisect-env trial {path} --at {shlex.quote(at(cell, axes))} # {words}"
@@ -39,6 +50,19 @@ def steps(study: Study, axes: Sequence[AxisInfo], verdict: Mapping[str, Any]) ->
         title += f" (in the same environments, with `exclude_newer: {moment}` in it)"
     found.append(StepReport(title=title, commands=(f"bisect-env run {path} --fresh",)))
     return tuple(found)
+
+
+def _by_hand(lock: Lock) -> list[str]:
+    """What the README of that directory says."""
+    if image_of(lock):
+        return ["docker build --tag repro .", "docker run --rm repro"]
+    if lock.is_conda:
+        return ["conda-lock install --prefix ./env conda-lock.yml", 'PATH="$PWD/env/bin:$PATH" ./run.sh 100']
+    return [
+        f"uv venv --python {lock.python} env",
+        "uv pip sync --python env/bin/python --require-hashes requirements.txt",
+        'PATH="$PWD/env/bin:$PATH" ./run.sh 100',
+    ]
 
 
 def own_date(study: Study) -> datetime | None:

@@ -16,10 +16,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import matplotlib as mpl
 from markupsafe import Markup
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+
+# Before it is imported: it would tell a user of a report, on stderr, of its fonts and directories.
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
+
+import matplotlib as mpl  # noqa: E402
+from matplotlib.backends.backend_svg import FigureCanvasSVG  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 
 # Colours that matplotlib is told stand for the page's: no picture uses these for themselves.
 _THEME = ("ink", "muted", "line", "paper", "good", "bad", "other", "void", "skip", "build", "hatch", "heat")
@@ -52,8 +56,6 @@ _PIXELS = 96 / 72
 """Of a page to a point of print."""
 _NOT_OURS = {"backend", "backend_fallback", "interactive", "toolbar", "timezone", "date.epoch"}
 _ONE_AT_A_TIME = threading.RLock()
-# It would tell a user of a report, on stderr, that it builds a list of fonts.
-logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)

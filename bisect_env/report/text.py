@@ -163,9 +163,10 @@ def _difference(report: Report) -> Iterator[Text]:
 
 
 def _ways_on(report: Report) -> Iterator[Text]:
+    if report.reproduce:
+        yield Text("\nHow to reproduce (more in the other formats):", style="dim")
     for step in report.reproduce:
-        yield Text(f"\n{clean(step.title)}:", style="dim")
-        yield from (Text(f"  {clean(command)}", style="dim") for command in step.commands)
+        yield Text(f"  {clean(step.commands[0])}", style="dim")
     short = report.study.id[: words.SHORT_ID]
     yield Text(f"\nTo read in a browser: bisect-env report {short} --format html -o report.html", style="dim")
     yield Text(f"Everything as data: bisect-env report {short} --format json", style="dim")

@@ -67,7 +67,8 @@ def needles(report: Report) -> dict[str, list[str]]:
         "difference": ["1 of the axes, 1 along with it", "1.26", "2.0calm"],
         "explanation": ["not torch itself: calm"],
         "explanation.hybrids": ["2 of 7"],
-        "reproduce": [command for step in report.reproduce for command in step.commands],
+        "reproduce": [step.commands[0] for step in report.reproduce],
+        "reproduce.all": [command for step in report.reproduce for command in step.commands],
         "combinations.rate": ["38 %", "8.5–76 %"],
         "combinations.reason": ["no solution calm", "compiler calm"],
         "combinations.warning": ["two CUDAs calm"],
@@ -121,7 +122,7 @@ DEEP = {
 NOT_SHOWN = {
     # One screen: it names the page and the data.
     "text": DEEP
-    | {"explanation.hybrids"}
+    | {"explanation.hybrids", "reproduce.all", "study.exclude_newer"}
     | {"study.version", "posterior", "failures.other", "machines", "verdict.status", "combinations.warning"},
     # For a bug report: what a maintainer of the package needs.
     "md": DEEP | {"verdict.status", "combinations.warning"},

@@ -244,11 +244,9 @@ Most frequent failure (4 of 4 bad trials): crash:SIGSEGV in body, {place}
 
 Packages from last good to first bad: no package differs
 
-Run one combination by itself:
+How to reproduce (more in the other formats):
+  bisect-env reproduce first-bad --study {report.study.id[:12]} --output repro
   bisect-env trial matrices/orjson_crash.yaml --at orjson=3.9.11 # first bad
-  bisect-env trial matrices/orjson_crash.yaml --at orjson=3.9.10 # last good
-
-Answer the same matrix again (in the same environments, with `exclude_newer: 2026-11-01T00:00:00Z` in it):
   bisect-env run matrices/orjson_crash.yaml --fresh
 
 To read in a browser: bisect-env report {short} --format html -o report.html
