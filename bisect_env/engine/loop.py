@@ -63,6 +63,8 @@ LOOK = 0.5
 """Seconds between two looks at the budget and at Ctrl-C while trials run."""
 _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
+_SHORT = 4
+"""Lines of a builder's words that are told as a whole."""
 _PAUSE = 0.02
 """Seconds, growing with each attempt, that let two commands fall out of step."""
 
@@ -327,7 +329,7 @@ class StudyLoop:
             return
         reasons = [reason for _, reason in self._state.aside.values()]
         raise NoEnvironmentError(
-            f"no environment could be built: {_first_line(reasons[-1]) if reasons else 'none is solvable'}",
+            f"no environment could be built: {_gist(reasons[-1]) if reasons else 'none is solvable'}",
             remedy="`bisect-env report` lists every combination with its reason",
         )
 
@@ -352,7 +354,7 @@ class StudyLoop:
                     self._record_build(lock_hash, build_seconds)
             case BuildFailed(trial_id, lock_hash, message):
                 self._builds.hear(completion)
-                failure = {"lock": lock_hash, "reason": _first_line(message)}
+                failure = {"lock": lock_hash, "reason": _gist(message)}
                 self._store.record_decision(self._study_id, BUILD_FAILED, failure)
                 if trial_id:
                     self._asker.running.pop(trial_id)
@@ -411,7 +413,7 @@ class StudyLoop:
     def _build_failed(self, indices: Sequence[Index], failure: BuildFailed) -> None:
         if failure.transient:
             combination = self.grid.combination(indices[0])
-            self._state.last_void = f"building {combination}: {_first_line(failure.message)}"
+            self._state.last_void = f"building {combination}: {_gist(failure.message)}"
             self._state.voids_in_a_row += 1
             self._warn_once(f"build-{indices[0]}", f"{self._state.last_void}; it is tried again")
             self._check_infrastructure()
@@ -472,6 +474,7 @@ class StudyLoop:
         self._notify(events.Progress(self.search.trials, hits, dict(running), self.document(), tuple(shown)))
 
 
-def _first_line(text: str) -> str:
+def _gist(text: str) -> str:
+    """The first line; of a short text all of them, for tools put the cause below what it led to."""
     lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else "(no words)"
+    return ": ".join(lines if len(lines) <= _SHORT else lines[:1]) or "(no words)"
