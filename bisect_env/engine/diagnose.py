@@ -176,7 +176,7 @@ def _in_toolkit(name: str) -> str | None:
 
 def findings_of(record: TrialRecord, debug: Debug) -> list[str]:
     """What is known of the cause, in sentences, the most telling first."""
-    found = [line for line in [debug.autopsy.sentence] if line]
+    found = [line for line in [*debug.on_gpu, debug.autopsy.sentence] if line]
     if record.outcome is Outcome.HANG:
         found += sentences(record.stack)
     if not found and (dump := parse_fatal_dump(record.stderr)) is not None and dump.current is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -170,11 +171,31 @@ def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
     except (ValueError, KeyError):
         return f"Python frames: py-spy: {said.why or 'none'}", ""
     guilty = _thread(found, tid)
-    lines = [f"Python frames, by py-spy ({'the thread that crashed is ' + str(guilty) if guilty else ''}):"]
+    crashed = f", {guilty} crashed" if guilty else ""
+    lines = [f"Python frames, by py-spy{crashed}:"]
     for thread in found:
         lines += [str(thread), *(f"  {frame}" for frame in thread.frames)]
     return "\n".join(lines), str(guilty.python) if guilty and guilty.python else ""
 
 
 def _thread(found: Sequence[threads.Thread], tid: int | None) -> threads.Thread | None:
-    return next((thread for thread in found if thread.tid == tid), None)
+    """The thread that crashed; the only one with Python frames, where nobody says which it was."""
+    named = [thread for thread in found if thread.tid == tid]
+    return named[0] if named else found[0] if tid is None and len(found) == 1 else None
+
+
+def read_gpu_core(core: Path) -> tuple[str, str]:
+    """What cuda-gdb reads in a core of the GPU, and that in a sentence; both "" where it is not here.
+
+    Args:
+        core: The file that CUDA's driver wrote.
+    """
+    tool = find_tool("cuda-gdb") or shutil.which("cuda-gdb", path="/usr/local/cuda/bin")
+    if tool is None:
+        return "", ""
+    said = run_tool([tool, "-batch", "-nx", "-ex", f"target cudacore {core}", "-ex", "bt"], _GDB_LIMIT)
+    error = re.search(r"^CUDA Exception: (.+)$", said.text, re.MULTILINE)
+    frame = re.search(r"^#0\s+(?:0x[0-9a-f]+ in )?(.+)$", said.text, re.MULTILINE)
+    if error is None:
+        return said.text, ""
+    return said.text, f"on the GPU: {error[1].strip()}" + (f" in {frame[1].strip()}" if frame else "")

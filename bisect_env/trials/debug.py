@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bisect_env.trials.cores import Autopsy, find_core, read_core
+from bisect_env.trials.cores import Autopsy, find_core, read_core, read_gpu_core
 from bisect_env.trials.exit_record import ExitRecord
 from bisect_env.trials.stacks import live_stacks, with_gdb
 from bisect_env.trials.tools import find_tool, go_on, is_stopped
@@ -19,11 +19,13 @@ class Debug:
     Attributes:
         keep: The directory.
         autopsy: What the core told, once there was one.
+        on_gpu: What cores of the GPU told, in sentences.
         notes: What could not be done, and why.
     """
 
     keep: Path
     autopsy: Autopsy = field(default_factory=Autopsy)
+    on_gpu: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def on_deadline(self, pid: int) -> str:
@@ -46,7 +48,13 @@ class Debug:
     def after(self, record: ExitRecord, work: Path, program: str) -> None:
         """Look for what a process that was ended by a signal has left in its directory."""
         for path in work.glob("*.nvcudmp"):
-            shutil.copy(path, self.keep / path.name)
+            kept = self.keep / path.name
+            shutil.move(path, kept)
+            text, sentence = read_gpu_core(kept)
+            if text:
+                (self.keep / "gpu.txt").write_text(text, "utf-8")
+            if sentence:
+                self.on_gpu.append(sentence)
         if not record.signal or record.killed_by_us:
             return
         core, why = find_core(work, record.pid)

@@ -21,7 +21,8 @@ _WAITS = {0, 6, 9}
 """FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET."""
 _PYTHON = re.compile(r"/(?:lib)?python\d[\d.]*[a-z]*(?:\.so[\d.]*)?$")
 _MACHINERY = re.compile(
-    r"^0x|^_?_?(?:GI_|lll_|pthread_|sem_|futex|syscall|poll|select|epoll)|ffi_call|_call_function_pointer"
+    r"^0x|^_?_?(?:GI_|lll_|pthread_|sem_|futex|syscall|poll|ppoll|select|epoll|ioctl|sched_yield|clock_)"
+    r"|ffi_call|_call_function_pointer"
     r"|_ctypes_callproc|PyCFuncPtr_call|_CallPythonObject|closure_fcn|^Py[A-Z_]|^_Py"
 )
 """Frames that say how a thread waits, or how Python calls, and not whose call it is."""
@@ -85,10 +86,12 @@ class Thread:
             inner.append(frame)
         if not inner:
             return None
-        # The first that is no mere waiting; else the outermost that has a name.
+        # The first that is no mere waiting, and rather a library's than the C library's; else any that has a
+        # name. Whoever keeps the GIL in a driver sleeps in `ioctl`, and what one wants to know is `cuMemGetInfo`.
         telling = [frame for frame in inner if not _MACHINERY.search(frame.function)]
+        apart = [frame for frame in telling if not frame.file.startswith(("libc.so", "libc-"))]
         named = [frame for frame in inner if not frame.function.startswith("0x")]
-        return (telling or named or inner)[0]
+        return (apart or telling or named or inner)[0]
 
 
 def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
