@@ -87,7 +87,7 @@ class Thread:
         if not inner:
             return None
         # The first that is no mere waiting, and rather a library's than the C library's; else any that has a
-        # name. Whoever keeps the GIL in a driver sleeps in `ioctl`, and what one wants to know is `cuMemGetInfo`.
+        # name. Whoever keeps the GIL in a driver sleeps in `ioctl`; what one wants to know is `cuMemGetInfo`.
         telling = [frame for frame in inner if not _MACHINERY.search(frame.function)]
         apart = [frame for frame in telling if not frame.file.startswith(("libc.so", "libc-"))]
         named = [frame for frame in inner if not frame.function.startswith("0x")]
