@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bisect_env.environments.conda_lock import CondaSolver
+from bisect_env.environments.failures import PackageNotFoundError
 from bisect_env.environments.index import PypiCatalogue
+from bisect_env.environments.near_names import advice
 from bisect_env.matrix.catalogue import Release
 from bisect_env.matrix.versions import Manager
 
@@ -28,8 +30,17 @@ class Catalogue:
     def versions(
         self, package: str, *, manager: Manager = Manager.PYPI, index: str | None = None
     ) -> list[Release]:
-        """See `PypiCatalogue.versions`."""
-        return self.pypi.versions(package, manager=manager, index=index)
+        """See `PypiCatalogue.versions`.
+
+        Raises:
+            PackageNotFoundError: The index does not know the package, and has some with near names.
+        """
+        found = self.pypi.versions(package, manager=manager, index=index)
+        if not found and (meant := advice(package, index)):
+            raise PackageNotFoundError(
+                f"the index has no package {package!r}{meant}", remedy="correct the name in the matrix"
+            )
+        return found
 
     def python_versions(self) -> list[str]:
         """See `PypiCatalogue.python_versions`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from bisect_env.environments.failures import PackageNotFoundError, UnsolvableErr
 from bisect_env.environments.index import IndexFile, PypiCatalogue
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
 from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.near_names import advice
 from bisect_env.environments.old_python import OLDEST_FOR_UV
 from bisect_env.environments.process import Finished
 from bisect_env.environments.request import EnvironmentRequest
@@ -27,6 +29,8 @@ from bisect_env.environments.settings import without_credentials
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.environments.wheels import choose_wheel, tag_ranks
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
+
+_UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +262,9 @@ class PypiSolver:
                 f"uv ended with status {finished.returncode}: {words}",
                 remedy="give the same command again; if it stays so, report it to uv",
             )
+        for name in dict.fromkeys(_UNKNOWN.findall(words)):
+            if meant := advice(name, uv.index):
+                words += f"\nThere is no {name}{meant}"
         if "is missing an upload date" in finished.stderr:
             words += (
                 f"\nThe index {index} gives no upload dates, so that `exclude_newer` and date axes hide "

@@ -1,0 +1,69 @@
+"""What was perhaps meant by a name that an index does not have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bisect_env.environments.failures import PackageNotFoundError, UnsolvableError
+from bisect_env.environments.near_names import advice, near_names, slips
+from bisect_env.environments.provider import Environments
+from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.matrix.versions import Manager
+
+from .index_server import IndexServer
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("torhc", "torch"),
+        ("sklearn", "scikit-learn"),
+        ("nummpy", "numpy"),
+        ("numy", "numy"),
+        ("yaml", "pyyaml"),
+    ],
+)
+def test_a_slip_of_the_finger_is_undone(typed: str, meant: str) -> None:
+    assert meant in set(slips(typed))
+
+
+def test_a_large_index_is_asked_for_near_names(index: IndexServer) -> None:
+    for name in ("torch", "torchvision", "numpy"):
+        index.add(name, "1.0")
+    assert near_names("torhc", index.url) == ("torch",)
+    assert near_names("zzzzzz", index.url) == ()
+    assert advice("nummpy", index.url) == "; did you mean numpy?"
+
+
+def test_a_small_index_lists_what_it_has(index: IndexServer, tmp_path: Path) -> None:
+    names = [{"name": name} for name in ("torch", "torchvision", "scikit-learn")]
+    listing = json.dumps({"meta": {"api-version": "1.0"}, "projects": names}).encode()
+    index.raw["/simple/"] = ("application/vnd.pypi.simple.v1+json", listing)
+    assert near_names("torch-vision", index.url) == ("torchvision",)
+    assert near_names("sklearn", index.url)[0] == "scikit-learn"
+    assert not [path for path in index.requests if path not in ("/simple/",)]
+    index.raw["/simple/"] = ("text/html", b"<a href='torch/'>torch</a>")
+    assert near_names("torc", index.url) == ("torch",)
+    (tmp_path / "torch").mkdir()
+    assert near_names("torhc", tmp_path.as_uri()) == ("torch",)
+
+
+def test_without_an_answer_there_is_no_advice() -> None:
+    assert near_names("torch", "http://127.0.0.1:9/simple") == ()
+    assert near_names("torch", "file:///nowhere/at/all") == ()
+
+
+@pytest.mark.integration
+def test_lists_and_ranges_name_what_was_meant(index: IndexServer, tmp_path: Path, python: str) -> None:
+    index.add("torch", "1.0")
+    environments = Environments(tmp_path, index=index.url)
+    with pytest.raises(PackageNotFoundError, match="no package 'torhc'; did you mean torch"):
+        environments.catalogue.versions("torhc", manager=Manager.PYPI, index=index.url)
+    assert environments.catalogue.versions("zzzzzz", manager=Manager.PYPI, index=index.url) == []
+    request = EnvironmentRequest(python, pins={"torhc": "1.0"}, index=index.url)
+    (found,) = environments.lock_many([request])
+    assert isinstance(found, UnsolvableError)
+    assert "There is no torhc; did you mean torch?" in found.message
