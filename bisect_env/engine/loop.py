@@ -138,9 +138,9 @@ class StudyLoop:
         self._notify = notify
         self._clock = clock
         self._stopped = stopped
-        bad_end = None if self.grid.bad is None else prepared.groups.get(self.grid.bad)
+        self._bad_end = None if self.grid.bad is None else prepared.groups.get(self.grid.bad)
         wanted = matrix.file.trial.bad.signature
-        self._target = StudyTarget(target_of(matrix), wanted, store, study_id, bad_end)
+        self._target = StudyTarget(target_of(matrix), wanted, store, study_id, self._bad_end)
         self._members: defaultdict[Index, list[Index]] = defaultdict(list)
         for index, stands_for in prepared.groups.items():
             self._members[stands_for].append(index)
@@ -286,7 +286,7 @@ class StudyLoop:
         self._target.look()
         if not self._target.is_open:
             return None
-        bad_end = self._target.bad_end
+        bad_end = self._bad_end
         if bad_end is None or bad_end in self._state.aside:
             raise NoEnvironmentError(
                 f"{self._matrix.path}: the bad end, whose failure the study is to look for, cannot be run",

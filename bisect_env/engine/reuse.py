@@ -18,7 +18,7 @@ import json
 from collections.abc import Collection, Mapping
 
 from bisect_env.engine.prepare import Prepared
-from bisect_env.engine.target import StudyTarget
+from bisect_env.engine.target import Place, StudyTarget
 from bisect_env.matrix.axes import ValueAxis
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
@@ -110,7 +110,7 @@ class Reuse:
             taken += self._take(self._keys.keys() - {self._target.bad_end})
         return taken
 
-    def _take(self, indices: Collection[Index | None]) -> list[StoredTrial]:
+    def _take(self, indices: Collection[Place | None]) -> list[StoredTrial]:
         keys = {i: key for i, key in self._keys.items() if i in indices and key not in self._incomplete}
         logs = self._target.reads_output or self._target.compares
         found = self._store.measured(self._study_id, set(keys.values()), self._machines, logs=logs)

@@ -22,12 +22,13 @@ from bisect_env.cluster.protocol import (
 from bisect_env.engine import events
 from bisect_env.engine.rules import BUILDS_BEFORE_UNBUILDABLE, VOIDS_BEFORE_STOP, Tally, in_flight
 from bisect_env.engine.specs import allowed_sources, lost_record, target_of, trial_files, trial_spec
+from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
+from bisect_env.matrix.checks import listed_values
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import judge
 from bisect_env.trials.perturbation import NONE, Perturbation
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
@@ -88,7 +89,8 @@ class SingleTrials:
         self._executor = executor
         self._notify = notify
         self._stopped = stopped
-        self._target = target_of(matrix)
+        wanted = matrix.file.trial.bad.signature
+        self._target = StudyTarget(target_of(matrix), wanted, store, study_id, _bad_end(matrix))
         self._files = trial_files(matrix)
         self._allow_source = allowed_sources(matrix)
         self._seconds: float | None = None
@@ -209,7 +211,7 @@ class SingleTrials:
     def _record(
         self, single: Single, record: TrialRecord, tally: Tally, build_seconds: float = 0.0
     ) -> Evidence:
-        evidence = judge(record, self._target, repeated=tally.void > 0)
+        evidence = self._target.judge(single.combination, record, repeated=tally.void > 0)
         self._store.record_trial(self._study_id, record, evidence, trial_key=single.key)
         tally.count(evidence)
         if evidence in (Evidence.GOOD, Evidence.BAD):
@@ -239,11 +241,20 @@ class SingleTrials:
                 if isinstance(completion, TrialCompleted):
                     running.discard(completion.record.trial_id)
                     record = completion.record
-                    evidence = judge(record, self._target, repeated=tally.void > 0)
+                    evidence = self._target.judge(single.combination, record, repeated=tally.void > 0)
                     self._store.record_trial(self._study_id, record, evidence, trial_key=single.key)
                     tally.count(evidence)
                 elif not isinstance(completion, PrefixReady):
                     running.discard(completion.trial_id)
+
+
+def _bad_end(matrix: Matrix) -> Combination | None:
+    """The stated bad end; axes with one value need not be stated."""
+    stated = matrix.file.bad
+    if stated is None:
+        return None
+    only = {name: values[0] for name, axis in matrix.file.axes.items() if (values := listed_values(axis))}
+    return Combination.of({name: stated.get(name, only.get(name, "")) for name in matrix.file.axes})
 
 
 def _lost(single: Single, lost: TrialLost) -> TrialRecord:

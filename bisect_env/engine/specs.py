@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from bisect_env.environments.lock import Lock
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.signatures import FROM_BAD_END, read_signature
 from bisect_env.trials.judge import Target
 from bisect_env.trials.perturbation import NONE, Perturbation
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord, TrialSpec
@@ -68,13 +69,18 @@ def _hash_seed(perturbation: Perturbation) -> int:
 
 
 def target_of(matrix: Matrix) -> Target:
-    """The matrix's `trial.bad` as the trials judge it."""
+    """The matrix's `trial.bad` as the trials judge it.
+
+    With `signature: from-bad-end` any failure that fits otherwise; which one is meant is for `StudyTarget`.
+    """
     rule = matrix.file.trial.bad
+    named = rule.signature if rule.signature != FROM_BAD_END else ""
     return Target(
         outcomes=frozenset(Outcome(name) for name in rule.outcomes),
         signals=frozenset(rule.signals),
         exit_codes=frozenset(rule.exit_codes),
         output=tuple(rule.output),
+        signature=read_signature(named).stored() if named else "",
     )
 
 

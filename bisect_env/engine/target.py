@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bisect_env.errors import UsageError
+from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.signatures import FROM_BAD_END, SIGNATURE_VERSION, read_signature
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target, judge
 from bisect_env.trials.records import Evidence, TrialRecord
 from bisect_env.trials.signature import signed_again
+
+Place = Index | Combination
+"""A combination, as whoever asks for its trials names it."""
 
 
 class StudyTarget:
@@ -21,15 +25,15 @@ class StudyTarget:
     once for all commands that work on the study, and is found there when the study goes on.
 
     Args:
-        rule: What the matrix says, without a signature.
+        rule: What the matrix says.
         wanted: The signature that it names, `from-bad-end`, or "".
         store: Where the study is.
         study_id: Which one.
-        bad_end: The combination that stands for the stated bad end; None if it has no environment.
+        bad_end: What `judge` will call the stated bad end; None if it has no environment.
     """
 
-    def __init__(self, rule: Target, wanted: str, store: Store, study_id: str, bad_end: Index | None) -> None:
-        self._rule = rule
+    def __init__(self, rule: Target, wanted: str, store: Store, study_id: str, bad_end: Place | None) -> None:
+        self._rule = replace(rule, signature="")
         self._store = store
         self._study_id = study_id
         self.bad_end = bad_end
@@ -61,12 +65,18 @@ class StudyTarget:
         if self.is_open and (settled := self._store.target(self._study_id)) is not None:
             self._signature = self._of_this_release(*settled)
 
-    def judge(self, index: Index, record: TrialRecord, *, repeated: bool) -> Evidence:
-        """What a trial of a combination says; the first failure at the bad end settles the target."""
+    def judge(self, place: Place | None, record: TrialRecord, *, repeated: bool) -> Evidence:
+        """What a trial says; the first failure at the bad end settles the target.
+
+        Args:
+            place: Its combination.
+            record: What it did.
+            repeated: As for `trials.judge.judge`.
+        """
         said = judge(record, self._rule, repeated=repeated)
         if self.is_open and said is Evidence.BAD:
             self.look()
-        if self.is_open and said is Evidence.BAD and index == self.bad_end and record.signature:
+        if self.is_open and said is Evidence.BAD and place == self.bad_end and record.signature:
             settled = self._store.settle_target(self._study_id, record.signature, record.trial_id)
             self._signature = self._of_this_release(*settled)
         if self.is_open:

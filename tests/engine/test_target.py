@@ -19,6 +19,7 @@ from bisect_env.report.text import report_text
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies
 from tests.engine.test_reuse import renamed, started
+from tests.engine.test_single import opened, so_many
 
 # From 3 on one failure, from 6 on the one that is looked for; at 8 now and then the other as well.
 TWO_FAILURES = """
@@ -247,3 +248,27 @@ def test_two_commands_on_one_study_agree_on_the_failure(studies: Studies) -> Non
             assert (str(event.evidence) == "bad") is is_target, event.record.signature
     # Half of the trials fail in the other way: a combination may be set aside for that.
     assert all(int(first_bad(report) or 0) >= 6 for report in reports)
+
+
+@pytest.mark.integration
+def test_trials_by_themselves_are_judged_by_the_same_target(studies: Studies) -> None:
+    path = studies.matrix(TWO_FAILURES, **FROM_BAD_END)
+    with opened(studies, path, "level=5") as (_, one, trials):
+        # Nobody knows yet which failure is meant.
+        assert trials.run(one.single, so_many(2)).other == 2
+    with opened(studies, path, "level=9") as (store, one, trials):
+        assert trials.run(one.single, so_many(2)).bad == 2
+        assert store.target(one.study.id) is not None
+    with opened(studies, path, "level=4") as (_, one, trials):
+        assert trials.run(one.single, so_many(2)).other == 2
+    assert first_bad(studies.run(path).report) == "6"
+
+
+@pytest.mark.integration
+def test_a_named_signature_holds_for_trials_by_themselves(studies: Studies) -> None:
+    signature = "crash:SIGABRT in body, at script.py:late < script.py:<module> (v2)"
+    path = studies.matrix(TWO_FAILURES, trial=f"bad: {{signature: {signature!r}}}", rest=QUICK)
+    with opened(studies, path, "level=5") as (_, one, trials):
+        assert trials.run(one.single, so_many(1)).other == 1
+    with opened(studies, path, "level=7") as (_, one, trials):
+        assert trials.run(one.single, so_many(1)).bad == 1
