@@ -113,6 +113,33 @@ def kind_of(line: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def inline_commands() -> list[tuple[str, str]]:
+    """Every `bisect-env …` in the midst of a text."""
+    found = []
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        found += [(page.name, line) for line in re.findall(r"`(bisect-env [^`]+)`", text)]
+    return sorted(set(found))
+
+
+def test_commands_in_the_midst_of_a_text_exist() -> None:
+    command = typer.main.get_command(app)
+    wrong = []
+    for page, line in inline_commands():
+        here = command
+        words = line.replace("\\|", "|").replace("…", "").split()[1:]
+        while words and hasattr(here, "commands") and words[0] in here.commands:
+            here = here.commands[words.pop(0)]
+        if hasattr(here, "commands") and words and not words[0].startswith("-") and words[0] != "COMMAND":
+            wrong.append(f"{page}: {line}: no command {words[0]}")
+        known = {option for parameter in here.params for option in parameter.opts} | {"--help", "-h"}
+        options = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        if not hasattr(here, "commands") and not options <= known:
+            wrong.append(f"{page}: {line}: no option {sorted(options - known)}")
+    assert wrong == []
+    assert len(inline_commands()) > 40
+
+
 PLANTED = """\
 version: 1
 name: quickstart
@@ -204,3 +231,32 @@ def test_the_first_command_ends_as_the_readme_says(tmp_path: Path) -> None:
     assert claim in shown
     assert said in run("report")
     assert '"type": "object"' in run("schema")
+
+
+@pytest.mark.integration
+@pytest.mark.network
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+def test_the_tutorial_is_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command of the tutorial as it stands there, on the real packages."""
+    shutil.copytree(ROOT / "matrices", tmp_path / "matrices")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / "results.sqlite"))
+    monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "cache"))
+    run = caller(monkeypatch, capsys)
+    said = {}
+    for page, line in shown_commands():
+        if page == "tutorial.md":
+            words = words_after("bisect-env", line)
+            assert words is not None
+            code, said[line], err = run(*words)
+            assert code == (3 if words[0] == "trial" and code else 0), f"{line}: {err}"
+    answer = "orjson 3.9.11 is the first bad version (last good 3.9.10): crashed in "
+    assert said["bisect-env run matrices/quickstart.yaml"].startswith(answer)
+    assert said["bisect-env report"].startswith(answer)
+    assert "~  orjson  3.9.10  3.9.11" in said["bisect-env diff"]
+    assert "1 of the axes" in said["bisect-env diff"]
+    assert answer in (tmp_path / "report.html").read_text("utf-8")
+    assert answer in (tmp_path / "report.md").read_text("utf-8")
