@@ -460,3 +460,31 @@ def test_many_threads_at_once(private_temp: Path) -> None:
     while psutil.Process(server.pid).children() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert psutil.Process(server.pid).children() == []
+
+
+def test_a_server_that_dies_only_under_ten_clients(run: Run, tmp_path: Path) -> None:
+    """Each copy is classified by itself, and the group is one trial that counts them."""
+    code = """
+        import os, pathlib, sys, time
+        here = pathlib.Path(sys.argv[1])
+        (here / str(os.getpid())).touch()
+        deadline = time.monotonic() + float(sys.argv[2])
+        while len(list(here.iterdir())) < 10 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if len(list(here.iterdir())) >= 10:
+            time.sleep(0.5)  # until all have seen it
+            if os.getpid() == max(int(path.name) for path in here.iterdir()):
+                os.abort()
+            if os.getpid() == min(int(path.name) for path in here.iterdir()):
+                sys.exit(3)
+    """
+    for copies, seconds in ((9, "1"), (10, "20")):
+        together = tmp_path / str(copies)
+        together.mkdir()
+        command = ("python", "main.py", str(together), seconds)
+        record = run(code, concurrency=copies, command=command)
+        if copies == 9:
+            assert (record.outcome, dict(record.copies)) == (Outcome.PASS, {Outcome.PASS: 9})
+    assert dict(record.copies) == {Outcome.CRASH: 1, Outcome.EXIT_FAIL: 1, Outcome.PASS: 8}
+    assert (record.outcome, record.returncode) == (Outcome.CRASH, -signal.SIGABRT)
+    assert "(1 of 10 copies)" in record.detail
