@@ -40,6 +40,9 @@ def test_a_person_finds_the_way_from_a_question_to_the_logs(browser_page: Page, 
         page.goto(f"{address}results/studies")
         page.get_by_role("link", name=study_id).click()
         assert "2 trials (1 bad, 1 good)" in page.inner_text("header")
+        # Its own script runs, which the policy of the server allows by hash.
+        page.locator(".part").first.hover()
+        assert "trials bad" in page.inner_text(".said")
         page.get_by_role("link", name=trial_id).click()
         assert page.title() == f"trial {trial_id}"
         shown = page.inner_text("body")
