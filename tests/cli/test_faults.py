@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bisect_env.storage.store import Store
 from tests.cli.test_run import Command, lines, wait_for
 from tests.cluster.dask_processes import DaskProcesses
 
@@ -154,3 +155,38 @@ def test_a_cache_that_goes_bad_under_a_study_is_no_evidence(tmp_path: Path) -> N
     assert again[-1]["verdict"]["first_bad"]["level"] == "6"
     known = {event["trial"] for event in told if event["event"] == "trial"}
     assert not known & {event["trial"] for event in again if event["event"] == "trial"}
+
+
+def test_workers_join_and_leave_while_a_study_runs(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    command = Command(
+        tmp_path,
+        f"""
+        import os, sys, time
+        while os.path.exists({str(hold)!r}):
+            time.sleep(0.02)
+        if int(sys.argv[1]) >= 6:
+            os.abort()
+        """,
+    )
+    cluster = {"BISECT_ENV_CACHE": str(tmp_path / "worker-cache")}
+    with DaskProcesses(tmp_path, env=cluster) as dask:
+        dask.scheduler()
+        first = dask.worker("--name", "first")
+        process = command.start("--json", "--scheduler", dask.address)
+        next(event for event in lines(process) if event["event"] == "trial")
+        hold.touch()
+        second = dask.worker("--name", "second")
+        wait_for(lambda: bool(trials_below(first.pid) and trials_below(second.pid)))
+        first.terminate()
+        first.wait(60)
+        hold.unlink()
+        out, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+    last = json.loads(out.splitlines()[-1])
+    assert last["verdict"]["first_bad"]["level"] == "6"
+    # What the first one was doing when it left was done again by the second.
+    assert last["trial_counts"]["void"] <= 2
+    with Store.open(str(tmp_path / "results.sqlite"), read_only=True) as store:
+        ran = {trial.worker for trial in store.trials(store.study(None).id) if trial.worker}
+    assert len(ran) == 2
