@@ -121,16 +121,17 @@ def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
     """Add what the kernel knows: for what each thread sleeps. A process that is gone adds nothing."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
-        known = {int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()}
+        here = {_inner(path): int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()}
     except OSError:
         return list(threads)
     runtime = interpreter_data(maps)
     found = []
     for thread in threads:
-        address = _sleeps_at(pid, thread.tid)
-        wants_gil = address is not None and any(low <= address < high for low, high in runtime)
+        address = _sleeps_at(pid, here.get(thread.tid, thread.tid))
+        # Whoever has it does not wait for it: what lies behind the interpreter's variables may be the heap.
+        wants_gil = not thread.has_gil and any(low <= (address or 0) < high for low, high in runtime)
         owner = None if address is None or wants_gil else _owner(pid, address)
-        if owner == thread.tid or owner not in known:
+        if owner == thread.tid or owner not in here:
             owner = None
         found.append(
             Thread(
@@ -138,11 +139,23 @@ def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
                 thread.name,
                 thread.frames,
                 thread.has_gil,
-                wants_gil and not thread.has_gil,
+                wants_gil,
                 owner,
             )
         )
     return found
+
+
+def _inner(task: Path) -> int:
+    """The id of a thread in its own namespace: in a container another one than here.
+
+    It is what py-spy tells, and what a mutex has as its owner.
+    """
+    try:
+        match = re.search(r"^NSpid:.*?(\d+)$", (task / "status").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return int(match[1]) if match else int(task.name)
 
 
 def interpreter_data(maps: str) -> list[tuple[int, int]]:
