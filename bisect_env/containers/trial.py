@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from bisect_env.containers.images import LABEL
 INIT = Path(__file__).with_name("init.py")
 REPORT = "report.json"
 ALIVE = "alive"
+_NO_PROGRAM = re.compile(r"executable file|exec: |stat \S*python\S*: no such file", re.IGNORECASE)
+"""How runtimes say that an image lacks the program; with the same exit codes they say all else that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,8 @@ def ending(
     if state is None or state.get("Status") in ("created", "configured") or not code:
         # It never ran: what the image lacks is the image's fault, everything else is the engine's.
         words = stderr.strip()[-1000:] or f"exit code {client}"
-        return Ending(None, problem=words, stage="image" if client in (126, 127) else "")
+        lacks = client in (126, 127) and _NO_PROGRAM.search(words)
+        return Ending(None, problem=words, stage="image" if lacks else "")
     # The first process itself was ended: it fails in no way of its own.
     number = int(code) - 128 if int(code) > 128 else 9
     return Ending(-number, oom_kills=int(killed))

@@ -169,6 +169,16 @@ def test_an_engine_that_fails_is_no_failure_of_the_script(inside: Inside) -> Non
     assert "no-such-option" in record.detail
 
 
+def test_an_image_without_python_is_told_from_an_engine_that_fails(inside: Inside) -> None:
+    nowhere = replace(inside, prefix=Path("/no-such-prefix"))
+    record = run_trial(make_spec("pass"), NOWHERE, inside=nowhere)
+    # The prefix cannot be mounted: the engine fails, which says nothing of the script.
+    assert record.outcome is Outcome.HARNESS_ERROR, record.detail
+    engine = replace(inside.engine, run_args=(*inside.engine.run_args, "--env", "PATH=/nowhere"))
+    record = run_trial(make_spec("pass"), NOWHERE, inside=replace(inside, engine=engine))
+    assert record.outcome is Outcome.NOT_RUNNABLE, record.detail
+
+
 @pytest.mark.parametrize("everything", [False, True], ids=["the worker", "the supervisor too"])
 def test_a_container_does_not_outlive_a_worker_that_is_killed(
     inside: Inside, tmp_path: Path, everything: bool

@@ -134,6 +134,9 @@ def test_endings_without_a_report() -> None:
     assert (ended.returncode, ended.oom_kills) == (-15, 0)
     no_python = ending(None, {"Status": "created", "ExitCode": 0}, 127, "exec: python3: not found")
     assert (no_python.stage, no_python.problem) == ("image", "exec: python3: not found")
+    limits = "Error: runc create failed: error setting rlimit type 7: OCI permission denied"
+    refused = ending(None, {"Status": "created", "ExitCode": 0}, 126, limits)
+    assert (refused.stage, refused.problem) == ("", limits)
     broken = ending(None, None, 125, "Error: unknown flag")
     assert (broken.stage, broken.problem, broken.returncode) == ("", "Error: unknown flag", None)
     lacking = ending(report(127 << 8, problem=f"lookup:{os.EX_NOINPUT}"), {"ExitCode": 127}, 127, "")
