@@ -41,14 +41,15 @@ def tag_image(image: str, shared_image: tuple[dict[str, str], Engine, str]) -> I
     made = []
 
     def tag(name: str, level: int) -> None:
-        made.append(name)
-        subprocess.run(
+        built = subprocess.run(
             engine.argv("build", "--quiet", "--tag", name, "-"),
             input=f"FROM {image}\nENV LEVEL={level}\n".encode(),
             check=True,
             capture_output=True,
             timeout=60,
         )
+        # By its id: one whose tag has moved has no other name.
+        made.append(built.stdout.decode().split()[-1])
 
     yield tag
     engine.ask("rmi", "--force", *dict.fromkeys(made))
