@@ -91,8 +91,8 @@ class CulpritStudy:
     _last: Changes | None = None
 
     def __post_init__(self) -> None:
-        self._good = stored_combination(self.store, self.study, self.good or "last-good")
-        self._bad = stored_combination(self.store, self.study, self.bad or "first-bad")
+        self._good = stored_combination(self.store, self.study, self.good or "last-good", "--good")
+        self._bad = stored_combination(self.store, self.study, self.bad or "first-bad", "--bad")
         self._between = self._compare()
         self._ends = self._counts(self._good), self._counts(self._bad)
         if not self._ends[1][0]:

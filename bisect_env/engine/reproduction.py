@@ -97,9 +97,10 @@ def _explicit(packages: Sequence[LockedPackage]) -> str:
 def _run(matrix: Matrix, combination: Combination) -> str:
     command = shlex.join(matrix.command(combination))
     variables = {"PYTHONFAULTHANDLER": "1", **matrix.environment(combination)}
+    secrets = _left_out(matrix)
     lines = [
         f"export {name}={shlex.quote(value)}"
-        if may_be_stored(name, value)
+        if name not in secrets
         else f'export {name}="${{{name}:?may be a secret and is left out: set it first}}"'
         for name, value in sorted(variables.items())
     ]
@@ -128,6 +129,11 @@ done
 echo "$failed of $times runs failed"
 [ "$failed" -eq 0 ]
 """
+
+
+def _left_out(matrix: Matrix) -> list[str]:
+    """Variables of `trial.env` that may be secrets. The values of axes are the combination's own name."""
+    return sorted(name for name, value in matrix.file.trial.env.items() if not may_be_stored(name, value))
 
 
 def _dockerfile(lock: Lock, index: str) -> str:
@@ -168,6 +174,8 @@ def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, in
         _steps(lock, index),
         script,
     ]
+    if secrets := _left_out(matrix):
+        parts.append(f"Set first, as values that may be secrets are left out: {', '.join(secrets)}.\n")
     if matrix.file.trial.gpus:
         parts.append(f"It needs {matrix.file.trial.gpus} GPU(s).\n")
     if seen.stack:
@@ -215,6 +223,7 @@ Without uv:
 ```sh
 python{lock.python} -m venv env
 env/bin/pip install --no-deps --require-hashes{option} -r {REQUIREMENTS}
+PATH="$PWD/env/bin:$PATH" ./{RUN} 100
 ```
 
 Or in a container: `{container}`.

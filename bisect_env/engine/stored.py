@@ -78,18 +78,19 @@ def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
     return {name: values for name, values in found.items() if values}
 
 
-def stored_combination(store: Store, study: Study, text: str | None) -> StoredCombination:
+def stored_combination(store: Store, study: Study, text: str | None, flag: str = "") -> StoredCombination:
     """The combination of a study that a user means, with its lock.
 
     Args:
         store: Where the study is.
         study: Which one.
         text: See `bisect_env.matrix.at.find_combination`.
+        flag: Of the command line, if it was given by one.
 
     Raises:
         UsageError: There is no such combination, or it has no environment.
     """
-    combination = find_combination(stored_grid(study), text, named_combinations(study))
+    combination = find_combination(stored_grid(study), text, named_combinations(study), flag=flag)
     state = next((s for s in store.combinations(study.id) if s.combination == combination), None)
     lock = store.lock(state.lock_hash) if state is not None and state.lock_hash else None
     if lock is None:

@@ -78,7 +78,7 @@ def test_any_two_combinations_hashes_and_files(db: Path, run: RunCommand, tmp_pa
         (["torch=2.4", "torch=2.1"], "torch=2.4 has no environment: no wheel"),
         (["deadbeef", "torch=2.1"], "no lock of the study t has a hash that begins with deadbeef"),
         (["absent.yml", "torch=2.1"], "absent.yml cannot be read"),
-        (["numpy", "torch=2.1"], "'numpy' is not axis=value"),
+        (["numpy", "torch=2.1"], "error: 'numpy' is not axis=value"),
     ],
 )
 def test_what_cannot_be_compared_is_named(db: Path, run: RunCommand, words: list[str], says: str) -> None:

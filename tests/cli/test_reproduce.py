@@ -30,7 +30,7 @@ from tests.environments.test_difference import conda, wheel
 
 SCRIPT = """
     import lib, os, sys
-    if lib.version == "2" and sys.argv[1] == "9":
+    if lib.version == "2.0.1" and sys.argv[1] == "9":
         os.abort()
 """
 UV = Path(sys.executable).with_name("uv")
@@ -45,12 +45,12 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A study with trials, and its index while it is looked at."""
     index = IndexServer()
     server = serve(index)
-    for version in ("1", "2"):
+    for version in ("1.0.0", "2.0.1"):
         index.add("lib", version)
     studies = Studies(tmp_path)
     path = studies.matrix(
         SCRIPT,
-        axes="lib: {package: lib, versions: ['1', '2']}\nlevel: {values: [0, 9]}",
+        axes="lib: {package: lib, versions: [1.0.0, 2.0.1]}\nlevel: {values: [0, 9]}",
         trial="env: {OMP_NUM_THREADS: 3, API_TOKEN: abc123}",
         rest=f"index: {index.url}\ndescription: it dies",
     )
@@ -87,6 +87,9 @@ def test_a_bundle_runs_without_us(study: Path, run: RunCommand, tmp_path: Path) 
     everything = "".join(path.read_text() for path in target.rglob("*") if path.is_file())
     assert "abc123" not in everything
     assert "bisect-env run" not in everything
+    assert "values that may be secrets are left out: API_TOKEN.\n" in readme
+    # Without uv, too, there is a last step that runs it.
+    assert readme.count('PATH="$PWD/env/bin:$PATH" ./run.sh 100') == 2
     # Word by word as the README says; only the tools' places are this machine's.
     steps = readme.partition("```sh\n")[2].partition("```")[0].splitlines()
     env = {**os.environ, "PATH": f"{UV.parent}:{os.environ['PATH']}", "UV_CACHE_DIR": str(tmp_path / "uv")}
@@ -146,7 +149,7 @@ def test_a_shell_has_the_environment(study: Path) -> None:
     done = subprocess.run(
         [*words, "--", "python", "-c", say], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout == "2 9 ['script.py']\n", done.stderr
+    assert done.stdout == "2.0.1 9 ['script.py']\n", done.stderr
     env = {**os.environ, "SHELL": "/bin/sh"}
     done = subprocess.run(
         words,

@@ -69,6 +69,21 @@ def test_what_cannot_be_meant_has_a_remedy(text: str | None, says: str) -> None:
     assert refused.value.remedy
 
 
+def test_a_message_names_the_option_that_was_used() -> None:
+    for flag, before, example in (
+        ("--at", "--at: ", "like --at "),
+        ("--good", "--good: ", "like --good "),
+        ("", "", "like "),
+    ):
+        with pytest.raises(UsageError) as refused:
+            find_combination(GRID, "torch", flag=flag)
+        assert str(refused.value).startswith(f"{before}'torch' is not axis=value")
+        assert refused.value.remedy == f"write it {example}torch=2.3.1,cuml=24.04"
+        with pytest.raises(UsageError) as refused:
+            find_combination(GRID, "torch=2.1,order=torch", flag=flag)
+        assert str(refused.value).startswith(f"{before}'2.1' is no value")
+
+
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True),
