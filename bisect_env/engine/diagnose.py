@@ -19,6 +19,7 @@ from bisect_env.engine.specs import target_of, trial_files, trial_spec
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import Matrix
+from bisect_env.trials.cores import of_gdb, under_gdb
 from bisect_env.trials.debug import Debug
 from bisect_env.trials.judge import judge
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord, TrialSpec
@@ -27,6 +28,8 @@ from bisect_env.trials.stacks import sentences
 from bisect_env.trials.tools import find_tool
 from bisect_env.trials.tracebacks import Frame, final_traceback, parse_fatal_dump
 
+IN_GDB = 20
+"""Trials in gdb at most, where no core was left."""
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 _SANITIZER_MARK = "========= "
 _SANITIZER_FINDING = re.compile(
@@ -115,13 +118,9 @@ def diagnose(
     """
     target, files = target_of(matrix), trial_files(matrix)
     folder.mkdir(parents=True)
-    number = 0
-    while True:
-        number += 1
-        keep = folder / f"trial-{number}"
-        keep.mkdir()
-        debug = Debug(keep)
-        spec = trial_spec(
+
+    def run_once(debug: Debug | None, *, in_gdb: bool = False) -> TrialRecord | None:
+        plain = trial_spec(
             matrix,
             single.combination,
             single.lock,
@@ -130,8 +129,13 @@ def diagnose(
             values=single.values,
             perturbation=single.perturbation,
         )
-        spec = with_tools(spec, tools)
-        record = run_trial(
+        spec = with_tools(plain, tools)
+        if in_gdb:
+            command = under_gdb(spec.command)
+            if command is None:
+                return None
+            spec = replace(spec, command=tuple(command))
+        return run_trial(
             spec,
             prefix.path,
             python=prefix.python,
@@ -140,13 +144,40 @@ def diagnose(
             debug=debug,
             inside=prefix.inside,
         )
+
+    number = 0
+    while True:
+        number += 1
+        keep = folder / f"trial-{number}"
+        keep.mkdir()
+        debug = Debug(keep)
+        record = run_once(debug)
+        assert record is not None
         # A failure that is void the first time because it may be the machine's is what we are here for.
         evidence = judge(record, target, repeated=True)
         on_trial(number, record, evidence)
         shown = evidence is Evidence.BAD or bool(tools.sanitizer and _of_sanitizer(record.stdout))
         if shown or number >= limit or record.outcome is Outcome.NOT_RUNNABLE:
-            return _kept(record, debug, folder, shown=shown, trials=number)
+            break
         shutil.rmtree(keep)
+    if shown and record.outcome is Outcome.CRASH and not debug.autopsy.text and prefix.inside is None:
+        _again_in_gdb(debug, lambda: run_once(None, in_gdb=True), min(IN_GDB, limit))
+    return _kept(record, debug, folder, shown=shown, trials=number)
+
+
+def _again_in_gdb(debug: Debug, run: Callable[[], TrialRecord | None], limit: int) -> None:
+    """Where a crash has left no core, run the program in gdb until it crashes there, too."""
+    for number in range(1, limit + 1):
+        record = run()
+        if record is None:
+            return
+        found = of_gdb(record.stdout)
+        if found.guilty:
+            debug.autopsy = found
+            (debug.keep / "gdb.txt").write_text(found.text, "utf-8")
+            debug.notes.append(f"run in gdb instead, where it crashed in trial {number}")
+            return
+    debug.notes.append(f"run in gdb instead, where it did not crash in {limit} trials")
 
 
 def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:

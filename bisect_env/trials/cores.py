@@ -22,6 +22,18 @@ _FRAME = re.compile(
     r"^#\d+\s+(?:0x[0-9a-f]+ in )?(?P<function>\S.*?) \((?P<arguments>.*)\)"
     r"(?: at (?P<source>\S+)| from (?P<library>\S+))?$"
 )
+_MARK = "=== all threads\n"
+_QUIET = ("-batch", "-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off")
+_SHOW = (
+    "-ex",
+    "thread",
+    "-ex",
+    "bt 60",
+    "-ex",
+    "echo \\n=== all threads\\n",
+    "-ex",
+    "thread apply all bt 40",
+)
 _HANDLER = "<signal handler called>"
 _DYING = re.compile(
     r"^_{0,3}(?:GI_)?_{0,3}(?:pthread_kill|raise|abort|assert_fail|libc_message|malloc_printerr|fortify_fail"
@@ -119,24 +131,33 @@ def read_core(core: Path, program: str) -> Autopsy:
     return Autopsy(first, frame, "\n\n".join(part for part in (python, native) if part))
 
 
+def under_gdb(command: Sequence[str]) -> list[str] | None:
+    """A command run by gdb, which prints the stacks when a signal comes; None where gdb is not here.
+
+    For hosts that leave no core file. A program runs slower under it, and its threads take turns otherwise.
+    """
+    gdb = find_tool("gdb")
+    if gdb is None:
+        return None
+    return [gdb, *_QUIET, "-ex", "run", *_SHOW, "--args", *command]
+
+
+def of_gdb(stdout: str) -> Autopsy:
+    """What gdb printed of a program that it ran; nothing when no signal came. Pure."""
+    at = stdout.find("received signal")
+    if at < 0:
+        return Autopsy()
+    own, _, everything = stdout[at:].partition(_MARK)
+    return Autopsy(guilty_frame(own), "", f"native frames, by gdb:\n{everything.strip()}")
+
+
 def _with_gdb(core: Path, program: str) -> tuple[str, str, int | None]:
     """All threads, the guilty frame, and the thread that crashed."""
     gdb = find_tool("gdb")
     if gdb is None:
         return "native frames: gdb is not on this machine", "", None
-    quiet = ["-batch", "-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off"]
-    show = [
-        "-ex",
-        "thread",
-        "-ex",
-        "bt 60",
-        "-ex",
-        "echo \\n=== all threads\\n",
-        "-ex",
-        "thread apply all bt 40",
-    ]
-    said = run_tool([gdb, *quiet, *show, program, str(core)], _GDB_LIMIT)
-    own, mark, everything = said.text.partition("=== all threads\n")
+    said = run_tool([gdb, *_QUIET, *_SHOW, program, str(core)], _GDB_LIMIT)
+    own, mark, everything = said.text.partition(_MARK)
     if not mark or "#0" not in own:
         return f"native frames: gdb: {said.why or 'no frames'}", "", None
     lwp = re.search(r"\(LWP (\d+)\)", own)

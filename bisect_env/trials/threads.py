@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ _FUTEX = {202, 98}
 """Number of the system call `futex` on x86-64, and on aarch64."""
 _WAITS = {0, 6, 9}
 """FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET."""
+_LOOKS = 12
+_PAUSE = 0.003
+"""Looks at a thread that does not sleep, and seconds between two."""
 _PYTHON = re.compile(r"/(?:lib)?python\d[\d.]*[a-z]*(?:\.so[\d.]*)?$")
 _MACHINERY = re.compile(
     r"^0x|^_?_?(?:GI_|lll_|pthread_|sem_|futex|syscall|poll|ppoll|select|epoll|ioctl|sched_yield|clock_)"
@@ -125,9 +129,10 @@ def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
     except OSError:
         return list(threads)
     runtime = interpreter_data(maps)
+    addresses = _addresses(pid, {thread.tid: here.get(thread.tid, thread.tid) for thread in threads})
     found = []
     for thread in threads:
-        address = _sleeps_at(pid, here.get(thread.tid, thread.tid))
+        address = addresses.get(thread.tid)
         # Whoever has it does not wait for it: what lies behind the interpreter's variables may be the heap.
         wants_gil = not thread.has_gil and any(low <= (address or 0) < high for low, high in runtime)
         owner = None if address is None or wants_gil else _owner(pid, address)
@@ -143,6 +148,22 @@ def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
                 owner,
             )
         )
+    return found
+
+
+def _addresses(pid: int, tids: Mapping[int, int]) -> dict[int, int]:
+    """On which address each thread sleeps, by its own id.
+
+    Looked at several times: who waits for the GIL wakes every 5 ms to ask for it, and sleeps again.
+    """
+    found: dict[int, int] = {}
+    for _ in range(_LOOKS):
+        for inner, outer in tids.items():
+            if inner not in found and (address := _sleeps_at(pid, outer)) is not None:
+                found[inner] = address
+        if len(found) == len(tids):
+            break
+        time.sleep(_PAUSE)
     return found
 
 

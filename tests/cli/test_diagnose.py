@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.storage.store import Store
+from bisect_env.trials import debug
 from tests.cli.calls import RunCommand
 from tests.trials.test_stacks import DEADLOCK
 
@@ -86,6 +87,20 @@ def test_the_guilty_frame_of_a_segfault(diagnose, tmp_path: Path) -> None:  # ty
     # Nothing of it is evidence.
     with Store.open(str(tmp_path / "results.sqlite")) as store:
         assert store.trials(store.study().id) == []
+
+
+def test_a_crash_that_leaves_no_core_is_run_in_gdb(  # type: ignore[no-untyped-def]
+    diagnose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("gdb")
+    # As on hosts that hand cores to a program of their own.
+    monkeypatch.setattr(debug, "find_core", lambda _work, _pid: (None, "this host hands cores to 'apport'"))
+    code, out, err = diagnose(SEGFAULT)
+    assert code == 3, err
+    guilty = next(line for line in out.splitlines() if line.startswith("guilty frame: "))
+    assert "strlen" in guilty
+    assert "note: no core file: this host hands cores to 'apport'" in out
+    assert "note: run in gdb instead, where it crashed in trial 1" in out
 
 
 def test_the_threads_of_a_deadlock(diagnose, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
