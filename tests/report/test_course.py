@@ -79,7 +79,8 @@ def test_a_build_that_fails_is_on_the_timeline(tmp_path: Path) -> None:
         studies.run(studies.matrix("pass"), make_executor=lambda: InlineExecutor(broken, 2))  # type: ignore[arg-type]
     with Store.open(str(studies.db)) as store:
         builds = load_report(store, store.study().id).timeline.builds
-    assert {build.failed for build in builds} == {"no compiler"}
+    assert builds
+    assert all(build.failed.startswith("no compiler") for build in builds)
 
 
 def test_many_trials_are_looked_at_now_and_then(store: Store) -> None:

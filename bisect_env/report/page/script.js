@@ -19,7 +19,13 @@ for (const map of document.querySelectorAll(".map")) {
     const cell = event.target.closest(".part");
     if (cell) said.textContent = cell.getAttribute("aria-label");
   };
-  map.addEventListener("mouseover", tell);
+  // A page that scrolls beneath a pointer that rests says nothing of what the pointer means.
+  let pointer = "";
+  map.addEventListener("mousemove", (event) => {
+    const here = `${event.clientX} ${event.clientY}`;
+    if (here !== pointer) tell(event);
+    pointer = here;
+  });
   map.addEventListener("focusin", tell);
   map.addEventListener("click", tell);
   map.addEventListener("keydown", (event) => {
