@@ -102,6 +102,8 @@ def _write(files: Mapping[str, BundleFile], target: Path) -> None:
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         if mode is None:
+            # Not its parents: a mistyped path would come into being.
+            beside.mkdir()
             for name, file in files.items():
                 path = beside / name
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from bisect_env.cli.options import (
     JsonOption,
     MatrixArgument,
     OfflineOption,
+    QuietOption,
     SchedulerFileOption,
     SchedulerOption,
     WorkersOption,
@@ -38,6 +39,7 @@ def trial(
     scheduler: SchedulerOption = None,
     scheduler_file: SchedulerFileOption = None,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
     cache: CacheOption = None,
     cache_size: CacheSizeOption = None,
     offline: OfflineOption = None,
@@ -53,7 +55,7 @@ def trial(
     from bisect_env.report.numbers import interval, percent
     from bisect_env.search.intervals import clopper_pearson
 
-    start_log("trial", verbose=verbose, log_file=log_file)
+    start_log("trial", verbose=verbose, log_file=log_file, quiet=quiet)
     where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
 
     def wanted(tally: Tally, running: int) -> int:
@@ -61,9 +63,9 @@ def trial(
         done = tally.good + tally.bad + tally.other
         return 0 if tally.skip else number - done - running
 
-    with session(matrix, at, db, where, logged(TrialLines(as_json=as_json))) as opened:
+    with session(matrix, at, db, where, logged(TrialLines(as_json=as_json, quiet=quiet))) as opened:
         combination = opened.one.single.combination
-        if not as_json:
+        if not (as_json or quiet):
             say(f"{combination} (environment {opened.one.single.lock.content_hash[:12]})", sys.stderr)
         tally = opened.trials.run(opened.one.single, wanted)
         stopped = opened.stopped()

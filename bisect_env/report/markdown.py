@@ -55,11 +55,11 @@ def _lines(report: Report, stacks: tuple[int, int]) -> Iterator[str]:
 
 
 def _versions(report: Report) -> Iterator[str]:
-    table: list[tuple[str, str]] = [(title, code(what)) for title, what in words.ends(report)]
+    table: list[tuple[str, str]] = [(title, cell(what)) for title, what in words.ends(report)]
     study = report.study
     if study.exclude_newer is not None:
         table.append(("packages as of", f"{study.exclude_newer:%Y-%m-%d %H:%M:%S} UTC"))
-    table += [("machine", code(machine)) for machine in words.machines(report)]
+    table += [("machine", cell(machine)) for machine in words.machines(report)]
     if study.version:
         table.append(("found by", f"bisect-env {escaped(clean(study.version))}"))
     yield from _table(("", ""), table)
@@ -76,7 +76,7 @@ def _rates(report: Report) -> Iterator[str]:
         known = row.members[0].is_runnable
         lines.append(
             (
-                *(code(row.values[name]) for name in names),
+                *(cell(row.values[name]) for name in names),
                 str(row.bad) if known else "",
                 str(row.counted) if known else "",
                 words.rate(row) if known else "",
@@ -131,7 +131,7 @@ def _difference(report: Report) -> Iterator[str]:
         yield "<details><summary>All of them</summary>\n"
     lines = []
     for one in found.changes[:CHANGES]:
-        name, before, after, beside = (code(part) if part else "" for part in words.change(one))
+        name, before, after, beside = (cell(part) if part else "" for part in words.change(one))
         lines.append((name, before, after, beside, _linked(one.home)))
     yield from _table(("package", "last good", "first bad", "", "page"), lines)
     if len(found.changes) > CHANGES:
@@ -146,7 +146,7 @@ def _explanation(report: Report) -> Iterator[str]:
         return
     yield f"**{escaped(clean(found.sentence))}**\n"
     yield "<details><summary>Environments in between</summary>\n"
-    lines = [(code(moved), bad, rate) for moved, bad, rate in words.between(found)]
+    lines = [(cell(moved), bad, rate) for moved, bad, rate in words.between(found)]
     yield from _table(("as in the first bad one", "bad trials", "95 % interval"), lines)
     yield "</details>\n"
 
@@ -178,14 +178,19 @@ def escaped(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """One line of text as code, also in a table."""
-    text = clean(text).replace("|", "\\|")
+    """One line of text as code, where no table is."""
+    text = clean(text)
     if not text:
         return ""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
     room = " " if longest else ""
     return f"{fence}{room}{text}{room}{fence}"
+
+
+def cell(text: str) -> str:
+    """One line of text as code in a table, where a bar would end the cell; elsewhere its escape shows."""
+    return code(text).replace("|", "\\|")
 
 
 def fenced(lines: Sequence[str], language: str) -> list[str]:

@@ -12,7 +12,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.dates import cutoff
 from bisect_env.report.model import AxisInfo, StepReport
-from bisect_env.storage.records import Study
+from bisect_env.storage.records import Study, StudyStatus
 
 _SHORT_ID = 12
 
@@ -34,7 +34,7 @@ def steps(
     found = []
     if lock is not None:
         made = f"bisect-env reproduce first-bad --study {study.id[:_SHORT_ID]} --output repro"
-        title = "Without bisect-env: a directory with lock, script and Dockerfile, and how to run it"
+        title = "As a directory with lock, script and Dockerfile, which needs no bisect-env to be run"
         found.append(StepReport(title=title, commands=(made, "cd repro", *_by_hand(lock))))
     cells = (("first_bad", "first bad"), ("last_good", "last good"))
     alone = [
@@ -44,10 +44,14 @@ def steps(
     ]
     if alone:
         found.append(StepReport(title="Run one combination by itself", commands=tuple(alone)))
+    if study.status is not StudyStatus.FINISHED:
+        # `--fresh` would throw away what is there.
+        found.append(StepReport(title="Go on with the search", commands=(f"bisect-env run {path}",)))
+        return tuple(found)
     title = "Answer the same matrix again"
     if study.exclude_newer is not None and own_date(study) is None:
         moment = f"{study.exclude_newer:%Y-%m-%dT%H:%M:%SZ}"
-        title += f" (in the same environments, with `exclude_newer: {moment}` in it)"
+        title += f" (in the same environments, with exclude_newer: {moment} in it)"
     found.append(StepReport(title=title, commands=(f"bisect-env run {path} --fresh",)))
     return tuple(found)
 

@@ -142,7 +142,7 @@ def _collapsed(
     kind: tuple[str, ...] | None = None
     for one in ordered:
         here = None if one.combination in kept else _kind(one, detail)
-        if run and (here is None or here != kind or _axes_moved(run[0], one) > 1):
+        if run and (here is None or here != kind or not _is_line([*run, one])):
             result += _rows_of(run, detail)
             run = []
         run.append(one)
@@ -150,8 +150,14 @@ def _collapsed(
     return result + _rows_of(run, detail)
 
 
-def _axes_moved(a: CombinationReport, b: CombinationReport) -> int:
-    return sum(a.combination[axis] != b.combination.get(axis) for axis in a.combination)
+def _is_line(run: Sequence[CombinationReport]) -> bool:
+    """Whether one axis alone moves: `a … b` would else stand for combinations that nobody reads in it."""
+    first, second = run[0].combination, run[1].combination
+    moved = {axis for axis, value in first.items() if second.get(axis) != value}
+    last = run[-1].combination
+    return len(moved) == 1 and all(
+        last.get(axis) == value for axis, value in first.items() if axis not in moved
+    )
 
 
 def _rows_of(run: Sequence[CombinationReport], detail: Detail) -> list[Row]:

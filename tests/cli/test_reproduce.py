@@ -136,6 +136,11 @@ def test_the_same_bundle_is_the_same_archive(study: Path, run: RunCommand, tmp_p
     code, _, err = run("reproduce", "lib=2,level=9", "-o", str(tmp_path / "no" / "folder.tar"))
     assert code == 6
     assert "cannot be written" in err
+    # A directory, too, comes into one that is there: a mistyped path is not made.
+    code, _, err = run("reproduce", "lib=2,level=9", "-o", str(tmp_path / "no" / "folder"))
+    assert code == 6
+    assert "folder cannot be written: No such file or directory" in err
+    assert not (tmp_path / "no").exists()
     study.with_name("script.py").write_text("pass")
     code, _, err = run("reproduce", "lib=2,level=9", "-o", str(tmp_path / "other"))
     assert code == 2

@@ -46,6 +46,9 @@ def test_a_line_a_trial_and_the_rate(matrix: Path) -> None:
     *lines, rate = done.stdout.splitlines()
     assert [line.split()[:3] for line in lines] == [["✗", str(n), "crash"] for n in (1, 2, 3)]
     assert rate == "3 of 3 trials were bad: 100 % (95 % interval 29–100 %)"
+    words = command(matrix.parent, "trial", str(matrix), "--at", "level=7", "-n", "1", "-q")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.stderr) == ("1 of 1 trials were bad: 100 % (95 % interval 2.5–100 %)\n", "")
     words = command(matrix.parent, "trial", str(matrix), "--at", "level=1", "-n", "2", "--json")
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from bisect_env.report.document import load_report
-from bisect_env.report.markdown import MOST, code, escaped, fenced, markdown_text
+from bisect_env.report.markdown import MOST, cell, code, escaped, fenced, markdown_text
 from bisect_env.report.untrusted import clean
 from bisect_env.storage.store import Store
 from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict
@@ -78,12 +78,16 @@ def test_escaped_text_reads_as_it_was(text: str) -> None:
 @example("``|`")
 def test_code_is_code_also_in_a_table(text: str) -> None:
     line = clean(text)
-    rendered = GITHUB.render(f"| a | b |\n|---|---|\n| {code(text)} | y |\n")
+    rendered = GITHUB.render(f"| a | b |\n|---|---|\n| {cell(text)} | y |\n")
     cells = re.findall(r"<td>(.*?)</td>", rendered, re.DOTALL)
     assert len(cells) == 2
     assert cells[1] == "y"
     if line:
         assert re.fullmatch(r"<code>[^<]*</code>", cells[0])
+        shown = re.search(r"<code>([^<]*)</code>", GITHUB.render(f"x {code(text)} x"))
+        assert shown is not None
+        # What a script printed reads alike in both, without backslashes of ours.
+        assert shown[1] == re.sub(r"</?code>", "", cells[0])
 
 
 @given(st.lists(st.text(alphabet="`~ab\\<", max_size=8)))

@@ -412,6 +412,22 @@ def test_without_a_verdict_passing_and_failing_stay_apart(store: Store) -> None:
         assert len({(m.bad > 0, m.counted > 0) for m in one.members}) == 1
 
 
+def test_a_row_stands_for_what_one_reads_in_it(store: Store) -> None:
+    axes = [axis(name, *map(str, range(count))) for name, count in (("a", 3), ("b", 4), ("c", 5))]
+    study = StudyBuilder(store, axes)
+    study.fill()
+    study.passes({"a": "1", "b": "2", "c": "4"}, 3)
+    found = rows(load_report(store, study.study.id)).shown
+    assert any(len(row.members) > 1 for row in found)
+    for row in found:
+        ranges = [name for name, value in row.values.items() if " … " in value]
+        assert len(ranges) == (len(row.members) > 1)
+        for member in row.members:
+            assert all(
+                member.combination[name] == row.values[name] for name in row.values if name not in ranges
+            )
+
+
 def test_trials_of_equal_environments_count_once_in_a_row(store: Store) -> None:
     study = StudyBuilder(store, [axis("day", *map(str, range(1, 8)), kind="date")])
     study.fill(lock_of=lambda cell: "same")

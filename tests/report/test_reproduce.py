@@ -15,7 +15,7 @@ from bisect_env.report.model import AxisInfo
 from bisect_env.report.reproduce import at, own_date, steps
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies
-from tests.report.samples import StudyBuilder, axis, orjson_study, orjson_verdict
+from tests.report.samples import StudyBuilder, axis, orjson_study, orjson_verdict, verdict
 
 
 def test_axes_with_one_value_are_left_out() -> None:
@@ -45,7 +45,10 @@ def test_each_kind_of_environment_has_its_way(tmp_path: Path) -> None:
 
 def test_the_date_of_the_matrix_is_the_one_that_counts(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "results.sqlite")) as store:
-        plain = StudyBuilder(store, [axis("a", "1", "2")]).study
+        builder = StudyBuilder(store, [axis("a", "1", "2")])
+        (on,) = load_report(store, builder.study.id).reproduce
+        assert on.commands == (f"bisect-env run {builder.study.definition.matrix_path}",)
+        plain = builder.finished(verdict(builder.axes, {"a": "2"}, {"a": "1"}))
         assert own_date(plain) is None
         assert "exclude_newer: 2026-11-01T00:00:00Z" in load_report(store, plain.id).reproduce[-1].title
 
