@@ -13,7 +13,7 @@ from typing import Any
 
 from bisect_env.engine import events
 from bisect_env.engine.explanation import Explanation, Hybrid, Moved
-from bisect_env.engine.hybrids import Between, Changes
+from bisect_env.engine.hybrids import Between, Changes, closures
 from bisect_env.engine.prepare import Prepared, environment_request
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.rules import Tally, build_cost
@@ -117,7 +117,9 @@ class CulpritStudy:
             What was found; stored in the study, unless the user stopped it.
         """
         own = self._open()
-        forced, released = self._closures()
+        if self.changes > 1:
+            self.tell(f"asking the solver what each of {self.changes} changes needs")
+        forced, released = closures(self._between, self.provider)
         search = CulpritSearch(
             self.changes,
             *self._ends,
@@ -262,34 +264,6 @@ class CulpritStudy:
                 search.tell(self._hybrid(combination), hits=counts.bad, trials=counts.counted)
 
     # -- solving -------------------------------------------------------------------------------------------
-
-    def _closures(self) -> tuple[list[Changes], list[Changes]]:
-        """What each change forces when it is made, and what it takes along when it is taken back."""
-        between, everything = self._between, self._between.everything
-        ends = (frozenset[int](), everything)
-        requests = [between.request_for(end) for end in ends]
-        prefer: list[list[int]] = [[], []]
-        asked: dict[tuple[int, int], int] = {}
-        if self.changes > 1:
-            self.tell(f"asking the solver what each of {self.changes} changes needs")
-            for side, start in enumerate(ends):
-                for position in range(self.changes):
-                    request = between.leaning_request(start, position)
-                    if request is not None:
-                        asked[(side, position)] = len(requests)
-                        requests.append(request)
-                        prefer.append([side])
-        results = self.provider.lock_many(requests, prefer=prefer) if asked else []
-        closures: list[list[Changes]] = []
-        for side, start in enumerate(ends):
-            found = []
-            for position in range(self.changes):
-                number = asked.get((side, position))
-                there = None if number is None else between.locate(results[number], start)
-                along = frozenset([position]) if there is None else there ^ start
-                found.append(along if position in along else frozenset([position]))
-            closures.append(found)
-        return closures[0], closures[1]
 
     def _solve(self, search: CulpritSearch, own: Study, hybrid: Changes) -> None:
         (result,) = self.provider.lock_many([self._between.request_for(hybrid)])

@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 from bisect_env.environments.difference import PackageChange, difference
 from bisect_env.environments.lock import Lock, LockedPackage, LockResult
+from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 
 Changes = frozenset[int]
@@ -163,3 +164,36 @@ class Between:
 def _follows(change: PackageChange) -> bool:
     is_conda = change.after is not None and change.after.manager == "conda"
     return change.kind in ("rebuilt", "moved") and not is_conda
+
+
+def closures(between: Between, provider: EnvironmentProvider) -> tuple[list[Changes], list[Changes]]:
+    """What each change forces when it is made, and what it takes along when it is taken back.
+
+    Args:
+        between: The two ends.
+        provider: Solves; it is asked twice for each change, with the end where it starts as its preference.
+
+    Returns:
+        Two sets for each change, itself included; it alone where the solver gives no hybrid.
+    """
+    size = len(between.changes)
+    ends = (frozenset[int](), between.everything)
+    requests = [between.request_for(end) for end in ends]
+    prefer: list[list[int]] = [[], []]
+    asked: dict[tuple[int, int], int] = {}
+    for side, start in enumerate(ends):
+        for position in range(size if size > 1 else 0):
+            request = between.leaning_request(start, position)
+            if request is not None:
+                asked[(side, position)] = len(requests)
+                requests.append(request)
+                prefer.append([side])
+    results = provider.lock_many(requests, prefer=prefer) if asked else []
+    found: list[list[Changes]] = [[], []]
+    for side, start in enumerate(ends):
+        for position in range(size):
+            number = asked.get((side, position))
+            there = None if number is None else between.locate(results[number], start)
+            along = frozenset([position]) if there is None else there ^ start
+            found[side].append(along if position in along else frozenset([position]))
+    return found[0], found[1]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from bisect_env.cluster.protocol import (
@@ -28,16 +27,15 @@ from bisect_env.engine.prepare import Prepared
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.rules import (
     BUILDS_BEFORE_UNBUILDABLE,
-    VOIDS_BEFORE_STOP,
-    Tally,
     build_cost,
     in_flight,
     says_bad,
 )
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import allowed_sources, lost_record, target_of
+from bisect_env.engine.standing import Standing, gist
 from bisect_env.engine.target import StudyTarget
-from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
+from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
@@ -46,12 +44,7 @@ from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.storage.records import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
 from bisect_env.storage.store import Store
 from bisect_env.trials.perturbation import NONE, Perturbation
-from bisect_env.trials.records import (
-    Evidence,
-    Machine,
-    Outcome,
-    TrialRecord,
-)
+from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
 
 SAVE_EVERY = 5.0
 """Seconds between two verdicts stored on the way, for those who look at a running study."""
@@ -63,40 +56,8 @@ LOOK = 0.5
 """Seconds between two looks at the budget and at Ctrl-C while trials run."""
 _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
-_SHORT = 4
-"""Lines of a builder's words that are told as a whole."""
 _PAUSE = 0.02
 """Seconds, growing with each attempt, that let two commands fall out of step."""
-
-
-@dataclass(slots=True)
-class _Mean:
-    """A mean that forgets nothing; None before the first value."""
-
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, value: float) -> None:
-        self.total += value
-        self.count += 1
-
-    @property
-    def value(self) -> float | None:
-        return self.total / self.count if self.count else None
-
-
-@dataclass(slots=True)
-class _State:
-    """What the loop remembers beside the search; all of it is rebuilt from the database on resuming."""
-
-    tallies: defaultdict[Index, Tally] = field(default_factory=lambda: defaultdict(Tally))
-    aside: dict[Index, tuple[str, str]] = field(default_factory=dict)
-    build_seconds: _Mean = field(default_factory=_Mean)
-    trial_seconds: _Mean = field(default_factory=_Mean)
-    voids_in_a_row: int = 0
-    last_void: str = ""
-    saved_at: float = float("-inf")
-    warned: set[str] = field(default_factory=set)
 
 
 class StudyLoop:
@@ -150,7 +111,7 @@ class StudyLoop:
             prepared.groups,
             SearchSettings(settings.confidence, settings.min_crash_rate, settings.max_trials),
         )
-        self._state = _State()
+        self._state = Standing()
         self._sharing = Sharing(store, study_id, clock=clock)
         self._builds = Builds(prepared.locks, allowed_sources(matrix))
         self._asker = Asker(
@@ -164,14 +125,7 @@ class StudyLoop:
     @property
     def missing(self) -> dict[Index, tuple[str, str]]:
         """Status and reason of every combination that cannot be run."""
-        known = {index: ("excluded", why) for index, why in self.grid.excluded.items()}
-        known |= {
-            index: ("env-unbuildable" if error.building else "env-unsolvable", error.message)
-            for index, error in self._prepared.unsolvable.items()
-        }
-        for index, why in self._state.aside.items():
-            known |= dict.fromkeys(self._members[index], why)
-        return known
+        return self._state.missing(self._prepared, self._members)
 
     def document(self) -> dict[str, Any]:
         """The verdict by now."""
@@ -248,7 +202,8 @@ class StudyLoop:
                     break
         finally:
             self._sharing.close()
-        self._check_anything_ran()
+        if not self.search.trials and not self._stopped():
+            self._state.check_anything_built(len(self._members))
 
     def _work(self, deadline: float | None) -> None:
         while self._wants_more(deadline):
@@ -321,18 +276,6 @@ class StudyLoop:
                     self._asker.running.pop(completion.trial_id, None)
         self._sharing.renew(self._asker.claims(), now=True)
 
-    def _check_anything_ran(self) -> None:
-        if self.search.trials or self._stopped() or len(self._state.aside) < len(self._members):
-            return
-        tallies = self._state.tallies.values()
-        if any(t.failed_builds == 0 for t in tallies):
-            return
-        reasons = [reason for _, reason in self._state.aside.values()]
-        raise NoEnvironmentError(
-            f"no environment could be built: {_gist(reasons[-1]) if reasons else 'none is solvable'}",
-            remedy="`bisect-env report` lists every combination with its reason",
-        )
-
     # -- learning ------------------------------------------------------------------------------------------
 
     def _handle(self, completion: Completion) -> None:
@@ -354,7 +297,7 @@ class StudyLoop:
                     self._record_build(lock_hash, build_seconds)
             case BuildFailed(trial_id, lock_hash, message):
                 self._builds.hear(completion)
-                failure = {"lock": lock_hash, "reason": _gist(message)}
+                failure = {"lock": lock_hash, "reason": gist(message)}
                 self._store.record_decision(self._study_id, BUILD_FAILED, failure)
                 if trial_id:
                     self._asker.running.pop(trial_id)
@@ -383,8 +326,8 @@ class StudyLoop:
         if evidence is Evidence.VOID:
             self._state.last_void = f"{record.outcome}: {record.detail}"
         self._learn(index, record.outcome, evidence, record.duration, record.detail)
-        self._check_runnable(record)
-        self._check_infrastructure()
+        self._state.check_runnable(record, self._matrix, len(self._members))
+        self._state.check_infrastructure()
 
     def _learn(
         self, index: Index, outcome: Outcome, evidence: Evidence, duration: float, detail: str
@@ -413,10 +356,10 @@ class StudyLoop:
     def _build_failed(self, indices: Sequence[Index], failure: BuildFailed) -> None:
         if failure.transient:
             combination = self.grid.combination(indices[0])
-            self._state.last_void = f"building {combination}: {_gist(failure.message)}"
+            self._state.last_void = f"building {combination}: {gist(failure.message)}"
             self._state.voids_in_a_row += 1
             self._warn_once(f"build-{indices[0]}", f"{self._state.last_void}; it is tried again")
-            self._check_infrastructure()
+            self._state.check_infrastructure()
             return
         for index in indices:
             tally = self._state.tallies[index]
@@ -434,30 +377,7 @@ class StudyLoop:
             self._store.set_combination(self._study_id, combination, stored, reason)
         self._notify(events.SetAside(members, status, reason))
 
-    # -- stopping for good reasons -------------------------------------------------------------------------
-
-    def _check_runnable(self, record: TrialRecord) -> None:
-        """A command that runs nowhere is a mistake in the matrix, not a property of combinations."""
-        if record.outcome is not Outcome.NOT_RUNNABLE:
-            return
-        tallies = [t for t in self._state.tallies.values() if t.good + t.bad + t.other + t.skip]
-        enough = min(3, len(self._members))
-        if len(tallies) >= enough and all(t.not_runnable for t in tallies):
-            raise UsageError(
-                f"{self._matrix.path}: the trial's command cannot be run in any of {len(tallies)} "
-                f"combinations tried: {record.detail}",
-                tried=" ".join(self._matrix.command(record.combination)),
-                remedy="correct `trial.command` or `trial.files`, then start the same command again",
-            )
-
-    def _check_infrastructure(self) -> None:
-        if self._state.voids_in_a_row >= VOIDS_BEFORE_STOP:
-            count = self._state.voids_in_a_row
-            raise InfrastructureError(
-                f"{count} trials in a row were spoilt; the last: {self._state.last_void}",
-                tried="each was run again",
-                remedy="mend that, then start the same command again: it goes on where it stopped",
-            )
+    # -- telling --------------------------------------------------------------------------------------------
 
     def _warn_once(self, key: str, text: str) -> None:
         if key not in self._state.warned:
@@ -467,14 +387,11 @@ class StudyLoop:
     def _report_progress(self) -> None:
         bad = self.search.probability_bad()
         running = Counter(self.grid.combination(i) for i in self._asker.running.values())
-        hits = sum(t.bad for t in self._state.tallies.values())
         shown: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(self._prepared.groups)
         ]
-        self._notify(events.Progress(self.search.trials, hits, dict(running), self.document(), tuple(shown)))
-
-
-def _gist(text: str) -> str:
-    """The first line; of a short text all of them, for tools put the cause below what it led to."""
-    lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
-    return ": ".join(lines if len(lines) <= _SHORT else lines[:1]) or "(no words)"
+        self._notify(
+            events.Progress(
+                self.search.trials, self._state.hits, dict(running), self.document(), tuple(shown)
+            )
+        )
