@@ -74,8 +74,11 @@ def explain(
     start_log("explain", verbose=verbose, log_file=log_file, quiet=quiet)
     stopped = stop_on_signals()
     where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
+    with Store.open(db, read_only=True) as store:
+        # Opened for writing, a mistyped database would come into being.
+        chosen = store.study(study).id
     with Store.open(db) as store:
-        found = store.study(study)
+        found = store.study(chosen)
         loaded = matrix_of(found, matrix)
         place, provider = where.open(loaded)
 

@@ -24,7 +24,7 @@ from bisect_env.report.curves import lanes_of, posterior_picture, timeline_pictu
 from bisect_env.report.heatmap import cell_note, heat_map
 from bisect_env.report.model import CombinationReport, Report
 from bisect_env.report.numbers import duration, interval, percent, probability
-from bisect_env.report.untrusted import clean, clean_lines
+from bisect_env.report.untrusted import LINE_WIDTH, clean, shortened, shown_lines
 
 LISTED = 3000
 """Combinations in the table; of more, those that were tried or could not be."""
@@ -84,8 +84,8 @@ def _template() -> Any:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
-        one_line=lambda text: clean(str(text or "")),
-        lines=lambda text: clean_lines(str(text)),
+        one_line=lambda text: shortened(clean(str(text or "")), LINE_WIDTH),
+        lines=lambda text: shown_lines(str(text)),
         named=words.named,
         percent=percent,
         interval=lambda pair: interval(*pair),

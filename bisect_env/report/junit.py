@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ET
 from bisect_env.report import words
 from bisect_env.report.model import CombinationReport, Report
 from bisect_env.report.numbers import interval, percent
-from bisect_env.report.untrusted import clean, clean_lines
+from bisect_env.report.untrusted import LINE_WIDTH, clean, clean_lines, shortened, shown_lines
 
 
 def junit_text(report: Report) -> str:
@@ -109,9 +109,9 @@ def _stack(one: CombinationReport, report: Report) -> str:
     here = [failure for failure in known if failure.combination == one.combination]
     return "\n\n".join(
         f"{words.described(failure)} ({failure.trials} trials)\n"
-        f"{clean(failure.detail)}\n"
+        f"{shortened(clean(failure.detail), LINE_WIDTH)}\n"
         f"example: {words.named(failure.combination)}, trial {clean(failure.trial)}\n"
-        f"{clean_lines(failure.stack)}"
+        f"{shown_lines(failure.stack)}"
         for failure in (here or known[:1])
     )
 

@@ -27,6 +27,15 @@ def clean_lines(text: str) -> str:
     return "".join(c for c in text if c == "\n" or c in _JOINERS or unicodedata.category(c) not in _DANGEROUS)
 
 
+LINE_WIDTH = 2000
+"""Characters of a line that are shown: browsers, and readers of CI, stand still over one of a megabyte."""
+
+
+def shown_lines(text: str) -> str:
+    """The same, with no line longer than can be shown."""
+    return "\n".join(shortened(line, LINE_WIDTH) for line in clean_lines(text).split("\n"))
+
+
 def clean(text: str) -> str:
     """The same on one line: whoever wrote it cannot forge a second one."""
     return " ".join(clean_lines(text).split())

@@ -91,6 +91,14 @@ def test_what_goes_wrong(db: Path, run: RunCommand, arguments: list[str], code: 
     assert "secret" not in err
 
 
+def test_to_explain_makes_no_database(run: RunCommand, tmp_path: Path) -> None:
+    mistyped = tmp_path / "mistyped.sqlite"
+    code, _, err = run("explain", "--quiet", "--db", str(mistyped))
+    assert code == 6
+    assert f"there are no results in {mistyped}" in err
+    assert not mistyped.exists()
+
+
 def test_the_schema(run: RunCommand, tmp_path: Path) -> None:
     assert run("schema") == (0, schema_text(), "")
     file = tmp_path / "schema.json"

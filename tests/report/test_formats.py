@@ -16,7 +16,7 @@ from bisect_env.report.formats import FORMATS, formatted
 from bisect_env.report.json_format import json_text, report_json_schema, report_schema_text
 from bisect_env.report.model import Report
 from bisect_env.storage.store import Store
-from tests.report.samples import hostile_study, orjson_study, orjson_verdict
+from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -186,3 +186,16 @@ def test_documents_are_as_the_schema_says(report: Report, store: Store) -> None:
 def test_the_committed_schema_is_this_one() -> None:
     committed = (ROOT / "docs" / "reference" / "report-schema.json").read_text("utf-8")
     assert committed == report_schema_text(), "run `make schema`"
+
+
+@pytest.mark.parametrize("form", ["html", "junit", "md", "text"])
+def test_a_line_of_a_megabyte_is_cut(store: Store, form: str) -> None:
+    study = StudyBuilder(store, [axis("a", "1", "2")])
+    study.passes({"a": "1"}, 2)
+    study.crashes({"a": "2"}, 2, stack=f"before\n{'x' * 1_000_000}\nafter", detail="y" * 1_000_000)
+    text = formatted(load_report(store, study.study.id), form)
+    assert max(map(len, text.splitlines())) < 100_000
+    assert len(text) < 250_000
+    assert "before" in text
+    assert "after" in text
+    assert "x…" in text
