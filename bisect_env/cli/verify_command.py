@@ -69,9 +69,9 @@ def verify(
     from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
     from bisect_env.search.ratetest import RateClaim
 
-    for name, value in (("--max-rate", max_rate), ("--confidence", confidence)):
+    for name, value, usual in (("--max-rate", max_rate, 0.01), ("--confidence", confidence, 0.95)):
         if not _EXTREME <= value <= 1 - _EXTREME:
-            raise UsageError(f"{name} is {value:g}", remedy="give a number between 0 and 1, such as 0.01")
+            raise UsageError(f"{name} is {value:g}", remedy=f"give a number between 0 and 1, such as {usual}")
     start_log("verify", verbose=verbose, log_file=log_file, quiet=quiet)
     where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
     with session(matrix, at, db, where, logged(TrialLines(as_json=as_json, quiet=quiet))) as opened:

@@ -7,11 +7,11 @@ requirements with hashes, conda's explicit list. `run.sh` runs the script as a t
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bisect_env.environments.images import image_of
-from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.plain_lists import explicit_text, requirements_text
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.secrets import may_be_stored
@@ -75,23 +75,13 @@ def reproduction(
     }
     wheels = [package for package in lock.packages if package.manager == "pip"]
     if lock.is_conda:
-        texts[EXPLICIT] = _explicit(lock.packages)
+        texts[EXPLICIT] = explicit_text(lock.packages)
     if wheels or not (lock.is_conda or image_of(lock)):
-        texts[REQUIREMENTS] = _requirements(wheels)
+        texts[REQUIREMENTS] = requirements_text(wheels)
     files = {name: BundleFile(text.encode(), name == RUN) for name, text in texts.items()}
     for file in matrix.files:
         files[file.name] = BundleFile(file.content, file.executable)
     return files
-
-
-def _requirements(packages: Sequence[LockedPackage]) -> str:
-    lines = [f"{p.name}=={p.version} --hash=sha256:{p.sha256}" for p in packages]
-    return "\n".join(["# Exact files, for `pip install --no-deps` or `uv pip sync`.", *lines]) + "\n"
-
-
-def _explicit(packages: Sequence[LockedPackage]) -> str:
-    lines = [f"{p.url}#{p.md5}" if p.md5 else p.url for p in packages if p.is_conda]
-    return "\n".join(["# For `conda create --file`.", "@EXPLICIT", *lines]) + "\n"
 
 
 def _run(matrix: Matrix, combination: Combination) -> str:

@@ -345,12 +345,12 @@ def conclude(
         if verdict.ends_wrong:
             document = {**document, "status": "none", "reason": _ends_reason(verdict.ends_wrong)}
         store.finish_study(study.id, StudyStatus.FINISHED, document)
+        report = report_document(store, study.id)
+        # For those who ask in SQL: only the report can put it into words.
+        store.save_verdict(study.id, {**document, "sentence": report["verdict"]["sentence"]})
         # Looked at after writing: of two commands that end together, the later verdict knows all trials.
         if not loop.hear_others():
             break
-    report = report_document(store, study.id)
-    # For those who ask in SQL: only the report can put it into words.
-    store.save_verdict(study.id, {**document, "sentence": report["verdict"]["sentence"]})
     if verdict.ends_wrong:
         raise EndsNotAsStatedError(
             f"{matrix.path}: {document['reason']}",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from bisect_env.report import words
-from bisect_env.report.model import FailureReport, Report
+from bisect_env.report.model import FailureReport, Report, StepReport
 from bisect_env.report.table import columns, rows
 from bisect_env.report.text import stack_lines
 from bisect_env.report.untrusted import clean, shortened
@@ -21,6 +21,8 @@ CHANGES = 60
 """Packages of a difference that are listed; the matrix's own come first."""
 _STACK_LINES = (60, 20)
 """Of the most frequent failure, and of the others."""
+_FILE_LINES = 120
+"""Lines of a file up to which it is part of the report."""
 _OPEN = 12
 """Packages of a difference up to which they are shown without a click."""
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
@@ -159,6 +161,19 @@ def _reproduce(report: Report) -> Iterator[str]:
         yield f"{escaped(clean(step.title))}:\n"
         yield from fenced([clean(command) for command in step.commands], "sh")
         yield ""
+        yield from _files(step)
+
+
+def _files(step: StepReport) -> Iterator[str]:
+    """For readers who have neither the database nor the directory: the environment itself."""
+    for name, content in step.files.items():
+        lines = [clean(line) for line in content.splitlines()]
+        if len(lines) > _FILE_LINES:
+            yield f"{code(name)} has {len(lines)} lines; attach the directory.\n"
+            continue
+        yield f"<details><summary>{escaped(name)} of the first bad one</summary>\n"
+        yield from fenced(lines, "text")
+        yield "\n</details>\n"
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -255,7 +255,10 @@ class StepReport(Frozen):
     Attributes:
         title: What it does.
         commands: To be given in a shell, a line each.
+        files: Name to content of files with which the commands can be followed where the study is not known:
+            the environment, as pip's requirements or conda's explicit list.
     """
 
     title: str
     commands: tuple[str, ...]
+    files: dict[str, str] = Field(default_factory=dict)

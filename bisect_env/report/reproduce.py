@@ -9,6 +9,7 @@ from typing import Any
 
 from bisect_env.environments.images import image_of
 from bisect_env.environments.lock import Lock
+from bisect_env.environments.plain_lists import plain_lists
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.dates import cutoff
 from bisect_env.report.model import AxisInfo, StepReport
@@ -35,7 +36,11 @@ def steps(
     if lock is not None:
         made = f"bisect-env reproduce first-bad --study {study.id[:_SHORT_ID]} --output repro"
         title = "As a directory with lock, script and Dockerfile, which needs no bisect-env to be run"
-        found.append(StepReport(title=title, commands=(made, "cd repro", *_by_hand(lock))))
+        found.append(
+            StepReport(
+                title=title, commands=(made, "cd repro", *_by_hand(lock)), files=plain_lists(lock.packages)
+            )
+        )
     cells = (("first_bad", "first bad"), ("last_good", "last good"))
     alone = [
         f"bisect-env trial {path} --at {shlex.quote(at(cell, axes))} # {words}"

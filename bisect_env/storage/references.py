@@ -18,7 +18,7 @@ def find_study(studies: Sequence[Study], reference: str | None, shown: str) -> S
 
     Args:
         studies: Every study, the newest first.
-        reference: What the user said; None for the newest.
+        reference: What the user said; None for the newest. The path of a matrix will do as well.
         shown: The database, for messages.
 
     Raises:
@@ -36,6 +36,10 @@ def find_study(studies: Sequence[Study], reference: str | None, shown: str) -> S
     for study in studies:
         # A name comes before a beginning of an id: `cafe` may be both, and the name was chosen by a person.
         if reference in (study.id, study.name):
+            return study
+    for study in studies:
+        # What other commands are given: the matrix file, as it was named then.
+        if study.definition.matrix_path == reference and "explains" not in study.definition.settings:
             return study
     matching = [study for study in studies if reference and study.id.startswith(reference.lower())]
     if len(matching) == 1:

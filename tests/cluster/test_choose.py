@@ -10,7 +10,7 @@ import pytest
 from bisect_env.cluster.choose import executor_maker
 from bisect_env.cluster.local import LocalExecutor
 from bisect_env.cluster.remote import RemoteExecutor
-from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.images import ensure_environment
 from bisect_env.errors import ExitCode, InfrastructureError, UsageError
 
 
@@ -33,7 +33,7 @@ def test_workers_of_a_cluster_use_their_own_caches_unless_one_is_named(tmp_path:
     maker = executor_maker(scheduler="tcp://h:1", gpus_per_trial=2)
     assert isinstance(maker, partial)
     assert maker.func is RemoteExecutor
-    assert maker.args[0].func is ensure_prefix
+    assert maker.args[0].func is ensure_environment
     assert maker.args[0].keywords == {}
     assert maker.keywords["gpus_per_trial"] == 2
     named = executor_maker(scheduler="tcp://h:1", cache=tmp_path)

@@ -30,7 +30,7 @@ FLAKY = """
     if level >= 6:
         if "OTHER" in os.environ:
             other()
-        if random.random() < (0.8 if "HUNTS" in os.environ else 0.12):
+        if random.random() < (1.0 if "HUNTS" in os.environ else 0.12):
             defect()
 """
 

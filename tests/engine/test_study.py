@@ -202,11 +202,14 @@ def test_every_failing_corner_is_found_one_after_the_other(studies: Studies) -> 
 
 
 def test_rates_of_processes_and_of_bodies(studies: Studies) -> None:
-    """With the body repeated within a process, a rare failure is found soon, and both rates are told."""
+    """With the body repeated within a process, a rare failure is found soon, and both rates are told.
+
+    A process fails in 1 − 0.94⁶⁰ = 98 % of trials: nearly certain, so that the verdict is no throw of dice.
+    """
     path = studies.matrix(
         """
         import random, sys
-        if int(sys.argv[1]) >= 6 and random.random() < 0.03:
+        if int(sys.argv[1]) >= 6 and random.random() < 0.06:
             raise ValueError
         """,
         trial="repeat_within: 60",
@@ -216,7 +219,7 @@ def test_rates_of_processes_and_of_bodies(studies: Studies) -> None:
     assert verdict["first_bad"]["level"] == "6"
     bad = verdict["bad_rate"]
     assert bad["rate"] > 0.5
-    assert bad["per_body"]["low"] < 0.03 < bad["per_body"]["high"] + 0.02
+    assert bad["per_body"]["low"] < 0.06 < bad["per_body"]["high"] + 0.04
     assert bad["hits"] <= bad["bodies"] <= 60 * bad["trials"]
     assert f"of {bad['bodies']} bodies" in verdict["sentence"]
     good = verdict["good_rate"]

@@ -129,10 +129,12 @@ class StudyBuilder:
                 CombinationState(Combination.of(cell), said, why, lock_of(cell) if solvable else None)
             )
         hashes = {state.lock_hash for state in states if state.lock_hash}
-        locks = [
-            Lock(h, "3.11", "linux-64", self.packages.get(h.partition("|")[0], ()), "")
-            for h in sorted(hashes)
-        ]
+
+        def packages(name: str) -> tuple[LockedPackage, ...]:
+            # A value may hold the separator itself.
+            return next((p for value, p in self.packages.items() if f"{name}|".startswith(f"{value}|")), ())
+
+        locks = [Lock(h, "3.11", "linux-64", packages(h), "") for h in sorted(hashes)]
         self.store.save_locks(self.study.id, locks)
         self.store.save_combinations(self.study.id, states)
 

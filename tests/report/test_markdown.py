@@ -13,6 +13,7 @@ from markdown_it import MarkdownIt
 
 from bisect_env.report.document import load_report
 from bisect_env.report.markdown import MOST, cell, code, escaped, fenced, markdown_text
+from bisect_env.report.model import StepReport
 from bisect_env.report.untrusted import clean
 from bisect_env.storage.store import Store
 from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict
@@ -105,3 +106,19 @@ def test_an_issue_can_hold_it(store: Store) -> None:
     text = markdown_text(load_report(store, study.study.id))
     assert len(text) < MOST
     assert "lines …" in text
+
+
+def test_a_maintainer_gets_the_environment_itself(tmp_path: Path) -> None:
+    step = StepReport(
+        title="As a directory",
+        commands=("bisect-env reproduce first-bad",),
+        files={"requirements.txt": "# Exact\ntorch==2.3.0 --hash=sha256:abc\n", "explicit.txt": "x\n" * 999},
+    )
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        study = orjson_study(store)
+        study.finished(orjson_verdict())
+        report = load_report(store, study.study.id).model_copy(update={"reproduce": (step,)})
+    text = markdown_text(report)
+    assert "<details><summary>requirements.txt of the first bad one</summary>" in text
+    assert "\ntorch==2.3.0 --hash=sha256:abc\n" in text
+    assert "`explicit.txt` has 999 lines; attach the directory." in text
