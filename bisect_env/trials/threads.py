@@ -259,15 +259,23 @@ def explain(threads: Sequence[Thread]) -> list[str]:
 
 
 def where_main_is(threads: Sequence[Thread]) -> list[str]:
-    """Where the main thread is, in a sentence, when nothing is seen to wait for anything. Pure."""
+    """Where the main thread is, when nothing is seen to wait for anything, and who keeps the GIL. Pure.
+
+    Who waits for a `threading.Lock` waits for nobody that can be seen: Python's locks have no owner. Then a
+    thread that sits in a native call with the GIL is the one to look at.
+    """
     main = next((thread for thread in threads if thread.name == "MainThread"), None)
-    frame = None if main is None else main.native_call or main.python
-    if main is None or frame is None:
-        return []
-    where = f"{main} is in {frame}"
-    if main.python is not None and main.python is not frame:
-        where += f", called from {main.python}"
-    return [where]
+    holder = next((t for t in threads if t.has_gil and t is not main and t.native_call is not None), None)
+    sentences = []
+    for thread, does in ((main, "is in"), (holder, "holds the GIL inside the native call")):
+        frame = None if thread is None else thread.native_call or thread.python
+        if thread is None or frame is None:
+            continue
+        where = f"{thread} {does} {frame}"
+        if thread.python is not None and thread.python is not frame:
+            where += f", called from {thread.python}"
+        sentences.append(where)
+    return sentences
 
 
 def _cycle(waits: Mapping[int, int]) -> list[int]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from bisect_env.trials import stacks, tools
 from bisect_env.trials.records import Outcome, TrialRecord
-from bisect_env.trials.threads import Frame, Thread, explain, interpreter_data, of_py_spy
+from bisect_env.trials.threads import Frame, Thread, explain, interpreter_data, of_py_spy, where_main_is
 
 Run = Callable[..., TrialRecord]
 
@@ -150,6 +150,18 @@ def test_a_native_call_that_keeps_the_gil_is_named_without_a_cycle() -> None:
         "cuCtxSynchronize (x:1), called from f (x:1)"
     )
     assert not any("deadlock" in sentence for sentence in said)
+
+
+def test_who_keeps_the_gil_is_named_where_nobody_is_seen_to_wait_for_it() -> None:
+    """The main thread waits for a Python lock, which has no owner that could be read."""
+    main = Thread(1, "MainThread", frames("lock_PyThread_acquire_lock", "py:<module>"))
+    holder = Thread(2, "worker", frames("nanosleep", "sleep", "py:work"), has_gil=True)
+    keeps = f"thread 2 (worker) holds the GIL inside the native call {holder.native_call}"
+    assert where_main_is([holder, main]) == [
+        "thread 1 (MainThread) is in lock_PyThread_acquire_lock (x:1), called from <module> (x:1)",
+        f"{keeps}, called from work (x:1)",
+    ]
+    assert where_main_is([main]) == where_main_is([holder, main])[:1]
 
 
 def test_a_thread_that_computes_in_python_is_no_finding() -> None:
