@@ -146,7 +146,9 @@ class CulpritStudy:
         if not self.stopped():
             self.store.record_decision(self.study.id, EXPLAINED, found.document())
             self.store.finish_study(
-                own.id, StudyStatus.FINISHED, {"status": "none", "reason": found.sentence}
+                own.id,
+                StudyStatus.FINISHED,
+                {"status": "none", "reason": found.sentence, "sentence": found.sentence},
             )
         else:
             self.store.finish_study(own.id, StudyStatus.INTERRUPTED, None)
