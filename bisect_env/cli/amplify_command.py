@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bisect_env.cli.one_session import say
+from bisect_env.cli.one_session import say, warn
 from bisect_env.cli.options import (
     CacheOption,
     CacheSizeOption,
@@ -81,7 +81,7 @@ def amplify(
             for end, index in zip(("good", "bad"), corners, strict=True):
                 texts[end] = texts[end] or _text(grid, index)
         found_ends = {
-            end: open_one(loaded, text, store=store, provider=provider, notify=lambda _event: None).single
+            end: open_one(loaded, text, store=store, provider=provider, notify=warn).single
             for end, text in texts.items()
         }
 

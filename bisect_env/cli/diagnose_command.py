@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisect_env.cli.one_session import say
+from bisect_env.cli.one_session import say, warn
 from bisect_env.cli.options import (
     AtOption,
     CacheOption,
@@ -69,7 +69,7 @@ def diagnose(
     uuids = _gpus(loaded, gpus)
     _, provider = Where(None, gpus, None, None, cache, cache_size, offline).open(loaded)
     with Store.open(db) as store:
-        one = open_one(loaded, at, store=store, provider=provider, notify=lambda _event: None)
+        one = open_one(loaded, at, store=store, provider=provider, notify=warn)
     folder = _new_folder(output, f"{loaded.name}-{one.single.lock.content_hash[:8]}")
     if not as_json:
         say(f"{one.single.combination} (environment {one.single.lock.content_hash[:12]})", sys.stderr)

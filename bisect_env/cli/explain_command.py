@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bisect_env.cli.logs import LogFileOption, VerboseOption, log_event, start_log
-from bisect_env.cli.one_session import say
+from bisect_env.cli.one_session import say, warn
 from bisect_env.cli.options import (
     CacheOption,
     CacheSizeOption,
@@ -85,8 +85,7 @@ def explain(
         def heard(event: events.Event) -> None:
             culprit.heard(event)
             log_event(event)
-            if isinstance(event, events.Warned):
-                say(f"warning: {event.text}", sys.stderr)
+            warn(event)
 
         def make_trials(study_id: str) -> SingleTrials:
             return SingleTrials(

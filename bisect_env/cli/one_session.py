@@ -105,6 +105,14 @@ def _line(number: int, event: events.TrialFinished) -> str:
     return "  ".join([*parts, "; ".join(note for note in notes if note)]).rstrip()
 
 
+def warn(event: events.Event) -> None:
+    """Show an event if it is a warning: for commands that have no other use for events."""
+    from bisect_env.engine import events
+
+    if isinstance(event, events.Warned):
+        say(f"warning: {event.text}", sys.stderr)
+
+
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print a line, whatever the stream's encoding can show."""
     from bisect_env.matrix.secrets import without_passwords

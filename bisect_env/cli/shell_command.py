@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from bisect_env.cli.one_session import say
+from bisect_env.cli.one_session import say, warn
 from bisect_env.cli.options import AtOption, CacheOption, DatabaseOption, MatrixArgument, OfflineOption
 
 
@@ -31,7 +31,6 @@ def shell(
     What is run there is no trial. Ends as the shell ends.
     """
     from bisect_env.cli.where import Where
-    from bisect_env.engine import events
     from bisect_env.engine.one import open_one
     from bisect_env.engine.specs import allowed_sources, trial_files
     from bisect_env.environments.prefix import ensure_prefix
@@ -42,14 +41,10 @@ def shell(
 
     loaded = load_matrix(matrix)
 
-    def show(event: events.Event) -> None:
-        if isinstance(event, events.Warned):
-            say(f"warning: {event.text}", sys.stderr)
-
     place, provider = Where(cache=cache, offline=offline).open(loaded)
     place.close()  # nothing of it is started
     with Store.open(db) as store:
-        single = open_one(loaded, at, store=store, provider=provider, notify=show).single
+        single = open_one(loaded, at, store=store, provider=provider, notify=warn).single
     prefix = ensure_prefix(
         single.lock,
         cache_dir=cache,
