@@ -203,3 +203,22 @@ def test_completion_and_colours() -> None:
             [*command, "--help"], env={**plain, **colours}, capture_output=True, text=True, timeout=60
         )
         assert ("\x1b[3" in done.stdout or "\x1b[1;3" in done.stdout) is wanted
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("words", [["diagnose", "-n", "1"], ["shell"]])
+def test_what_should_be_known_of_a_combination_is_said(tmp_path: Path, words: list[str]) -> None:
+    matrix = Studies(tmp_path).matrix("pass", rest="exclude: [{when: {level: 2}, why: 'it is too old'}]")
+    places = ["--db", str(tmp_path / "results.sqlite"), "--cache", str(tmp_path / "cache")]
+    command, *more = words
+    done = subprocess.run(
+        [sys.executable, "-m", "bisect_env", command, str(matrix), "--at", "level=2", *more, *places],
+        stdin=subprocess.DEVNULL,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert "warning: python=" in done.stderr
+    assert "is excluded in the matrix: it is too old" in done.stderr
