@@ -18,6 +18,7 @@ from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import EnvironmentProvider, Environments
 from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.store import Store
+from tests import planted
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -39,6 +40,9 @@ class Studies:
             **replace,
         }
         (self.folder / "script.py").write_text(textwrap.dedent(script))
+        files = ["script.py"]
+        if f"from {planted.MODULE} import" in script:
+            files.append(planted.plant(self.folder).name)
         path = self.folder / "matrix.yaml"
         path.write_text(
             textwrap.dedent(
@@ -50,7 +54,7 @@ class Studies:
                 %s
                 trial:
                   command: python script.py {level}
-                  files: [script.py]
+                  files: [%s]
                   timeout: 20s
                 %s
                 %s
@@ -59,6 +63,7 @@ class Studies:
             % (
                 PYTHON,
                 textwrap.indent(textwrap.dedent(keys["axes"]), "  "),
+                ", ".join(files),
                 textwrap.indent(textwrap.dedent(keys["trial"]), "  "),
                 textwrap.dedent(keys["rest"]),
             )

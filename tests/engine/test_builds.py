@@ -71,9 +71,10 @@ def test_what_is_under_way_is_paid_for_and_not_ready() -> None:
 
 
 CRASH_FROM_FOUR = """
-    import random, sys, time
+    import sys, time
+    from planted import fails
     time.sleep(0.1)
-    sys.exit(int(sys.argv[1]) >= 4 and random.random() < 0.5)
+    sys.exit(int(sys.argv[1]) >= 4 and fails(0.5, sys.argv[1]))
 """
 
 

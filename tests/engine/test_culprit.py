@@ -110,8 +110,9 @@ def matrix(studies: Studies, index: IndexServer, script: str, axes: str) -> Expl
 
 
 FLAKY = """
-    import os, random, {module}, app
-    if {module}.version == "{version}" and random.random() < 0.6:
+    import os, {module}, app
+    from planted import fails
+    if {module}.version == "{version}" and fails(0.6):
         os.abort()
 """
 

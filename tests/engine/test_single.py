@@ -31,11 +31,11 @@ from tests.environments.index_server import IndexServer, serve
 pytestmark = pytest.mark.integration
 
 CRASHES_FROM_5 = """
-    import os, random, sys
-    if int(sys.argv[1]) >= 5 and random.random() < 0.5:
+    import os, sys
+    from planted import fails
+    if int(sys.argv[1]) >= 5 and fails(0.5, sys.argv[1]):
         os.abort()
 """
-"""PYTHONHASHSEED does not seed `random`: it is a throw."""
 
 
 @contextmanager

@@ -37,7 +37,8 @@ def test_a_certain_crash_is_found(studies: Studies) -> None:
 def test_a_flaky_crash_is_found(studies: Studies) -> None:
     script = """
         import os, sys
-        if int(sys.argv[1]) >= 3 and os.urandom(1)[0] < 100:
+        from planted import fails
+        if int(sys.argv[1]) >= 3 and fails(0.4, sys.argv[1]):
             os.abort()
     """
     verdict = studies.run(studies.matrix(script)).report["verdict"]
@@ -202,14 +203,12 @@ def test_every_failing_corner_is_found_one_after_the_other(studies: Studies) -> 
 
 
 def test_rates_of_processes_and_of_bodies(studies: Studies) -> None:
-    """With the body repeated within a process, a rare failure is found soon, and both rates are told.
-
-    A process fails in 1 − 0.94⁶⁰ = 98 % of trials: nearly certain, so that the verdict is no throw of dice.
-    """
+    """With the body repeated within a process, a rare failure is found soon, and both rates are told."""
     path = studies.matrix(
         """
-        import random, sys
-        if int(sys.argv[1]) >= 6 and random.random() < 0.06:
+        import sys
+        from planted import fails
+        if int(sys.argv[1]) >= 6 and fails(0.06, sys.argv[1]):
             raise ValueError
         """,
         trial="repeat_within: 60",

@@ -23,12 +23,13 @@ from tests.engine.test_single import opened, so_many
 
 # From 3 on one failure, from 6 on the one that is looked for; at 8 now and then the other as well.
 TWO_FAILURES = """
-    import os, random, sys
+    import os, sys
+    from planted import fails
     def early(): raise KeyError("another problem")
     def late(): os.abort()
     level = int(sys.argv[1])
     if level >= 6:
-        early() if level == 8 and random.random() < 0.3 else late()
+        early() if level == 8 and fails(0.3) else late()
     if level >= 3:
         early()
 """
@@ -228,10 +229,11 @@ def test_a_matrix_without_a_signature_is_the_study_that_it_was(studies: Studies,
 def test_two_commands_on_one_study_agree_on_the_failure(studies: Studies) -> None:
     # The bad end fails in two ways, so that each command may meet another one first.
     script = """
-        import os, random, sys
+        import os, sys
+        from planted import fails
         def one(): raise KeyError("one")
         def two(): os.abort()
-        if int(sys.argv[1]) >= 6: random.choice([one, two])()
+        if int(sys.argv[1]) >= 6: (one if fails(0.5, sys.argv[1]) else two)()
     """
     path = studies.matrix(script, **FROM_BAD_END)
     other = Studies(studies.folder)

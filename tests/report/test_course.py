@@ -35,7 +35,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 FLAKY = """
     import os, sys
-    if int(sys.argv[1]) >= 6 and os.urandom(1)[0] < 160:
+    from planted import fails
+    if int(sys.argv[1]) >= 6 and fails(0.6, sys.argv[1]):
         os.abort()
 """
 

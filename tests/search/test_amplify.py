@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ def test_arms_add_up() -> None:
 
 def test_probability_faster_is_calibrated() -> None:
     """Of planted arms called faster with 95 %, hardly any is not: the rate of false calls is held."""
-    seed = random.randrange(2**32)
+    seed = 20261121
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     wrong = sum(
