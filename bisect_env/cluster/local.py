@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +16,10 @@ from bisect_env.cluster.base import DaskExecutor
 from bisect_env.cluster.perform import PrefixBuilder, refuse_gpus
 from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.errors import InfrastructureError
+from bisect_env.trials.held_dirs import left_behind, make_held
 
 START_TIMEOUT = 60.0
 """Seconds for workers to start; a machine under load takes some."""
-SCRATCH_GRACE = 60.0
-"""Seconds between making a scratch directory and having locked it, and many more."""
 
 _CONFIG: dict[str, Any] = {
     # One trial waits at each worker, which hides the way to the scheduler and back; the rest wait at the
@@ -146,26 +142,11 @@ class LocalExecutor(HostExecutor):
 def _make_scratch() -> tuple[Path, int]:
     """A directory for the workers, and a descriptor that keeps it locked as long as this process lives.
 
-    A command that was killed could not remove its own: the next one does, knowing it by the free lock.
+    A command that was killed could not remove its own: the next one does.
     """
-    for old in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError):  # somebody else's, or locked, or just gone
-            if time.time() - old.stat().st_mtime > SCRATCH_GRACE:
-                fd = _lock(old)
-                shutil.rmtree(old, ignore_errors=True)
-                os.close(fd)
-    path = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-    return path, _lock(path)
-
-
-def _lock(directory: Path) -> int:
-    fd = os.open(directory, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+    for old in left_behind(_SCRATCH):
+        shutil.rmtree(old, ignore_errors=True)
+    return make_held(_SCRATCH)
 
 
 def _start_error(workers: int, error: BaseException) -> InfrastructureError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +23,7 @@ from bisect_env.trials.child_env import TRIAL_ID
 from bisect_env.trials.exit_record import ExitRecord
 from bisect_env.trials.launcher import Elsewhere, Launch, LaunchError
 from bisect_env.trials.records import TrialSpec
-from bisect_env.trials.workdir import WorkDir
+from bisect_env.trials.workdir import REMOVAL, WorkDir
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,9 @@ def contain(
     )
     prepare(inside, parcel)
     engine = inside.engine
+    remove = engine.argv("rm", "--force", "--volumes", name)
+    # Where the container cannot write: it is to be executed.
+    (directory.top / REMOVAL).write_text(json.dumps(remove), "utf-8")
     launch = Launch(
         run_argv(inside, parcel, [path.name for path in directory.work.iterdir()]),
         # The engine's client is no trial: it needs what the user set up for it.
@@ -124,7 +128,7 @@ def contain(
             abort=engine.argv("kill", "--signal", "ABRT", name),
             kill=engine.argv("kill", name),
             state=engine.argv("inspect", name),
-            remove=engine.argv("rm", "--force", "--volumes", name),
+            remove=remove,
             hold=control / ALIVE,
         ),
     )

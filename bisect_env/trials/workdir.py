@@ -1,17 +1,26 @@
-"""A trial's private directories: made fresh, filled, and gone afterwards."""
+"""A trial's private directories: made fresh, filled, and gone afterwards, whoever then removes them."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import stat
-import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from bisect_env.trials.held_dirs import left_behind, make_held
 from bisect_env.trials.records import TrialFile
+from bisect_env.trials.tools import run_tool
+
+# Short: paths of Unix sockets below it may have 107 characters.
+PREFIX = "bisect-env-trial-"
+REMOVAL = "removal.json"
+"""File with a command that removes what a trial has outside of its directory, should nobody be left to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +45,8 @@ def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
     Raises:
         ValueError: A file's name leads out of the directory.
     """
-    # A short name: paths of Unix sockets below it may have 107 characters.
-    top = Path(tempfile.mkdtemp(prefix="bisect-env-"))
+    _SWEEP.once()
+    top, held = make_held(PREFIX)
     try:
         made = WorkDir(top=top, work=top / "work", tmp=top / "tmp")
         made.work.mkdir()
@@ -46,7 +55,37 @@ def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
             _write(made.work, file)
         yield made
     finally:
-        _remove(top)
+        try:
+            _remove(top)
+        finally:
+            os.close(held)
+
+
+def sweep() -> None:
+    """Remove what trials left whose worker and supervisor were killed together."""
+    for old in left_behind(PREFIX):
+        # The supervisor, if that lives, removes it at the same time; a process of the script may still write.
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                run_tool([str(word) for word in json.loads((old / REMOVAL).read_text("utf-8"))])
+            _remove(old)
+
+
+class _Sweep:
+    """Once in the life of a process: for a worker that was killed, a new one is started."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._done = False
+
+    def once(self) -> None:
+        with self._lock:
+            if not self._done:
+                self._done = True
+                sweep()
+
+
+_SWEEP = _Sweep()
 
 
 def _write(directory: Path, file: TrialFile) -> None:

@@ -34,8 +34,10 @@ class Command:
     def __init__(self, folder: Path, script: str, **replace: str) -> None:
         self.folder = folder
         self.matrix = Studies(folder).matrix(script, **replace)
+        (folder / "temp").mkdir()
         self.env = {
             **os.environ,
+            "TMPDIR": str(folder / "temp"),  # what a killed command leaves goes with the test's folder
             "BISECT_ENV_DB": str(folder / "results.sqlite"),
             "BISECT_ENV_CACHE": str(folder / "cache"),
             "BISECT_ENV_LOCKFILES": str(folder / "lockfiles"),

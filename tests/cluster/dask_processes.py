@@ -30,7 +30,9 @@ class DaskProcesses:
     def __init__(self, folder: Path, host: str = "127.0.0.1", env: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.host = host
-        self.env = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+        temp = folder / "temp"  # what a killed worker leaves goes with the test's folder
+        temp.mkdir(exist_ok=True)
+        self.env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temp), **(env or {})}
         self.file = folder / "scheduler.json"
         self.processes: list[subprocess.Popen[bytes]] = []
 

@@ -183,7 +183,10 @@ def test_an_image_without_python_is_told_from_an_engine_that_fails(inside: Insid
 def test_a_container_does_not_outlive_a_worker_that_is_killed(
     inside: Inside, tmp_path: Path, everything: bool
 ) -> None:
-    """Even when everything on this side gets SIGKILL at once, as from a host that is out of memory."""
+    """Even when everything on this side gets SIGKILL at once, as from a host that is out of memory.
+
+    What nobody was left to remove, directory and container, the next trial of this host removes.
+    """
     engine = (inside.engine.kind, inside.engine.command, inside.engine.run_args)
     worker = tmp_path / "worker.py"
     worker.write_text(
@@ -196,14 +199,17 @@ def test_a_container_does_not_outlive_a_worker_that_is_killed(
             from bisect_env.trials.run import run_trial
             from tests.trials.trial_support import make_spec
             inside = Inside(Engine(*{engine!r}), {inside.image!r})
-            spec = make_spec("import time; time.sleep(600)", trial_id=sys.argv[1])
+            spec = make_spec(sys.argv[2], trial_id=sys.argv[1])
             run_trial(spec, Path("/no-prefix"), inside=inside)
             """
         )
     )
     trial_id = f"trial-{os.urandom(6).hex()}"
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen([sys.executable, str(worker), trial_id], env=env)
+    place = tmp_path / "temp"
+    place.mkdir()
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(place)}
+    argv = [sys.executable, str(worker)]
+    process = subprocess.Popen([*argv, trial_id, "import time; time.sleep(600)"], env=env)
     script = wait_for(lambda: scripts(trial_id))
     victims = [psutil.Process(process.pid)]
     if everything:
@@ -215,10 +221,11 @@ def test_a_container_does_not_outlive_a_worker_that_is_killed(
     wait_for(lambda: not scripts(trial_id))
     mine = ("ps", "--all", "--quiet", "--filter", f"label=bisect-env.trial={trial_id}")
     if everything:
-        # Nobody was there to remove it; `drop_leftovers` does, a day later.
-        assert inside.engine.ask("rm", "--force", *inside.engine.ask(*mine).stdout.split()).ok
-    else:
-        wait_for(lambda: not inside.engine.ask(*mine).stdout)
+        assert inside.engine.ask(*mine).stdout
+        assert list(place.iterdir())
+        subprocess.run([*argv, f"{trial_id}-next", "pass"], env=env, check=True, timeout=60)
+    wait_for(lambda: not inside.engine.ask(*mine).stdout)
+    wait_for(lambda: not list(place.iterdir()))
 
 
 def is_inner(process: psutil.Process) -> bool:

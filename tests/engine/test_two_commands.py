@@ -56,8 +56,10 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def start(studies: Studies, db: str) -> Iterator[Start]:
     begun: list[subprocess.Popen[str]] = []
+    (studies.folder / "temp").mkdir()
     env = {
         **os.environ,
+        "TMPDIR": str(studies.folder / "temp"),  # what a killed command leaves goes with the test's folder
         "BISECT_ENV_DB": db,
         "BISECT_ENV_CACHE": str(studies.folder / "cache"),
         "BISECT_ENV_LOCKFILES": str(studies.folder / "lockfiles"),

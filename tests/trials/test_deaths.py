@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -260,6 +261,9 @@ def die_often(number: int, seed: int, place: Path) -> None:
     assert len(set(failing)) == len(failing)
     assert list(place.iterdir()) == []
     assert open_files() == fds
+    deadline = time.monotonic() + 20  # a thread that Python has joined may be a moment in the kernel yet
+    while psutil.Process().num_threads() > threads and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert psutil.Process().num_threads() <= threads
     launcher.LAUNCHER.close()
     assert living({spec.trial_id for spec in specs}) == []

@@ -440,6 +440,34 @@ run_trial(make_spec({script!r}, timeout=600), PREFIX)
     assert list(tmp_path.glob("bisect-env-*")) == []
 
 
+def test_the_next_worker_removes_what_one_left_that_was_killed_with_its_supervisor(tmp_path: Path) -> None:
+    program = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.trials.trial_support import make_spec, PREFIX
+from bisect_env.trials.run import run_trial
+run_trial(make_spec(sys.argv[2], timeout=600, trial_id=sys.argv[1]), PREFIX)
+"""
+    # A script that takes permissions away: removing its directory takes more than one attempt.
+    hang = "import os, time; os.makedirs('a/b'); os.chmod('a', 0); time.sleep(600)"
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    trial_id = make_spec().trial_id
+    with subprocess.Popen([sys.executable, "-c", program, trial_id, hang], env=env) as worker:
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob("bisect-env-*/work/a/b")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        everything = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
+        for process in everything:
+            process.suspend()  # so that none can do anything about the death of another
+        for process in everything:
+            process.kill()
+    deadline = time.monotonic() + 20
+    while trial_processes(trial_id) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(list(tmp_path.glob("bisect-env-*"))) == 1
+    subprocess.run([sys.executable, "-c", program, "next", "pass"], env=env, check=True, timeout=60)
+    assert list(tmp_path.glob("bisect-env-*")) == []
+
+
 def test_many_threads_at_once(private_temp: Path) -> None:
     kinds = {
         "pass": Outcome.PASS,
