@@ -46,7 +46,6 @@ NOT_RUN = {
     "podman": "builds an image; tests/containers runs containers where an engine is there",
     "dask": "starts a cluster; tests/cluster/test_remote.py does, with these options",
     "CUDA_VISIBLE_DEVICES": "needs GPUs",
-    "srun": "needs SLURM",
     "createuser": "needs a PostgreSQL server of one's own; tests/storage/postgres_server.py starts one",
     "createdb": "needs a PostgreSQL server of one's own",
     "chmod": "a folder below /srv",
@@ -56,13 +55,6 @@ NOT_RUN = {
     "bisect-env serve": "runs until it is ended: tests/web",
     "--scheduler": "needs a cluster: tests/cluster/test_remote.py",
     "--gpus": "needs GPUs: benchmarks/gpu_check.py",
-    # The lines of the SLURM script.
-    "FILE=": "needs SLURM",
-    "until": "needs SLURM",
-    "status=": "needs SLURM",
-    "kill": "needs SLURM",
-    "exit": "needs SLURM",
-    "--resources": "needs SLURM",
 }
 ENDS = {"bisect-env trial matrices/quickstart.yaml --at orjson=3.9.11": 3, "--at first-bad": 3, "amplify": 1}
 """How commands end that do not end with 0; a failure that is certain cannot be made more frequent."""

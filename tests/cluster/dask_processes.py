@@ -76,6 +76,10 @@ class DaskProcesses:
             before=before,
         )
 
+    def run(self, *words: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        """`dask` with these words and nothing added."""
+        return self._start(*words, env=env)
+
     def _start(
         self, *words: str, env: dict[str, str] | None = None, before: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:

@@ -6,7 +6,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -94,10 +94,12 @@ def processes_of(trial: str) -> list[psutil.Process]:
     return found
 
 
-def wait_until(condition: object) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "waited in vain"
+def wait_until(
+    condition: Callable[[], object], seconds: float = PATIENCE, said: Callable[[], str] = lambda: ""
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain\n{said()}"
         time.sleep(0.02)
 
 
