@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -24,7 +24,7 @@ import distributed
 
 from bisect_env.cluster.inline import take
 from bisect_env.cluster.perform import PrefixBuilder
-from bisect_env.cluster.preparing import one_of_each_host, outcome
+from bisect_env.cluster.preparing import Whereabouts, late_outcome, one_of_each_host, outcome
 from bisect_env.cluster.protocol import Completion, PrefixRequest, TrialLost, TrialRequest
 from bisect_env.cluster.resources import GPU, WorkerOffer, slots, why_never
 from bisect_env.cluster.worker import (
@@ -58,13 +58,19 @@ class _Attempt:
     Attributes:
         trial_id: Of the request.
         epoch: Which `cancel` ends it.
+        lock_hash: Of its environment.
+        fit: Addresses of the workers that alone may run it, if not all may.
         future: Dask's.
+        is_stranded: Whether those are gone, so that it was given up.
         begun: Worker and host of every begin that was announced; one, unless Dask ran it again.
     """
 
     trial_id: str
     epoch: int
+    lock_hash: str
+    fit: list[str] | None = None
     future: Any = None
+    is_stranded: bool = False
     begun: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -88,7 +94,8 @@ class DaskExecutor:
         self._topic = f"bisect-env-{uuid.uuid4().hex}"
         self._version = version("bisect-env")
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._prepared: queue.SimpleQueue[Completion] = queue.SimpleQueue()
+        self._prepared: queue.SimpleQueue[tuple[str, dict[str, object], Completion]] = queue.SimpleQueue()
+        self._whereabouts = Whereabouts()
         self._attempts: dict[str, _Attempt] = {}
         self._count = 0
         self._epoch = 0
@@ -117,9 +124,9 @@ class DaskExecutor:
         """How many trials can run at the same time, now.
 
         Never less than one: a trial submitted to a cluster that has no workers for a moment waits for them,
-        and `wait` raises when none comes.
+        and `wait` raises when none comes. A host that joins counts once it has an environment.
         """
-        return max(1, slots(self._look(), self._gpus_per_trial))
+        return max(1, slots(self._whereabouts.at_work(self._look()), self._gpus_per_trial))
 
     @property
     def gpus_aside(self) -> Mapping[str, str]:
@@ -159,7 +166,9 @@ class DaskExecutor:
         self._count += 1
         attempt = f"{request.spec.trial_id}-{self._count}"
         settings = WorkerSettings(self._build, self._topic, self._epoch, self._cpus, self._version)
-        known = self._attempts[attempt] = _Attempt(request.spec.trial_id, self._epoch)
+        lock_hash = request.lock.content_hash
+        fit = self._whereabouts.fit(lock_hash, self._look())
+        known = self._attempts[attempt] = _Attempt(request.spec.trial_id, self._epoch, lock_hash, fit)
         # The key is unique and the function declared impure, or equal submits would be run once. The common
         # first part makes the trials one group, to which alone the worker saturation applies.
         known.future = self._client.submit(
@@ -171,8 +180,10 @@ class DaskExecutor:
             pure=False,
             retries=0,
             resources={GPU: gpus} if gpus else None,
+            workers=fit,
         )
         known.future.add_done_callback(lambda _future: self._answers.put(attempt))
+        self._welcome([lock_hash])
 
     def prepare(self, request: PrefixRequest) -> None:
         """Begin to make a prefix on every host; see `Executor.prepare`.
@@ -185,21 +196,34 @@ class DaskExecutor:
         patience = time.monotonic() + NO_WORKERS_GRACE
         while not (offers := self._look()) and time.monotonic() < patience:
             time.sleep(0.1)
-        self._preparing += 1
-        workers = sorted(one_of_each_host(offers))
-        threading.Thread(target=self._prepare, args=(request, workers), daemon=True).start()
+        self._whereabouts.asked(request, offers)
+        chosen = one_of_each_host(offers)
+        self._begin(request, [offer for offer in offers if offer.address in chosen], late=False)
 
-    def _prepare(self, request: PrefixRequest, workers: list[str]) -> None:
+    def _begin(self, request: PrefixRequest, builders: Sequence[WorkerOffer], *, late: bool) -> None:
+        self._preparing += 1
+        threading.Thread(target=self._prepare, args=(request, builders, late), daemon=True).start()
+
+    def _prepare(self, request: PrefixRequest, builders: Sequence[WorkerOffer], late: bool) -> None:
+        lock_hash = request.lock.content_hash
+        workers = sorted(offer.address for offer in builders)
         # The answer of the call itself, and no event: nothing orders an event after our subscription to it.
         try:
-            answers = self._client.run(
+            said = self._client.run(
                 prepare_on_worker, request, self._build, workers=workers, on_error="return"
-            ).values()
+            )
         except Exception as error:  # noqa: BLE001 - a thread's outermost frame: without an answer the study
             # would wait for ever. What is lost here is the scheduler, or everybody.
-            answers = [error]
-        self._prepared.put(outcome(request.lock.content_hash, answers))
+            said = dict.fromkeys(workers, error)
+        answers = {offer.host: said.get(offer.address) for offer in builders}
+        end = late_outcome(lock_hash, answers) if late else outcome(lock_hash, answers.values())
+        self._prepared.put((lock_hash, answers, end))
         self._answers.put("")  # wakes `wait`
+
+    def _welcome(self, wanted: Iterable[str]) -> None:
+        """Have hosts that joined make what is in use; no trial is sent there before it is made."""
+        for request, builders in self._whereabouts.late(wanted, self._look()):
+            self._begin(request, builders, late=True)
 
     def _subscribe(self) -> None:
         # A client that lost its scheduler and found it again has lost its subscriptions.
@@ -231,8 +255,10 @@ class DaskExecutor:
             answers = [self._answer(attempt) for attempt in done if attempt]
             prepared = take(self._prepared, 0.0)
             self._preparing -= len(prepared)
+            for lock_hash, hosts, _ in prepared:
+                self._whereabouts.heard(lock_hash, hosts)
             if answers or prepared:
-                return answers + prepared
+                return answers + [end for _, _, end in prepared]
             self._check_health()
             if deadline is not None and time.monotonic() >= deadline:
                 break
@@ -247,7 +273,8 @@ class DaskExecutor:
             completion = TrialLost(attempt.trial_id, "the worker died while the trial ran", host)
         except Exception as error:  # noqa: BLE001 - `perform` raises nothing, so this is Dask's: a task that
             # was cancelled, a message that could not be read. Whatever it is, it says nothing of the script.
-            completion = TrialLost(attempt.trial_id, f"{type(error).__name__}: {error}", host)
+            why = "every worker that has its environment is gone" if attempt.is_stranded else str(error)
+            completion = TrialLost(attempt.trial_id, f"{type(error).__name__}: {why}", host)
         finally:
             attempt.future.release()
             # Not before: while the result was fetched, a lost worker may have made a second run of it.
@@ -281,6 +308,8 @@ class DaskExecutor:
         offers = self._look()
         if offers:
             self._workerless_since = None
+            self._welcome({attempt.lock_hash for attempt in self._attempts.values()})
+            self._give_up_stranded(offers)
             if self._aside and why_never(offers, self._gpus_per_trial):
                 self._refuse_missing_gpus(self._gpus_per_trial)
             return
@@ -291,6 +320,14 @@ class DaskExecutor:
                 f"every worker is gone, and none came back in {NO_WORKERS_GRACE:.0f} s",
                 remedy="see whether this host is out of memory, then start the same command again",
             )
+
+    def _give_up_stranded(self, offers: Sequence[WorkerOffer]) -> None:
+        """End attempts that wait for workers which are all gone; Dask would wait for ever."""
+        there = {offer.address for offer in offers}
+        for attempt in self._attempts.values():
+            if attempt.fit is not None and there.isdisjoint(attempt.fit):
+                attempt.is_stranded = True
+                attempt.future.cancel()
 
     def _no_gpus(self, why: str) -> InfrastructureError:
         aside = "; ".join(f"{gpu}: {reason}" for gpu, reason in sorted(self._aside.items()))

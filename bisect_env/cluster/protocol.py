@@ -131,7 +131,8 @@ class Executor(Protocol):
     def prepare(self, request: PrefixRequest) -> None:
         """Begin to make a prefix on every host that there is now; returns at once.
 
-        Hosts that join later make theirs when a trial comes. What is being made is not ended by `cancel`.
+        Hosts that join later make what is in use, and get trials once it is made. What is being made is not
+        ended by `cancel`.
         """
         ...
 

@@ -8,13 +8,17 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost
+from bisect_env.cluster.protocol import Completion, PrefixReady, TrialCompleted, TrialLost
 from bisect_env.cluster.remote import RemoteExecutor
+from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import ExitCode, InfrastructureError, UsageError
 from bisect_env.trials.records import Outcome
 from tests.cluster.dask_processes import ROOT, DaskProcesses, end_tree
@@ -22,6 +26,7 @@ from tests.cluster.executor_contract import (
     ExecutorContract,
     build,
     collect,
+    prepared,
     processes_of,
     request,
     wait_until,
@@ -103,6 +108,73 @@ def test_workers_join_and_leave_while_trials_run(tmp_path: Path) -> None:
         (answer,) = collect(executor, 1)
         assert isinstance(answer, TrialCompleted)
         assert second.poll() is None
+        executor.close()
+
+
+def build_where_allowed(lock: Lock, *, allow_source: bool) -> Prefix:
+    """Takes two seconds, and fails on hosts that are told to."""
+    time.sleep(2.0)
+    if "CANNOT_BUILD" in os.environ:
+        raise UnbuildableError("the C library is too old", False)
+    return Prefix(Path(sys.prefix), Path(sys.executable), 2.0)
+
+
+def ready_later(executor: RemoteExecutor) -> PrefixReady:
+    (answer,) = collect(executor, 1)
+    assert isinstance(answer, PrefixReady)
+    return answer
+
+
+def test_a_host_that_joins_gets_no_trial_before_it_has_the_environment(tmp_path: Path) -> None:
+    with DaskProcesses(tmp_path) as dask:
+        dask.scheduler()
+        dask.worker("--host", "127.0.0.1")
+        executor = RemoteExecutor(build_where_allowed, scheduler=dask.address)
+        executor.prepare(prepared())
+        ready_later(executor)
+        long = request(SLEEP)
+        executor.submit(long)
+        wait_until(lambda: processes_of(long.spec.trial_id))
+        dask.worker("--host", "127.0.0.2", "--name", "late")
+        wait_until(lambda: len(executor._look(0.0)) == 2)
+        # What is submitted before the prefix is there waits for the host that has it.
+        assert executor.slots == 1
+        early = request()
+        executor.submit(early)
+        assert ready_later(executor) == PrefixReady("0" * 64, 2.0)
+        assert executor.slots == 2
+        after = request()
+        executor.submit(after)
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialCompleted)
+        assert (answer.record.trial_id, answer.record.worker) == (after.spec.trial_id, "late")
+        executor.close()
+
+
+def test_where_an_environment_cannot_be_made_on_a_host_that_joins(tmp_path: Path) -> None:
+    with DaskProcesses(tmp_path) as dask:
+        dask.scheduler()
+        first = dask.worker("--host", "127.0.0.1")
+        executor = RemoteExecutor(build_where_allowed, scheduler=dask.address)
+        executor.prepare(prepared())
+        ready_later(executor)
+        dask.worker("--host", "127.0.0.2", env={"CANNOT_BUILD": "1"})
+        wait_until(lambda: len(executor._look(0.0)) == 2)
+        executor.submit(request())
+        answers = collect(executor, 2)
+        (ready,) = [answer for answer in answers if isinstance(answer, PrefixReady)]
+        (note,) = ready.notes
+        assert "127.0.0.2" in note
+        assert "the C library is too old; its trials run elsewhere" in note
+        assert sum(isinstance(answer, TrialCompleted) for answer in answers) == 1
+        assert executor.slots == 1
+        # Its only host goes away: Dask would keep the trial waiting for ever.
+        long = request(SLEEP)
+        executor.submit(long)
+        wait_until(lambda: processes_of(long.spec.trial_id))
+        end_tree(first.pid)
+        (lost,) = collect(executor, 1)
+        assert isinstance(lost, TrialLost)
         executor.close()
 
 

@@ -1,0 +1,69 @@
+"""Where prefixes are, and who has to make them yet."""
+
+from __future__ import annotations
+
+from bisect_env.cluster.preparing import Whereabouts, late_outcome
+from bisect_env.cluster.protocol import BuildFailed, PrefixReady
+from bisect_env.cluster.resources import WorkerOffer
+from tests.cluster.executor_contract import prepared
+
+HASH = prepared().lock.content_hash
+OLD = [WorkerOffer("tcp://a:1", "a", 1), WorkerOffer("tcp://a:2", "a", 1)]
+NEW = [WorkerOffer("tcp://b:1", "b", 1), WorkerOffer("tcp://b:2", "b", 1)]
+READY = PrefixReady(HASH)
+FAILED = BuildFailed("", HASH, "too old", False)
+
+
+def known() -> Whereabouts:
+    known = Whereabouts()
+    known.asked(prepared(), OLD)
+    known.heard(HASH, {"a": READY})
+    return known
+
+
+def test_without_prefixes_nobody_is_ruled_out() -> None:
+    nothing = Whereabouts()
+    assert nothing.fit(HASH, OLD + NEW) is None
+    assert nothing.at_work(OLD + NEW) == OLD + NEW
+    assert nothing.late([HASH], OLD + NEW) == []
+
+
+def test_a_host_that_joins_makes_what_is_in_use_once() -> None:
+    where = known()
+    assert where.late([HASH], OLD) == []
+    assert where.fit(HASH, OLD) is None, "all have it"
+    assert where.late(["another"], OLD + NEW) == []
+    ((request, builders),) = where.late([HASH], OLD + NEW)
+    assert request == prepared()
+    assert [offer.address for offer in builders] == ["tcp://b:1"], "one builds for all of its host"
+    assert where.late([HASH], OLD + NEW) == [], "it is under way"
+    assert where.fit(HASH, OLD + NEW) == ["tcp://a:1", "tcp://a:2"]
+    assert where.at_work(OLD + NEW) == OLD
+    where.heard(HASH, {"b": READY})
+    assert where.fit(HASH, OLD + NEW) is None
+    assert where.at_work(OLD + NEW) == OLD + NEW
+
+
+def test_where_it_cannot_be_made_it_is_not_tried_again_and_where_it_was_lost_it_is() -> None:
+    where = known()
+    where.late([HASH], OLD + NEW)
+    where.heard(HASH, {"b": FAILED})
+    assert where.late([HASH], OLD + NEW) == []
+    assert where.fit(HASH, OLD + NEW) == ["tcp://a:1", "tcp://a:2"]
+    other = known()
+    other.late([HASH], OLD + NEW)
+    other.heard(HASH, {"b": OSError("gone")})
+    assert other.late([HASH], OLD + NEW) != []
+
+
+def test_when_all_that_have_it_are_gone_anybody_may_try() -> None:
+    assert known().fit(HASH, NEW) is None
+    assert known().at_work(NEW) == NEW
+
+
+def test_what_late_builds_come_to_is_never_a_failure_of_the_environment() -> None:
+    assert late_outcome(HASH, {"b": PrefixReady(HASH, 3.0)}) == PrefixReady(HASH, 3.0)
+    assert late_outcome(HASH, {"b": OSError("gone")}) == READY
+    failed = late_outcome(HASH, {"b": FAILED, "c": PrefixReady(HASH, 3.0, ("mended",))})
+    assert (failed.build_seconds, failed.notes[0]) == (3.0, "mended")
+    assert "on b, which joined later, an environment cannot be made: too old" in failed.notes[1]
