@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bisect_env.cli.one_session import say, warn
+from bisect_env.cli.logs import LogFileOption, VerboseOption, logged, start_log
+from bisect_env.cli.one_session import say, tell, warn
 from bisect_env.cli.options import (
     CacheOption,
     CacheSizeOption,
@@ -48,6 +48,8 @@ def amplify(
     cache: CacheOption = None,
     cache_size: CacheSizeOption = None,
     offline: OfflineOption = None,
+    verbose: VerboseOption = False,
+    log_file: LogFileOption = None,
 ) -> None:
     """Find circumstances under which the failure is more frequent, and the good end still clean.
 
@@ -55,21 +57,27 @@ def amplify(
     Nothing of it is counted. Ends with 0 if something was found, else with 1. `search: {amplify: true}` in
     the matrix does the same before a study, and runs its trials so.
     """
+    from bisect_env.engine import events
     from bisect_env.engine.amplify import Amplifier, ends
-    from bisect_env.engine.one import open_one
+    from bisect_env.engine.one import look_up
+    from bisect_env.engine.single import MAKING
     from bisect_env.engine.study import study_date
+    from bisect_env.engine.target import known_target
     from bisect_env.errors import ExitCode, UsageError
     from bisect_env.matrix.expand import expand
     from bisect_env.matrix.load import load_matrix
     from bisect_env.storage.store import Store
     from bisect_env.trials.perturbation import NONE
 
+    start_log("amplify", verbose=verbose, log_file=log_file)
     stopped = stop_on_signals()
     loaded = load_matrix(matrix)
+    heard = logged(warn if as_json else tell)
     where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
     place, provider = where.open(loaded)
     with Store.open(db) as store, closing(place):
-        grid = expand(loaded, provider.catalogue, study_date(loaded, store, provider.as_of))
+        as_of = study_date(loaded, store, provider.as_of)
+        grid = expand(loaded, provider.catalogue, as_of)
         corners = ends(grid)
         if corners is None and (bad is None or good is None):
             raise UsageError(
@@ -81,20 +89,21 @@ def amplify(
             for end, index in zip(("good", "bad"), corners, strict=True):
                 texts[end] = texts[end] or _text(grid, index)
         found_ends = {
-            end: open_one(loaded, text, store=store, provider=provider, notify=warn).single
+            end: look_up(loaded, text, store=store, provider=provider, notify=heard, as_of=as_of)
             for end, text in texts.items()
         }
+        bad_end, good_end = (found_ends[end].single for end in ("bad", "good"))
+        study = found_ends["bad"].study
+        target, _ = known_target(loaded, store, None if study is None else study.id)
 
         def show(text: str) -> None:
-            if not as_json:
-                say(text, sys.stderr)
+            heard(events.Said(text))
 
-        show(f"bad end: {found_ends['bad'].combination}; good end: {found_ends['good'].combination}")
-        amplifier = Amplifier(loaded, place.executor(), show, stopped.is_set)
-        found = amplifier.run(
-            (found_ends["bad"].combination, found_ends["bad"].lock),
-            (found_ends["good"].combination, found_ends["good"].lock),
-        )
+        show(f"bad end: {bad_end.combination}; good end: {good_end.combination}")
+        show(where.starting)
+        amplifier = Amplifier(loaded, place.executor(), show, stopped.is_set, target)
+        show(MAKING)
+        found = amplifier.run((bad_end.combination, bad_end.lock), (good_end.combination, good_end.lock))
     _print(found, as_json=as_json)
     raise typer.Exit(int(ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT))
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisect_env.cli.one_session import say, warn
+from bisect_env.cli.logs import LogFileOption, VerboseOption, log_event, logged, start_log
+from bisect_env.cli.one_session import say, tell, warn
 from bisect_env.cli.options import (
     AtOption,
     CacheOption,
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from bisect_env.engine.diagnose import Diagnosis
     from bisect_env.matrix.load import Matrix
     from bisect_env.trials.records import Evidence, TrialRecord
+
+
+_OPEN = (
+    "the matrix takes its failure from the bad end, where no study has seen one yet: any failure that fits "
+    "`trial.bad` is looked at"
+)
 
 
 def diagnose(
@@ -48,15 +55,20 @@ def diagnose(
     cache: CacheOption = None,
     cache_size: CacheSizeOption = None,
     offline: OfflineOption = None,
+    verbose: VerboseOption = False,
+    log_file: LogFileOption = None,
 ) -> None:
     """Run one combination on this host until it fails, and say which frame is guilty and who waits for whom.
 
-    Nothing of it is counted. Core file, stacks and output are kept in a folder. Ends with 3 if the failure
-    showed, else with 1.
+    Its trials are not stored and count nowhere. Core file, stacks and output are kept in a folder. Ends with
+    3 if the failure showed, else with 1.
     """
+    from bisect_env.engine import events
     from bisect_env.engine.diagnose import SANITIZERS, Tools
     from bisect_env.engine.diagnose import diagnose as run
-    from bisect_env.engine.one import open_one
+    from bisect_env.engine.one import look_up
+    from bisect_env.engine.single import MAKING
+    from bisect_env.engine.target import known_target
     from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
     from bisect_env.matrix.load import load_matrix
     from bisect_env.storage.store import Store
@@ -64,20 +76,28 @@ def diagnose(
 
     if sanitizer is not None and sanitizer not in SANITIZERS:
         raise UsageError(f"--sanitizer: {sanitizer!r} is none", remedy=f"take {', '.join(SANITIZERS)}")
+    start_log("diagnose", verbose=verbose, log_file=log_file)
     stopped = stop_on_signals()
     loaded = load_matrix(matrix)
+    heard = logged(warn if as_json else tell)
     uuids = _gpus(loaded, gpus)
     _, provider = Where(None, gpus, None, None, cache, cache_size, offline).open(loaded)
     with Store.open(db) as store:
-        one = open_one(loaded, at, store=store, provider=provider, notify=warn)
+        one = look_up(loaded, at, store=store, provider=provider, notify=heard)
+        study_id = None if one.study is None else one.study.id
+        target, is_open = known_target(loaded, store, study_id)
     folder = _new_folder(output, f"{loaded.name}-{one.single.lock.content_hash[:8]}")
-    if not as_json:
-        say(f"{one.single.combination} (environment {one.single.lock.content_hash[:12]})", sys.stderr)
 
-    def show(number: int, record: TrialRecord, evidence: Evidence) -> None:
+    def show(text: str) -> None:
+        log_event(events.Said(text))
         if not as_json:
-            say(f"{number:>3}  {evidence:<5}  {record.outcome}: {record.detail}", sys.stderr)
+            say(text, sys.stderr)
 
+    def shown(number: int, record: TrialRecord, evidence: Evidence) -> None:
+        show(f"{number:>3}  {evidence:<5}  {record.outcome}: {record.detail}")
+
+    show(f"{one.single.combination} (environment {one.single.lock.content_hash[:12]})")
+    show(MAKING)
     prefix = provider.ensure_prefix(one.single.lock, allow_source=_sources(loaded))
     try:
         found = run(
@@ -87,8 +107,10 @@ def diagnose(
             folder,
             limit=limit,
             tools=Tools(cuda, sanitizer or ""),
+            target=target,
+            notes=[_OPEN] if is_open else [],
             gpus=uuids,
-            on_trial=show,
+            on_trial=shown,
             stopped=stopped.is_set,
         )
     except TrialCancelledError:

@@ -47,6 +47,7 @@ def session(
     Raises:
         BisectEnvError: Whatever a user can mend.
     """
+    from bisect_env.engine import events
     from bisect_env.engine.one import open_one
     from bisect_env.engine.single import SingleTrials
     from bisect_env.matrix.load import load_matrix
@@ -57,6 +58,7 @@ def session(
     place, provider = where.open(loaded)
     with Store.open(db) as store, closing(place):
         one = open_one(loaded, at, store=store, provider=provider, notify=show)
+        show(events.Said(where.starting))
         trials = SingleTrials(
             loaded, store, one.study.id, place.executor(), notify=show, stopped=stopped.is_set
         )
@@ -91,6 +93,8 @@ class TrialLines:
                     say(_line(self.count, event))
             case events.Warned(text):
                 say(f"warning: {text}", sys.stderr)
+            case events.Said(text) if not self._quiet:
+                say(text, sys.stderr)
             case events.Built(_, _, seconds) if not self._quiet:
                 say(f"environment made in {seconds:.1f} s", sys.stderr)
 
@@ -103,6 +107,15 @@ def _line(number: int, event: events.TrialFinished) -> str:
     if evidence not in ("good", "bad"):
         notes.append({"other": "not counted", "skip": "nothing to learn here", "void": "spoilt"}[evidence])
     return "  ".join([*parts, "; ".join(note for note in notes if note)]).rstrip()
+
+
+def tell(event: events.Event) -> None:
+    """Show what is being done and what is doubtful: for commands that have no other use for events."""
+    from bisect_env.engine import events
+
+    if isinstance(event, events.Said):
+        say(event.text, sys.stderr)
+    warn(event)
 
 
 def warn(event: events.Event) -> None:

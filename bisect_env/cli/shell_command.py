@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from bisect_env.cli.one_session import say, warn
+from bisect_env.cli.one_session import say, tell
 from bisect_env.cli.options import AtOption, CacheOption, DatabaseOption, MatrixArgument, OfflineOption
 
 
@@ -31,7 +31,7 @@ def shell(
     What is run there is no trial. Ends as the shell ends.
     """
     from bisect_env.cli.where import Where
-    from bisect_env.engine.one import open_one
+    from bisect_env.engine.one import look_up
     from bisect_env.engine.specs import allowed_sources, trial_files
     from bisect_env.environments.prefix import ensure_prefix
     from bisect_env.errors import UsageError
@@ -44,7 +44,7 @@ def shell(
     place, provider = Where(cache=cache, offline=offline).open(loaded)
     place.close()  # nothing of it is started
     with Store.open(db) as store:
-        single = open_one(loaded, at, store=store, provider=provider, notify=warn).single
+        single = look_up(loaded, at, store=store, provider=provider, notify=tell).single
     prefix = ensure_prefix(
         single.lock,
         cache_dir=cache,

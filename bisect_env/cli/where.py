@@ -30,6 +30,15 @@ class Where:
     cache_size: str | None = None
     offline: Path | None = None
 
+    @property
+    def starting(self) -> str:
+        """What is said before the place is used for the first time, which may take seconds."""
+        return "starting workers" if self._is_local else "connecting to the Dask cluster"
+
+    @property
+    def _is_local(self) -> bool:
+        return self.scheduler is None and self.scheduler_file is None
+
     def open(self, matrix: Matrix) -> tuple[Place, EnvironmentProvider]:
         """The place for trials of a matrix, to be closed by the caller, and who makes environments.
 
@@ -64,7 +73,7 @@ class Where:
             lambda: _deaf_to_ctrl_c(start),
             gpus_per_trial=matrix.file.trial.gpus,
             gpus=self.gpus,
-            is_remote=self.scheduler is not None or self.scheduler_file is not None,
+            is_remote=not self._is_local,
         )
         return place, provider
 

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,15 +25,17 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
 )
 from bisect_env.engine.specs import allowed_sources, target_of, trial_files, trial_spec
+from bisect_env.engine.target import known_target
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.signatures import FROM_BAD_END
 from bisect_env.matrix.trial import runs_python_body
 from bisect_env.search.amplify import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import judge
+from bisect_env.trials.judge import Target, judge
 from bisect_env.trials.perturbation import NONE, Perturbation, catalogue
 from bisect_env.trials.records import Evidence, TrialRecord
 from bisect_env.trials.signature import matches
@@ -69,6 +71,7 @@ class Amplified:
         good: The good end under it.
         tried: All that was tried, with what it came to.
         trials: How many trials it took, those of the good end too.
+        signature: Of the failure; "" where it has not shown.
     """
 
     perturbation: Perturbation
@@ -78,6 +81,7 @@ class Amplified:
     good: Arm | None = None
     tried: tuple[tuple[Perturbation, Arm], ...] = ()
     trials: int = 0
+    signature: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """As it is stored."""
@@ -89,6 +93,7 @@ class Amplified:
             "good": None if self.good is None else _arm(self.good),
             "tried": [{"name": one.name, **_arm(arm)} for one, arm in self.tried],
             "trials": self.trials,
+            "signature": self.signature,
         }
 
 
@@ -131,6 +136,7 @@ class Amplifier:
         executor: Where.
         notify: Hears in words what is being done.
         stopped: Looked at twice a second.
+        target: What counts as bad; as the matrix says if None.
         cpus: CPUs that a trial may use.
         seed: For the draws that compare.
     """
@@ -139,6 +145,7 @@ class Amplifier:
     executor: Executor
     notify: Callable[[str], None] = lambda _text: None
     stopped: Callable[[], bool] = lambda: False
+    target: Target | None = None
     cpus: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     seed: int = 0
     _signature: str = ""
@@ -156,6 +163,10 @@ class Amplifier:
             InfrastructureError: Too many trials were spoilt.
             StudyInterruptedError: `stopped` said so.
         """
+        found = self._look(bad, good)
+        return replace(found, signature=self._signature, trials=self._trials)
+
+    def _look(self, bad: tuple[Combination, Lock], good: tuple[Combination, Lock]) -> Amplified:
         for combination, lock in (bad, good):
             self._prepare(combination, lock)
         records, seconds = self._batch(bad, NONE, BASE_TRIALS)
@@ -163,14 +174,17 @@ class Amplifier:
             if len(records) >= BASE_MOST:
                 # Without its signature another failure could be taken for it, and made frequent instead.
                 base = Arm(len(records), 0, seconds)
-                return Amplified(NONE, f"{_words(base)}: it is not known yet", base, trials=self._trials)
+                why = f"{_words(base)} at {bad[0]}: which failure is meant is not known yet"
+                return Amplified(NONE, why, base)
             more, longer = self._batch(bad, NONE, BASE_TRIALS)
             records, seconds = records + more, seconds + longer
-        self._signature = Counter(record.signature for record in failed).most_common(1)[0][0]
+        self._signature = self._meant(failed)
+        if self._signature:
+            self.notify(f"the failure: {self._signature}")
         base = self._count(records, seconds)
         self.notify(f"as it is: {_words(base)}")
         if base.hits >= ENOUGH * base.trials:
-            return Amplified(NONE, "it fails often enough as it is", base, trials=self._trials)
+            return Amplified(NONE, "it fails often enough as it is", base)
         seeds = sorted({record.hash_seed for record in failed})[:2]
         tried, left = self._rounds(bad, self._catalogue(seeds))
         sure = {one.name: probability_faster(arm, base, self._rng()) for one, arm in left}
@@ -189,8 +203,16 @@ class Amplifier:
                 continue
             passed = f"the good end passed {clean.trials} of {clean.trials}"
             reason = f"{_words(again)} against {_words(base)}; {passed}"
-            return Amplified(perturbation, reason, base, again, clean, tuple(tried), self._trials)
-        return Amplified(NONE, why, base, tried=tuple(tried), trials=self._trials)
+            return Amplified(perturbation, reason, base, again, clean, tuple(tried))
+        return Amplified(NONE, why, base, tried=tuple(tried))
+
+    def _meant(self, failed: Sequence[TrialRecord]) -> str:
+        """Signature of the failure that is to become more frequent."""
+        found = [record.signature for record in failed]
+        if self.matrix.file.trial.bad.signature == FROM_BAD_END:
+            # As the study itself settles it: by the first failure, not by the most frequent one.
+            return next(filter(None, found), "")
+        return Counter(found).most_common(1)[0][0]
 
     def _rounds(
         self, bad: tuple[Combination, Lock], arms: list[Perturbation]
@@ -239,7 +261,7 @@ class Amplifier:
         return Arm(len(records), len(hits), seconds)
 
     def _evidence(self, record: TrialRecord) -> Evidence:
-        return judge(record, target_of(self.matrix), repeated=True)
+        return judge(record, self.target or target_of(self.matrix), repeated=True)
 
     def _is_bad(self, record: TrialRecord) -> bool:
         return self._evidence(record) is Evidence.BAD
@@ -358,7 +380,11 @@ def settle(
         found = Amplified(NONE, "no good and bad end can be run, or told from the directions", Arm())
     else:
         good, bad = ((grid.combination(index), locks[index]) for index in chosen)
-        found = Amplifier(matrix, executor(), notify, stopped).run(bad, good)
+        target, is_open = known_target(matrix, store, study_id)
+        found = Amplifier(matrix, executor(), notify, stopped, target).run(bad, good)
+        if is_open and found.signature:
+            # What was made frequent is what the study is to look for.
+            store.settle_target(study_id, found.signature, "")
     # Another command of this study may have settled it meanwhile: the first one counts, for both.
     known = known_perturbation(store, study_id)
     if known is None:

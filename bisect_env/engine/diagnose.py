@@ -21,7 +21,7 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.load import Matrix
 from bisect_env.trials.cores import of_gdb, under_gdb
 from bisect_env.trials.debug import Debug
-from bisect_env.trials.judge import judge
+from bisect_env.trials.judge import Target, judge
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord, TrialSpec
 from bisect_env.trials.run import run_trial
 from bisect_env.trials.stacks import sentences
@@ -95,6 +95,8 @@ def diagnose(
     *,
     limit: int,
     tools: Tools = _NOTHING,
+    target: Target | None = None,
+    notes: Sequence[str] = (),
     gpus: Sequence[str] = (),
     on_trial: Callable[[int, TrialRecord, Evidence], None] = lambda _number, _record, _evidence: None,
     stopped: Callable[[], bool] = lambda: False,
@@ -108,6 +110,8 @@ def diagnose(
         folder: Where to keep what is found; made by this.
         limit: Trials at most.
         tools: What is asked for.
+        target: What counts as the failure; as the matrix says if None.
+        notes: What has to be said of it beforehand.
         gpus: UUIDs of the GPUs to use.
         on_trial: Hears of every trial.
         stopped: Looked at during trials; true ends them.
@@ -116,7 +120,8 @@ def diagnose(
         UsageError: A tool that is asked for is not here.
         TrialCancelledError: `stopped` said so.
     """
-    target, files = target_of(matrix), trial_files(matrix)
+    files = trial_files(matrix)
+    target = target or target_of(matrix)
     folder.mkdir(parents=True)
 
     def run_once(debug: Debug | None, *, in_gdb: bool = False) -> TrialRecord | None:
@@ -150,7 +155,7 @@ def diagnose(
         number += 1
         keep = folder / f"trial-{number}"
         keep.mkdir()
-        debug = Debug(keep)
+        debug = Debug(keep, notes=list(notes))
         record = run_once(debug)
         assert record is not None
         # A failure that is void the first time because it may be the machine's is what we are here for.

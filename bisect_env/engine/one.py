@@ -54,6 +54,29 @@ class One:
     single: Single
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """One combination for those whose trials belong to no study.
+
+    Attributes:
+        study: Of the matrix; None if there is none.
+        single: What is to be tried.
+    """
+
+    study: Study | None
+    single: Single
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A combination that a user has named, before it is locked."""
+
+    study: Study | None
+    grid: Grid
+    as_of: datetime
+    combination: Combination
+
+
 def open_one(
     matrix: Matrix,
     at: str | None,
@@ -75,35 +98,95 @@ def open_one(
 
     Raises:
         UsageError: No such combination.
+        NoEnvironmentError: It has no environment; no study is begun for it.
+        InfrastructureError: The index cannot be used.
+    """
+    named = _named(matrix, at, store, provider)
+    lock, warnings = _locked(matrix, named, store, provider, notify, workers)
+    study = named.study or _begin(store, matrix, named.grid, named.as_of)
+    notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
+    index = named.grid.index(named.combination)
+    _save(store, study, named.grid, index, lock, warnings)
+    return One(study, named.grid, index, _single(matrix, named, lock, store))
+
+
+def look_up(
+    matrix: Matrix,
+    at: str | None,
+    *,
+    store: Store,
+    provider: EnvironmentProvider,
+    notify: Callable[[events.Event], None],
+    as_of: datetime | None = None,
+    workers: int = 2,
+) -> Looked:
+    """The same for trials that are not recorded: what no study knows is locked, and no study is begun.
+
+    Args:
+        matrix: As loaded.
+        at: As for `open_one`.
+        store: Where a study may be.
+        provider: Solves.
+        notify: Hears of warnings.
+        as_of: What "now" is where no study says; the present moment if None.
+        workers: Solvers at the same time.
+
+    Raises:
+        UsageError: No such combination.
         NoEnvironmentError: It has no environment.
         InfrastructureError: The index cannot be used.
     """
-    as_of = study_date(matrix, store, provider.as_of)
-    grid = expand(matrix, provider.catalogue, as_of)
+    named = _named(matrix, at, store, provider, as_of)
+    lock, _ = _locked(matrix, named, store, provider, notify, workers)
+    return Looked(named.study, _single(matrix, named, lock, store))
+
+
+def _named(
+    matrix: Matrix, at: str | None, store: Store, provider: EnvironmentProvider, as_of: datetime | None = None
+) -> _Named:
     known = store.find_study(matrix.name, matrix.digest)
+    if known is not None or as_of is None:
+        as_of = study_date(matrix, store, provider.as_of)
+    grid = expand(matrix, provider.catalogue, as_of)
     combination = find_combination(grid, at, named_combinations(known) if known else None)
+    return _Named(known, grid, as_of, combination)
+
+
+def _locked(
+    matrix: Matrix,
+    named: _Named,
+    store: Store,
+    provider: EnvironmentProvider,
+    notify: Callable[[events.Event], None],
+    workers: int,
+) -> tuple[Lock, str]:
+    """The lock of a combination, as its study has it or else solved now; what it warns of in one line."""
+    grid, combination = named.grid, named.combination
     index = grid.index(combination)
-    study = known or _begin(store, matrix, grid, as_of)
-    notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
     if index in grid.excluded:
         notify(events.Warned(f"{combination} is excluded in the matrix: {grid.excluded[index]}"))
-    request = environment_request(matrix, combination, as_of)
-    lock = _stored_lock(store, study, combination)
+    lock = None if named.study is None else _stored_lock(store, named.study, combination)
     if lock is None:
-        result = lock_one(matrix, grid, index, provider, as_of, workers=workers)
+        notify(events.Said(f"locking {combination}"))
+        result = lock_one(matrix, grid, index, provider, named.as_of, workers=workers)
         if isinstance(result, UnsolvableError):
             raise NoEnvironmentError(
                 f"{combination} has no environment: {result.message}",
                 remedy="`bisect-env plan MATRIX` lists the combinations that have one",
             )
         lock = result
-        _save(store, study, grid, index, lock, "; ".join(environment_warnings(request, lock)))
-    for warning in environment_warnings(request, lock):
+    warnings = environment_warnings(environment_request(matrix, combination, named.as_of), lock)
+    for warning in warnings:
         notify(events.Warned(f"{combination}: {warning}"))
-    prepared = Prepared(grid, {index: lock}, {}, group(grid, {index: lock}))
-    around = known_perturbation(store, study.id) or NONE
+    return lock, "; ".join(warnings)
+
+
+def _single(matrix: Matrix, named: _Named, lock: Lock, store: Store) -> Single:
+    index = named.grid.index(named.combination)
+    prepared = Prepared(named.grid, {index: lock}, {}, group(named.grid, {index: lock}))
+    around = (None if named.study is None else known_perturbation(store, named.study.id)) or NONE
     key = trial_key(matrix, prepared, index, around)
-    return One(study, grid, index, Single(combination, lock, key, perturbation=around))
+    return Single(named.combination, lock, key, perturbation=around)
 
 
 def lock_one(
@@ -168,6 +251,8 @@ def _stored_lock(store: Store, study: Study, combination: Combination) -> Lock |
 
 
 def _save(store: Store, study: Study, grid: Grid, index: Index, lock: Lock, warnings: str) -> None:
+    if _stored_lock(store, study, grid.combination(index)) is not None:
+        return
     store.save_locks(study.id, [lock])
     excluded = grid.excluded.get(index)
     status = CombinationStatus.SOLVABLE if excluded is None else CombinationStatus.EXCLUDED

@@ -36,6 +36,8 @@ LOOK = 0.5
 """Seconds between two looks at whether the user wants to stop."""
 CANCEL_GRACE = 30.0
 """Seconds for cancelled trials to be answered."""
+MAKING = "making the environment, unless it is here already"
+"""Said before the first trial, which may wait for it for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class SingleTrials:
         tally = Tally()
         running: set[str] = set()
         ready = False
+        self._notify(events.Said(MAKING))
         self._prepare(single)
         try:
             while True:

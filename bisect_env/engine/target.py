@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bisect_env.engine.specs import target_of
 from bisect_env.errors import UsageError
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
+from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import FROM_BAD_END, SIGNATURE_VERSION, read_signature
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target, judge
@@ -56,6 +58,11 @@ class StudyTarget:
         return self._from_bad_end or bool(self._signature)
 
     @property
+    def rule(self) -> Target:
+        """What counts as bad, as far as it is known; with any signature while that is open."""
+        return replace(self._rule, signature=self._signature)
+
+    @property
     def reads_output(self) -> bool:
         """Whether the output of a trial decides what it says."""
         return bool(self._rule.output)
@@ -63,7 +70,7 @@ class StudyTarget:
     def look(self) -> None:
         """See whether another command has settled it."""
         if self.is_open and (settled := self._store.target(self._study_id)) is not None:
-            self._signature = self._of_this_release(*settled)
+            self._signature = _of_this_release(self._store, *settled)
 
     def judge(self, place: Place | None, record: TrialRecord, *, repeated: bool) -> Evidence:
         """What a trial says; the first failure at the bad end settles the target.
@@ -78,10 +85,10 @@ class StudyTarget:
             self.look()
         if self.is_open and said is Evidence.BAD and place == self.bad_end and record.signature:
             settled = self._store.settle_target(self._study_id, record.signature, record.trial_id)
-            self._signature = self._of_this_release(*settled)
+            self._signature = _of_this_release(self._store, *settled)
         if self.is_open:
             return Evidence.OTHER if said is Evidence.BAD else said
-        return judge(record, replace(self._rule, signature=self._signature), repeated=repeated)
+        return judge(record, self.rule, repeated=repeated)
 
     def up_to_date(self, record: TrialRecord, *, has_logs: bool) -> TrialRecord | None:
         """A recorded trial with a signature that can be compared; None if it cannot be had any more."""
@@ -91,14 +98,35 @@ class StudyTarget:
             return record
         return replace(record, signature=signed_again(record)) if has_logs else None
 
-    def _of_this_release(self, signature: str, trial_id: str) -> str:
-        if read_signature(signature).version == SIGNATURE_VERSION:
-            return signature
-        whole = self._store.trial(trial_id)
-        if whole is None or whole.collected:
-            raise UsageError(
-                "the study was begun by a release that compares failures in another way, and the logs of the "
-                "failure that it is about are gone",
-                remedy="begin it anew with `--fresh`",
-            )
-        return signed_again(whole.record)
+
+def known_target(matrix: Matrix, store: Store, study_id: str | None) -> tuple[Target, bool]:
+    """What counts as bad, for those whose trials are not evidence and settle nothing.
+
+    Args:
+        matrix: As loaded.
+        store: Where its study may be.
+        study_id: Its study; None if there is none.
+
+    Returns:
+        The rule, and whether it is still open which signature is meant.
+    """
+    rule = target_of(matrix)
+    if matrix.file.trial.bad.signature != FROM_BAD_END:
+        return rule, False
+    settled = None if study_id is None else store.target(study_id)
+    if settled is None:
+        return rule, True
+    return replace(rule, signature=_of_this_release(store, *settled)), False
+
+
+def _of_this_release(store: Store, signature: str, trial_id: str) -> str:
+    if read_signature(signature).version == SIGNATURE_VERSION:
+        return signature
+    whole = store.trial(trial_id)
+    if whole is None or whole.collected:
+        raise UsageError(
+            "the study was begun by a release that compares failures in another way, and the logs of the "
+            "failure that it is about are gone",
+            remedy="begin it anew with `--fresh`",
+        )
+    return signed_again(whole.record)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.engine.one import open_one
+from bisect_env.environments.provider import Environments
+from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.store import Store
 from bisect_env.trials import debug
 from tests.cli.calls import RunCommand
@@ -86,7 +89,7 @@ def test_the_guilty_frame_of_a_segfault(diagnose, tmp_path: Path) -> None:  # ty
     assert text.count("\nThread ") >= 2
     # Nothing of it is evidence.
     with Store.open(str(tmp_path / "results.sqlite")) as store:
-        assert store.trials(store.study().id) == []
+        assert store.studies() == []
 
 
 def test_a_crash_that_leaves_no_core_is_run_in_gdb(  # type: ignore[no-untyped-def]
@@ -134,6 +137,38 @@ def test_a_failure_that_shows_now_and_then(diagnose, tmp_path: Path) -> None:  #
     assert "guilty frame: flaky (script.py:8)" in out
     kept = sorted(path.name for path in Path("found").iterdir())
     assert kept == ["diagnosis.json", "stack.txt", "stderr.txt"]
+
+
+def test_another_failure_than_that_of_the_study_is_passed_over(  # type: ignore[no-untyped-def]
+    diagnose, run: RunCommand, tmp_path: Path
+) -> None:
+    script = """
+        import os, sys
+        def wanted(): raise ValueError("what the study is about")
+        def another(): raise KeyError("something else")
+        another() if os.path.exists(PLACE) else wanted()
+    """.replace("PLACE", repr(str(tmp_path / "another")))
+    Path("script.py").write_text(textwrap.dedent(script))
+    Path("matrix.yaml").write_text(
+        MATRIX.replace("timeout: 3s", "bad: {signature: from-bad-end}") + "bad: {level: 2}\n"
+    )
+    words = ["diagnose", "matrix.yaml", "--at", "bad", "--limit", "2", "--json"]
+    code, out, _ = run(*words)
+    found = json.loads(out)
+    # Nobody knows yet which failure is meant, and that is said.
+    assert (code, found["findings"]) == (3, ["guilty frame: wanted (script.py:3)"])
+    assert any("any failure that fits" in note for note in found["notes"])
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        loaded = load_matrix("matrix.yaml")
+        provider = Environments(tmp_path / "cache")
+        one = open_one(loaded, "bad", store=store, provider=provider, notify=lambda _event: None)
+        store.settle_target(one.study.id, found["signature"], "")
+    code, out, _ = run(*words)
+    assert (code, json.loads(out)["notes"]) == (3, [])
+    (tmp_path / "another").touch()
+    code, out, _ = run(*words)
+    found = json.loads(out)
+    assert (code, found["shown"], found["trials"]) == (1, False, 2)
 
 
 def test_a_failure_that_does_not_show(diagnose) -> None:  # type: ignore[no-untyped-def]

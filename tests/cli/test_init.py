@@ -14,6 +14,7 @@ import pytest
 from bisect_env.engine.doctor import Finding, Health, findings
 from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.template import Answers, PackageAnswer, template
+from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand
 from tests.engine.studies import Studies
 
@@ -206,13 +207,23 @@ def test_completion_and_colours() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("words", [["diagnose", "-n", "1"], ["shell"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["diagnose", "--at", "level=2", "-n", "1", "-v"],
+        ["shell", "--at", "level=2"],
+        ["amplify", "--bad", "level=2", "--good", "level=0", "-v"],
+    ],
+)
 def test_what_should_be_known_of_a_combination_is_said(tmp_path: Path, words: list[str]) -> None:
-    matrix = Studies(tmp_path).matrix("pass", rest="exclude: [{when: {level: 2}, why: 'it is too old'}]")
+    # It fails always, so that there is nothing to amplify.
+    matrix = Studies(tmp_path).matrix("1 / 0", rest="exclude: [{when: {level: 2}, why: 'it is too old'}]")
     places = ["--db", str(tmp_path / "results.sqlite"), "--cache", str(tmp_path / "cache")]
     command, *more = words
+    if "-v" in words:
+        more += ["--log-file", str(tmp_path / "log")]
     done = subprocess.run(
-        [sys.executable, "-m", "bisect_env", command, str(matrix), "--at", "level=2", *more, *places],
+        [sys.executable, "-m", "bisect_env", command, str(matrix), *more, *places],
         stdin=subprocess.DEVNULL,
         cwd=tmp_path,
         capture_output=True,
@@ -222,3 +233,11 @@ def test_what_should_be_known_of_a_combination_is_said(tmp_path: Path, words: li
     )
     assert "warning: python=" in done.stderr
     assert "is excluded in the matrix: it is too old" in done.stderr
+    assert "Traceback" not in done.stderr
+    if "-v" in words:
+        written = (tmp_path / "log").read_text().splitlines()
+        assert "it is too old" in "".join(written)
+        assert set(written) <= set(done.stderr.splitlines())
+    # What is no evidence begins no study.
+    with Store.open(str(tmp_path / "results.sqlite"), read_only=True) as store:
+        assert store.studies() == []

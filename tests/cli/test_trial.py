@@ -17,7 +17,7 @@ from bisect_env.engine.verify import Verification
 from bisect_env.search.ratetest import RateClaim
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome
-from tests.engine.studies import Studies
+from tests.engine.studies import PYTHON, Studies
 from tests.report.samples import record
 
 SCRIPT = """
@@ -46,6 +46,12 @@ def test_a_line_a_trial_and_the_rate(matrix: Path) -> None:
     *lines, rate = done.stdout.splitlines()
     assert [line.split()[:3] for line in lines] == [["✗", str(n), "crash"] for n in (1, 2, 3)]
     assert rate == "3 of 3 trials were bad: 100 % (95 % interval 29–100 %)"
+    # What is waited for in the first seconds is said.
+    _, locking, starting, combination, making, made = done.stderr.splitlines()
+    assert (locking, starting) == (f"locking python={PYTHON} level=7", "starting workers")
+    assert combination.startswith(f"python={PYTHON} level=7 (environment ")
+    assert making == "making the environment, unless it is here already"
+    assert made.startswith("environment made in ")
     words = command(matrix.parent, "trial", str(matrix), "--at", "level=7", "-n", "1", "-q")
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert (done.stdout, done.stderr) == ("1 of 1 trials were bad: 100 % (95 % interval 2.5–100 %)\n", "")

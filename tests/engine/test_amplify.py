@@ -98,6 +98,56 @@ def test_a_failure_that_never_shows_is_not_looked_for(
     assert said[-1].startswith("trials run as they are: 0 of 48 trials")
 
 
+def test_what_is_amplified_is_what_the_study_then_looks_for(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`from-bad-end` means the first failure there, not the most frequent one."""
+    from bisect_env.engine.target import known_target
+    from bisect_env.matrix.load import load_matrix
+    from bisect_env.matrix.signatures import read_signature
+
+    monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds, can_repeat: TRIED[1:2])
+    monkeypatch.setattr(amplify, "BASE_TRIALS", 12)
+    monkeypatch.setattr(amplify, "FINAL", 12)
+    script = f"""
+        import os, sys
+        from planted import fails
+        def early(): raise ValueError("the first")
+        def later(): raise KeyError("the frequent one")
+        if int(sys.argv[1]) >= 6:
+            early() if "HUNTS" in os.environ else None
+            try:
+                os.mkdir({str(studies.folder / "begun")!r})
+            except FileExistsError:
+                later() if fails(0.5) else None
+            else:
+                early()
+    """
+    path = studies.matrix(
+        script,
+        axes="level: {values: [5, 6, 7]}",
+        trial="bad: {signature: from-bad-end}",
+        rest="bad: {level: 7}\nsearch: {amplify: true, confidence: 0.8, min_crash_rate: 0.4}",
+    )
+    matrix = load_matrix(path)
+    with Store.open(str(studies.db)) as store:
+        assert known_target(matrix, store, None)[1]
+    # One trial after another: which one fails first is planted.
+    report = studies.run(path, slots=1).report
+    assert read_signature(report["target"]).frames[0] == "script.py:early"
+    assert report["verdict"]["first_bad"]["level"] == "6"
+    with Store.open(str(studies.db)) as store:
+        study = store.study()
+        (decision,) = [one for one in store.decisions(study.id) if one.kind == amplify.DECISION]
+        target, is_open = known_target(matrix, store, study.id)
+    assert not is_open
+    assert decision.payload["signature"] == target.signature
+    assert decision.payload["base"]["hits"] == 1
+    said = [event.text for event in studies.events if isinstance(event, events.Said)]
+    assert f"the failure: {target.signature}" in said
+    assert said[-1].startswith("trials run under hunts: ")
+
+
 def test_ends() -> None:
     up = GridAxis("up", AxisKind.VALUE, ("1", "2", "3"), Direction.REGRESSION)
     down = GridAxis("down", AxisKind.VALUE, ("1", "2"), Direction.FIXED)
