@@ -7,6 +7,23 @@ from typing import Annotated
 
 import typer
 
+
+def share(text: str | float) -> float:
+    """A share of one, written as `0.01` or as `1%`.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    from bisect_env.errors import UsageError
+
+    try:
+        digits = str(text).strip()
+        number = float(digits.removesuffix("%"))
+        return number / 100.0 if digits.endswith("%") else number
+    except ValueError:
+        raise UsageError(f"{text} is no share", remedy="write it as 0.01 or as 1%") from None
+
+
 MatrixArgument = Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")]
 DatabaseOption = Annotated[
     str | None, typer.Option("--db", envvar="BISECT_ENV_DB", help="Results database: a file or a URL.")

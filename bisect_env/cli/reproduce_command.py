@@ -16,7 +16,7 @@ from bisect_env.cli.options import DatabaseOption, StudyOption
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bisect_env.engine.reproduction import BundleFile, Seen
+    from bisect_env.engine.reproduction import BundleFile, Contrast, Seen
     from bisect_env.engine.stored import StoredCombination
     from bisect_env.storage.records import Study
     from bisect_env.storage.store import Store
@@ -77,10 +77,28 @@ def _seen(store: Store, study: Study, one: StoredCombination) -> Seen:
     whole = store.trial(bad[0].trial_id) if bad else None
     if counts is None:
         return Seen()
+    contrast = _contrast(store, study, one) if bad else None
     if whole is None:
         return Seen(counts.bad, counts.counted)
     record = whole.record
-    return Seen(counts.bad, counts.counted, record.detail, record.stack, str(record.machine))
+    return Seen(counts.bad, counts.counted, record.detail, record.stack, str(record.machine), contrast)
+
+
+def _contrast(store: Store, study: Study, one: StoredCombination) -> Contrast | None:
+    """The last good combination, if this is the first bad one; elsewhere nobody knows the difference."""
+    from bisect_env.engine.reproduction import Contrast
+    from bisect_env.engine.stored import named_combinations, stored_combination
+    from bisect_env.report.document import load_report
+
+    named = named_combinations(study)
+    if not {"first-bad", "last-good"} <= named.keys() or named["first-bad"] != one.combination.as_dict():
+        return None
+    good = stored_combination(store, study, "last-good")
+    # Its trials may have been recorded for another combination with the same environment and values.
+    values = good.combination.as_dict()
+    said = next(one for one in load_report(store, study.id).combinations if one.combination == values)
+    counted = said.good + said.bad
+    return Contrast(good.combination, good.lock, said.bad, counted) if counted else None
 
 
 def _file_name(text: str) -> str:

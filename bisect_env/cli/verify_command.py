@@ -23,6 +23,7 @@ from bisect_env.cli.options import (
     SchedulerFileOption,
     SchedulerOption,
     WorkersOption,
+    share,
 )
 from bisect_env.cli.where import Where
 
@@ -37,9 +38,14 @@ def verify(
     matrix: MatrixArgument,
     at: AtOption = None,
     max_rate: Annotated[
-        float, typer.Option(help="Fewer than this share of trials may be bad, between 0 and 1.")
+        float,
+        typer.Option(
+            parser=share, metavar="SHARE", help="Fewer than this share of trials may be bad: 0.01, or 1%."
+        ),
     ] = 0.01,
-    confidence: Annotated[float, typer.Option(help="Of the answer, between 0 and 1.")] = 0.95,
+    confidence: Annotated[
+        float, typer.Option(parser=share, metavar="SHARE", help="Of the answer: 0.95, or 95%.")
+    ] = 0.95,
     max_trials: Annotated[
         int | None,
         typer.Option(min=1, help="Give up after so many; default: ten times what no failure would take."),

@@ -148,7 +148,12 @@ class CulpritStudy:
             self.store.finish_study(
                 own.id,
                 StudyStatus.FINISHED,
-                {"status": "none", "reason": found.sentence, "sentence": found.sentence},
+                {
+                    "status": "none",
+                    "kind": "explanation",
+                    "reason": found.sentence,
+                    "sentence": found.sentence,
+                },
             )
         else:
             self.store.finish_study(own.id, StudyStatus.INTERRUPTED, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from bisect_env.environments.difference import difference
 from bisect_env.environments.images import image_of
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.plain_lists import explicit_text, requirements_text
@@ -20,6 +21,8 @@ LOCK, REQUIREMENTS, EXPLICIT = "conda-lock.yml", "requirements.txt", "explicit.t
 RUN, README, DOCKERFILE = "run.sh", "README.md", "Dockerfile"
 _OWN = (LOCK, REQUIREMENTS, EXPLICIT, RUN, README, DOCKERFILE)
 _STACK_LINES = 40
+_CHANGES = 30
+"""Packages that a README lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Seen:
         detail: Why the most frequent failure is one, or "".
         stack: Of one of its trials, or "".
         machine: On what it ran, or "".
+        contrast: Where it does not fail, if that is known.
     """
 
     bad: int = 0
@@ -39,6 +43,24 @@ class Seen:
     detail: str = ""
     stack: str = ""
     machine: str = ""
+    contrast: Contrast | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """The last combination that does not fail.
+
+    Attributes:
+        combination: Which.
+        lock: Its environment.
+        bad: Bad trials there.
+        trials: That are evidence.
+    """
+
+    combination: Combination
+    lock: Lock
+    bad: int
+    trials: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +169,7 @@ WORKDIR /repro
 
 def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, index: str) -> str:
     what = matrix.file.description or matrix.name
-    rate = f"It failed in {seen.bad} of {seen.trials} runs" if seen.trials else "It was not run yet"
+    rate = f"it failed in {seen.bad} of {seen.trials} runs" if seen.trials else "it was not run yet"
     where = f" on {seen.machine}" if seen.machine else ""
     detail = f": {seen.detail}" if seen.detail and seen.bad else ""
     script = f"""`{RUN} N` runs this command N times and counts the failures; a run ends after
@@ -160,6 +182,7 @@ def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, in
     parts = [
         f"# {what}\n",
         f"With {_listed(combination)}: {rate}{where}{detail}.\n",
+        *_contrast(lock, seen.contrast),
         "## Run it\n",
         _steps(lock, index),
         script,
@@ -177,6 +200,22 @@ def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, in
     kinds = f"{len(lock.packages)} package(s) for {lock.platform}, each with its hash"
     parts.append(f"## What is installed\n\n`{LOCK}` has {kinds}; nothing is solved again.\n")
     return "\n".join(parts)
+
+
+def _contrast(lock: Lock, good: Contrast | None) -> list[str]:
+    if good is None:
+        return []
+    changes = difference(good.lock, lock)
+    shown = [
+        f"- {change.name}: {change.before.label if change.before else 'absent'} → "
+        f"{change.after.label if change.after else 'absent'}"
+        for change in changes[:_CHANGES]
+    ]
+    if len(changes) > _CHANGES:
+        shown.append(f"- and {len(changes) - _CHANGES} more")
+    listed = "\n".join(shown)
+    differ = f"What changed from there to here:\n\n{listed}\n" if changes else "No package differs.\n"
+    return [f"With {_listed(good.combination)} it failed in {good.bad} of {good.trials} runs.\n", differ]
 
 
 def _steps(lock: Lock, index: str) -> str:

@@ -49,6 +49,10 @@ def steps(
     ]
     if alone:
         found.append(StepReport(title="Run one combination by itself", commands=tuple(alone)))
+    if verdict.get("kind") == "explanation":
+        # Its environments are none of the matrix's: another command made them.
+        found.append(StepReport(title="Look for the culprit again", commands=("bisect-env explain",)))
+        return tuple(found)
     if study.status is not StudyStatus.FINISHED:
         # `--fresh` would throw away what is there.
         found.append(StepReport(title="Go on with the search", commands=(f"bisect-env run {path}",)))

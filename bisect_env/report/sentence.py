@@ -75,6 +75,8 @@ def do_not_matter(verdict: Mapping[str, Any], axes: Axes) -> list[str]:
 
 def _no_verdict(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> str:
     reason = verdict.get("reason") or "not decided yet"
+    if verdict.get("kind") == "explanation":
+        return str(reason)
     trials = verdict.get("trials")
     after = f" after {trials} trials" if trials else ""
     text = f"No verdict{after}: {reason}"

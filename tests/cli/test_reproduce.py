@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -82,7 +83,7 @@ def test_a_bundle_runs_without_us(study: Path, run: RunCommand, tmp_path: Path) 
     assert code == 0, err
     readme = (target / "README.md").read_text()
     assert readme.startswith("# it dies\n")
-    assert "It failed in 2 of 2 runs" in readme
+    assert "it failed in 2 of 2 runs" in readme
     assert "Fatal Python error: Aborted" in readme
     everything = "".join(path.read_text() for path in target.rglob("*") if path.is_file())
     assert "abc123" not in everything
@@ -110,6 +111,36 @@ def test_a_bundle_runs_without_us(study: Path, run: RunCommand, tmp_path: Path) 
     )
     assert done.stdout == "3 of 3 runs failed\n", done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.integration
+def test_a_bundle_of_the_first_bad_says_where_it_does_not_fail(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = IndexServer()
+    server = serve(index)
+    try:
+        for number in range(1, 5):
+            index.add("lib", f"{number}.0")
+        studies = Studies(tmp_path)
+        path = studies.matrix(
+            "import lib; assert int(lib.version[0]) < 3",
+            axes="lib: {package: lib, versions: ['1.0', '2.0', '3.0', '4.0']}",
+            rest=f"index: {index.url}",
+        )
+        path.write_text(path.read_text().replace(" {level}", ""))
+        studies.run(path)
+    finally:
+        server.shutdown()
+        server.server_close()
+    monkeypatch.setenv("BISECT_ENV_DB", str(studies.db))
+    for which in ("first-bad", "last-good"):
+        code, _, err = run("reproduce", which, "-o", str(tmp_path / which))
+        assert code == 0, err
+    readme = (tmp_path / "first-bad" / "README.md").read_text()
+    assert re.search(r"With python [0-9.]+, lib 2.0 it failed in 0 of [1-9][0-9]* runs\.", readme)
+    assert "What changed from there to here:\n\n- lib: 2.0 → 3.0\n" in readme
+    assert "What changed" not in (tmp_path / "last-good" / "README.md").read_text()
 
 
 @pytest.mark.integration
@@ -181,7 +212,7 @@ def test_a_bundle_of_conda_packages(tmp_path: Path) -> None:
     ]
     assert b"lib==1 --hash=sha256:" in files["requirements.txt"].content
     assert b"micromamba create" in files["Dockerfile"].content
-    assert b"It was not run yet" in files["README.md"].content
+    assert b"it was not run yet" in files["README.md"].content
     (tmp_path / "README.md").write_text("mine")
     (tmp_path / "matrix.yaml").write_text(
         (tmp_path / "matrix.yaml").read_text().replace("[script.py]", "[script.py, README.md]")

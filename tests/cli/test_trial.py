@@ -66,7 +66,7 @@ def test_a_line_a_trial_and_the_rate(matrix: Path) -> None:
 @pytest.mark.integration
 def test_a_verification_goes_on_after_ctrl_c(matrix: Path) -> None:
     folder = matrix.parent
-    words = command(folder, "verify", str(matrix), "--at", "level=1", "--max-rate", "0.1")
+    words = command(folder, "verify", str(matrix), "--at", "level=1", "--max-rate", "10%")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for _ in range(4):
@@ -90,6 +90,8 @@ def test_a_verification_goes_on_after_ctrl_c(matrix: Path) -> None:
         (["--at", "level=77"], "'77' is no value of the axis level"),
         ([], "no value for level"),
         (["--at", "level=1", "--max-rate", "1.5"], "--max-rate is 1.5"),
+        (["--at", "level=1", "--max-rate", "150%"], "--max-rate is 1.5"),
+        (["--at", "level=1", "--max-rate", "1x"], "1x is no share"),
         (["--at", "level=1", "--confidence", "0"], "--confidence is 0"),
     ],
 )

@@ -20,6 +20,7 @@ from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import load_matrix
+from bisect_env.report.document import load_report
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies
 from tests.environments.index_server import IndexServer, serve
@@ -145,6 +146,12 @@ def test_not_the_package_itself_but_its_dependency(studies: Studies, index: Inde
         "not app itself: its dependency helper 2 → 1 alone carries the failure ("
     )
     assert found.is_sure
+    # Its trials are a study of their own, whose report says what was found.
+    with Store.open(str(studies.db)) as store:
+        (own,) = [study for study in store.studies() if study.name.endswith(": culprit")]
+        report = load_report(store, own.id)
+    assert report.sentence == found.sentence
+    assert [step.commands for step in report.reproduce] == [("bisect-env explain",)]
     # An interrupted search goes on with what it has.
     before = ours.trials()
     assert ours.explain("app=1", "app=2").sentence == found.sentence
