@@ -22,7 +22,7 @@ from bisect_env.search.space import Hypothesis, HypothesisSpace
 # Odds that a stated end is not as stated: people state what they saw, on another machine perhaps.
 _STATED_END_DOUBT = 0.1
 # When to look whether the history is monotone at all: at every fifth trial, later at every twentieth.
-_LOOK_EARLY, _LOOK_LATE, _EARLY = 5, 20, 40
+_LOOK_EARLY, _LOOK_LATE, _EARLY = 5, 20, 200
 
 
 class Knowledge:

@@ -7,7 +7,9 @@ runs. The rate of a bad cell is therefore drawn around a typical rate `m`, log-n
 
 A beta distribution around `m`, the textbook choice, puts much of its mass near zero whenever m is small, and
 then hundreds of clean runs prove little; on a log scale "half or twice as often" is equally far either way.
-Good cells share one background rate `p0`.
+Good cells share one background rate `p0`. A bad cell fails clearly more often than that, whatever the others
+do: rates below a floor, which grows with p0, are cut off. Without it no number of trials would tell a good
+cell from one that is "bad at the background rate", and a study with a background would never be sure.
 """
 
 from __future__ import annotations
@@ -22,7 +24,15 @@ from bisect_env.search.families import FloatArray
 # Stands for log 0: large enough to rule out, small enough that sums keep their digits.
 IMPOSSIBLE = -1e5
 
-_P0 = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5)
+# Background rates: in octaves where they are rare, in thirds of one where trials can tell them apart. On a
+# coarser grid a thousand trials at 0.05 contradict 0.03 and 0.06, and a wrong hypothesis explains them best.
+_OFTEN, _MOST_OFTEN = 0.008, 0.5
+_STEPS_AN_OCTAVE = 3
+# Rarer than a tenth of the smallest rate looked for, a background is as good as none; more points there
+# would only put more weight on "none", which a lucky study then believes too soon.
+_LEAST_BACKGROUND = 0.1
+# Floor of a bad cell's rate: the largest of `min_rate` times a power of two that is at most so many times p0.
+_FLOOR = 2.0**1.5
 # Prior weights. More on "certain" and on "shared" saves trials where they hold, and is paid for in wrong
 # answers where they do not: at a rate of one half, and where the rates of bad combinations differ. These are
 # about the most that kept both below the stated error (`benchmarks/search.py`). Real failures differ more
@@ -41,9 +51,10 @@ class RateGrid:
         m: Typical target rate of bad cells, shape (J,).
         spread: σ of each column, shape (J,); 0 = all bad cells have the rate m.
         rates: Rates that a single bad cell can have, shape (R,).
-        kernel: P(rate | m, σ), shape (J, R); rows sum to 1.
+        kernel: P(rate | m, σ, floor), shape (J, R); rows sum to 1.
         p0: Background rate, shape (K,).
-        joint: Prior of (column, p0), shape (J, K), sums to 1; zero where m < 2·p0.
+        joint: Prior of (column, p0), shape (J, K), sums to 1; zero where m < 2·p0, and where a column with a
+            spread has another floor than p0.
     """
 
     m: FloatArray
@@ -63,16 +74,22 @@ class RateGrid:
         points = np.geomspace(min_rate, 1.0, _POINTS)
         # No cell fails more rarely than what is looked for: such a cell could not be told from a good one.
         rates = np.unique(np.concatenate([points, np.geomspace(min_rate, 1.0, 2 * _POINTS)]))
-        # A spread around 1 is no belief of its own: rates end there.
-        columns = [
-            (m, s, w / (_POINTS - (s > 0))) for s, w in _SPREADS.items() for m in points if s == 0 or m < 1
-        ]
-        m, spread, weight = (np.array(column) for column in zip(*columns, strict=True))
-        weight = (1 - _DETERMINISTIC) * weight / weight.sum() + _DETERMINISTIC * ((m == 1) & (spread == 0))
-        p0 = np.array(_P0)
-        p0_prior = np.array([_NO_BACKGROUND, *[(1 - _NO_BACKGROUND) / (len(p0) - 1)] * (len(p0) - 1)])
-        joint = np.where(m[:, None] >= 2 * p0, weight[:, None] * p0_prior, 0.0)
-        return cls(m, spread, rates, _kernel(m, spread, rates), p0, joint / joint.sum())
+        p0, p0_prior = _background(min_rate)
+        floor_at = _floors(min_rate, p0)
+        columns: list[tuple[float, float, float, float]] = []
+        for sigma, share in _SPREADS.items():
+            # A spread around 1 is no belief of its own: rates end there. Spreads overlap: half the points do.
+            typical = points if sigma == 0 else points[:-1:2]
+            floors = [0.0] if sigma == 0 else np.unique(floor_at).tolist()
+            columns += [(m, sigma, share / len(typical), floor) for m in typical for floor in floors]
+        m, spread, weight, floor = (np.array(column) for column in zip(*columns, strict=True))
+        certain = _DETERMINISTIC * ((m == 1) & (spread == 0))
+        weight = (1 - _DETERMINISTIC) * weight / sum(_SPREADS.values()) + certain
+        fits = (spread == 0)[:, None] | (floor[:, None] == floor_at)
+        joint = np.where(fits & (m[:, None] >= 2 * p0), weight[:, None] * p0_prior, 0.0)
+        used = joint.sum(axis=1) > 0
+        kernel = _kernel(m, spread, floor, rates)
+        return cls(m[used], spread[used], rates, kernel[used], p0, joint[used] / joint.sum())
 
     @cached_property
     def log_hit(self) -> FloatArray:
@@ -129,13 +146,30 @@ class RateGrid:
         return RateGrid(self.m, self.spread, self.rates, self.kernel, self.p0, joint / joint.sum())
 
 
-def _kernel(m: FloatArray, spread: FloatArray, rates: FloatArray) -> FloatArray:
+def _background(min_rate: float) -> tuple[FloatArray, FloatArray]:
+    """Background rates with their prior: equally likely on a log scale, but for exactly 0."""
+    octaves = round(np.log2(_OFTEN / (_LEAST_BACKGROUND * min_rate)))
+    rare = _OFTEN * 2.0 ** -np.arange(max(octaves, 2), 0, -1)
+    steps = round(np.log2(_MOST_OFTEN / _OFTEN) * _STEPS_AN_OCTAVE)
+    above = np.concatenate([rare, np.geomspace(_OFTEN, _MOST_OFTEN, steps + 1)])
+    width = np.gradient(np.log(above))
+    prior = np.concatenate([[_NO_BACKGROUND], (1 - _NO_BACKGROUND) * width / width.sum()])
+    return np.concatenate([[0.0], above]), prior
+
+
+def _floors(min_rate: float, p0: FloatArray) -> FloatArray:
+    """The smallest rate of a single bad cell at each background, 0 where `min_rate` is, shape (K,)."""
+    above = np.clip(_FLOOR * p0 / min_rate, 1.0, 1.0 / min_rate)
+    return np.where(above >= 2, min_rate * 2.0 ** np.floor(np.log2(above) + 1e-9), 0.0)
+
+
+def _kernel(m: FloatArray, spread: FloatArray, floor: FloatArray, rates: FloatArray) -> FloatArray:
     log_rates = np.log(rates)
     # Cell widths on the log axis, so that an uneven grid does not favour where it is dense.
     width = np.gradient(log_rates)
     distance = log_rates[None, :] - np.log(m)[:, None]
     sigma = np.where(spread > 0, spread, 1.0)[:, None]
-    wide = np.exp(-0.5 * (distance / sigma) ** 2) * width
+    wide = np.exp(-0.5 * (distance / sigma) ** 2) * width * (rates >= floor[:, None] * (1 - 1e-9))
     exact = (np.abs(distance) == np.abs(distance).min(axis=1, keepdims=True)).astype(np.float64)
     kernel = np.where((spread > 0)[:, None], wide, exact)
     return np.asarray(kernel / kernel.sum(axis=1, keepdims=True), dtype=np.float64)

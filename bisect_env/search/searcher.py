@@ -35,6 +35,8 @@ _END_TRIALS = 180
 _SPREAD = 5
 # Share of the bad rate at which the good end may fail.
 _CONTROL = 0.5
+# How often the good end is tried before an answer is confirmed, where fewer passes would show nothing.
+_CONTROLS = 8
 # Pending cells whose hit is thought through: each costs an update of the posterior.
 _FORESEEN = 3
 
@@ -227,8 +229,11 @@ class Search(Knowledge):
         end = self._ends[0]
         if end is not None and not best.hypothesis.is_bad(end):
             hits = float(self._counts.hits[end])
-            # A control that failed as often as bad combinations do is no control until it passes, too.
-            wanted.append((end, hits / (_CONTROL * self._typical_rates()[0])))
+            # A control that failed as often as bad combinations do is none until it passes, too; and one
+            # pass shows nothing where bad combinations often pass.
+            controls = hits / (_CONTROL * self._typical_rates()[0])
+            passed = (self._counts.trials - self._counts.hits)[best.hypothesis.bad_cells()]
+            wanted.append((end, max(controls, min(self._clean, _CONTROLS) if passed.any() else 0)))
         return wanted
 
     @cached_property

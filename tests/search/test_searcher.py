@@ -384,3 +384,11 @@ def test_deterministic_truths_need_few_trials() -> None:
     assert sum(cost * n for cost, n in costs.items()) / costs.total() <= 11, costs
     assert max(costs) <= 16, costs
     assert sum(cost * times for cost, times in costs.items()) / 31 <= 11, costs
+
+
+def test_the_good_end_is_tried_as_often_as_it_takes_to_show_anything() -> None:
+    lattice = grid((16,))
+    search = Search(lattice, alone(lattice))
+    play(search, rates(corner((16,), {0: 9}), 0.3), RNG(5))
+    assert search.verdict.status is Status.CONFIRMED
+    assert search.counts((0,))[1] >= 8
