@@ -204,7 +204,7 @@ def lock_one(
     well: that is seen only once it is solved, hence the rounds.
     """
     candidates = [one for one in grid.indices() if one not in grid.excluded or one == index]
-    models = preferences(grid, candidates)
+    models = preferences(matrix, grid, candidates)
     place = {one: position for position, one in enumerate(candidates)}
     results: dict[int, LockResult] = {}
     wanted = {place[index]}

@@ -111,7 +111,7 @@ def _conda_request(matrix: Matrix, pins: Mapping[str, str], builds: Mapping[str,
     )
 
 
-def preferences(grid: Grid, wanted: Sequence[Index]) -> list[list[int]]:
+def preferences(matrix: Matrix, grid: Grid, wanted: Sequence[Index]) -> list[list[int]]:
     """Whose lock each combination is to be like: a neighbour's, so that little else changes. Pure.
 
     These are the combinations before it that differ on one axis alone, the nearest first, and of equally
@@ -120,12 +120,15 @@ def preferences(grid: Grid, wanted: Sequence[Index]) -> list[list[int]]:
     day before had is just what a day may not hold on to, nor along values, which are one environment.
 
     Args:
+        matrix: As loaded; it may ask for the newest of everything instead.
         grid: As expanded.
         wanted: The combinations to lock, in the grid's order.
 
     Returns:
         For each of them positions in `wanted`, all before its own, most welcome first.
     """
+    if matrix.file.solver.dependencies == "newest":
+        return [[] for _ in wanted]
     positions = {index: position for position, index in enumerate(wanted)}
     axes = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.PACKAGE]
 
@@ -172,7 +175,8 @@ def lock_all(
         if on_progress is not None:
             on_progress(answered, len(requests))
 
-    results = provider.lock_many(requests, workers=workers, on_done=count, prefer=preferences(grid, wanted))
+    models = preferences(matrix, grid, wanted)
+    results = provider.lock_many(requests, workers=workers, on_done=count, prefer=models)
     locks: dict[Index, Lock] = {}
     unsolvable: dict[Index, UnsolvableError] = {}
     warnings: dict[Index, tuple[str, ...]] = {}

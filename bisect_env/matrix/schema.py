@@ -94,9 +94,11 @@ class Solver(StrictModel):
         description="What solves conda packages: rattler, or conda-lock with the conda or micromamba here.",
     )
 
-    dependencies: Literal["resolve", "none"] = Field(
+    dependencies: Literal["resolve", "newest", "none"] = Field(
         default="resolve",
-        description="`none` installs the axes and `packages` alone, for combinations that metadata forbids.",
+        description="`resolve` keeps what a neighbour has where that fits, `newest` solves each combination "
+        "afresh, as an upgrade does, `none` installs the axes and `packages` alone, for combinations that "
+        "metadata forbids.",
     )
     overrides: tuple[PypiRequirement, ...] = Field(
         default=(), description="Requirements that replace whatever packages ask for under the same name."

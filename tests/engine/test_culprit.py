@@ -232,3 +232,18 @@ def test_a_real_transitive_culprit(studies: Studies) -> None:
     found = ours.explain("day=2020-09-08", "day=2020-10-07")
     assert len(found.changes) == 3
     assert found.sentence.startswith("greenlet 0.4.16 → 0.4.17 alone carries the failure (")
+
+
+@pytest.mark.network
+@pytest.mark.timeout(300)
+def test_a_real_culprit_behind_an_axis_that_is_not_to_blame(studies: Studies) -> None:
+    """requests 2.30 allowed urllib3 2, which requests-toolbelt 0.10.1 cannot be imported with."""
+    root = Path(__file__).parent.parent.parent
+    ours = Explained(studies, root / "matrices" / "requests_urllib3.yaml")
+    ours.tried(("requests=2.29.0", 3), ("requests=2.30.0", 3))
+    found = ours.explain("requests=2.29.0", "requests=2.30.0")
+    assert [change.name for change in found.changes] == ["requests", "urllib3"]
+    assert found.sentence.startswith("not requests itself: its dependency urllib3 1.26.")
+    assert "alone carries the failure (" in found.sentence
+    # Nothing has urllib3 2 without requests 2.30: no environment in between was left untried.
+    assert found.unsolvable == 1

@@ -187,6 +187,15 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
         assert {k: lock.text for k, lock in again.locks.items()} == {
             k: lock.text for k, lock in whole.locks.items()
         }
+        # Solved afresh it gets what an upgrade would bring, as a study and alone.
+        path.write_text(path.read_text() + "\nsolver: {dependencies: newest}\n")
+        afresh = load_matrix(path)
+        assert afresh.digest != matrix.digest
+        whole = lock_all(afresh, grid, provider, as_of)
+        newest = {package.name: package.version for package in whole.locks[(0, 4)].packages}
+        assert newest == {"lib": "1.4", "helper": "2.0"}
+        alone = lock_one(afresh, grid, (0, 4), elsewhere, as_of, workers=1)
+        assert getattr(alone, "text", None) == whole.locks[(0, 4)].text
     finally:
         server.shutdown()
         server.server_close()
