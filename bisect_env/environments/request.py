@@ -70,7 +70,8 @@ class EnvironmentRequest:
         python: `3.11` (newest patch release found) or `3.11.7` (exactly that); "" with conda alone: any.
         pins: Package to exact version, for every package axis. A name may carry extras (`dask[array]`).
         packages: Further requirements, as PEP 508 texts.
-        dependencies: `none` installs pins and packages alone, whatever their metadata demand.
+        dependencies: `none` installs pins and packages alone, whatever their metadata demand; `newest` is
+            `resolve` without regard to a neighbour, whose locks are others.
         overrides: Requirements that replace what any metadata say about those packages.
         allow_source: Whether source distributions may be built: all, none, or these packages only.
         index: URL of the package index; None for the configured one.
@@ -89,7 +90,7 @@ class EnvironmentRequest:
     python: str
     pins: Mapping[str, str] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
-    dependencies: Literal["resolve", "none"] = "resolve"
+    dependencies: Literal["resolve", "newest", "none"] = "resolve"
     overrides: tuple[str, ...] = ()
     allow_source: bool | frozenset[str] = False
     index: str | None = None
