@@ -79,7 +79,7 @@ class Engine:
 
 
 def ask(argv: Sequence[str], timeout: float = _QUICK) -> Answer:
-    """Run a command of an engine to its end.
+    """Run a command to its end: an engine's, or that of a tool which answers and leaves nothing behind.
 
     Args:
         argv: What to run.

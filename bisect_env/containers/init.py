@@ -103,6 +103,7 @@ class Init:
         self.control = control
         self.script = 0
         self.status: Optional[int] = None
+        self.peak = 0
         self.alive = os.open(os.path.join(control, "alive"), os.O_RDONLY)
 
     def run(self) -> int:
@@ -134,6 +135,7 @@ class Init:
                 "status": status,
                 "problem": problem,
                 "wall": ended - started,
+                "peak": self.peak,
                 "oom_kills": _oom_kills() - kills,
                 "strays": left,
             }
@@ -169,13 +171,13 @@ class Init:
         """Collect what ended; whether the script is among it, now or before."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if pid == 0:
                 break
             if pid == self.script:
-                self.status = status
+                self.status, self.peak = status, used.ru_maxrss * 1024
         return self.status is not None
 
     def _end_others(self) -> int:

@@ -150,6 +150,7 @@ class Ending:
         errno: Why, or 0.
         oom_kills: Kills for lack of memory in the container.
         wall: Seconds that the script ran; 0.0 when not known.
+        peak: Most memory that the script had at once, in bytes; 0 when not known.
         strays: Processes that outlived it and were ended.
         problem: What the engine failed to do, in its words, or "".
     """
@@ -159,6 +160,7 @@ class Ending:
     errno: int = 0
     oom_kills: int = 0
     wall: float = 0.0
+    peak: int = 0
     strays: int = 0
     problem: str = ""
 
@@ -185,6 +187,7 @@ def ending(
             os.waitstatus_to_exitcode(status),
             oom_kills=kills,
             wall=float(report["wall"]),
+            peak=int(report.get("peak", 0)),
             strays=int(report["strays"]),
         )
     code = None if state is None else state.get("ExitCode")

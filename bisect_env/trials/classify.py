@@ -123,14 +123,16 @@ _DISK = re.compile(
     r"\[Errno (?:28|5|116)\]|No space left on device|Input/output error|Stale (?:NFS )?file handle|ENOSPC"
 )
 
+_DISK_CAUSE = re.compile(r"^OSError: \[Errno (?:28|5|116)\].*", re.MULTILINE)
+
 
 def disk_full(record: ExitRecord) -> Classification | None:
-    """The final exception, or the last three lines, name ENOSPC, EIO or ESTALE."""
+    """The final exception or one that led to it, or the last three lines, name ENOSPC, EIO or ESTALE."""
     if not record.failed_alone:
         return None
     traceback = final_traceback(record.stderr)
     text = f"{traceback.exception}: {traceback.message}" if traceback else tail(record.stderr, 3)
-    match = _DISK.search(text)
+    match = _DISK.search(text) or (_DISK_CAUSE.search(traceback.said) if traceback else None)
     return Classification(Outcome.DISK_FULL, f"disk: {match[0]}", phase_of(record)) if match else None
 
 
@@ -145,6 +147,8 @@ _NO_SCRIPT = re.compile(
     r"can't open file '.*|can't find '__main__' module in .*|is a directory, cannot continue"
 )
 _SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError)\b.*")
+_ENCODING = re.compile(r"SyntaxError: (?:Non-(?:UTF-8|ASCII) \w+ |encoding problem: |unknown encoding: ).*")
+"""Of a script that could not even be read, for which no place in it is given."""
 _LOADER = re.compile(r"symbol lookup error:.*|error while loading shared libraries:.*")
 
 
@@ -167,18 +171,21 @@ def _script_unusable(record: ExitRecord) -> Classification | None:
     # module has.
     lines = tail(record.stderr, LAST_WORDS).splitlines()
     if record.returncode == 1 and lines and (match := _SYNTAX.match(lines[-1])):
-        block = next((i for i in range(len(lines) - 1, -1, -1) if lines[i].startswith('  File "')), None)
-        if block is not None and final_traceback(record.stderr) is None:
+        is_placed = any(line.startswith('  File "') for line in lines) or _ENCODING.match(lines[-1])
+        if is_placed and final_traceback(record.stderr) is None:
             return Classification(Outcome.NOT_RUNNABLE, f"the script: {match[0]}", Phase.START)
     return None
 
 
 def host_oom(record: ExitRecord) -> Classification | None:
-    """SIGKILL that we did not send, and the cgroup counted a kill for lack of memory while it ran."""
-    if not record.killed_by_us and record.signal == signal.SIGKILL and record.oom_kills:
-        return Classification(
-            Outcome.HOST_OOM, "killed by the kernel for lack of memory", phase_of(record), record.signal
-        )
+    """SIGKILL not by us (137 from a shell), and the cgroup counted a kill for lack of memory while it ran."""
+    killed = record.signal == signal.SIGKILL or record.returncode == 128 + signal.SIGKILL
+    if killed and not record.killed_by_us and record.oom_kills:
+        detail = "killed by the kernel for lack of memory"
+        if record.peak:
+            # With several trials at once it tells who had it.
+            detail += f", of which it had {record.peak / 1e6:.0f} MB"
+        return Classification(Outcome.HOST_OOM, detail, phase_of(record), record.signal)
     return None
 
 
@@ -288,8 +295,16 @@ def classify(record: ExitRecord) -> Classification:
     for rule in RULES:
         found = rule(record)
         if found is not None:
-            return _with_strays(found, record)
+            return _with_strays(_with_kills(found, record), record)
     return Classification(Outcome.HARNESS_ERROR, "the process ended in a way that no rule knows")
+
+
+def _with_kills(found: Classification, record: ExitRecord) -> Classification:
+    """A failure that a kill of another process may have caused: a child of its own, or a neighbour."""
+    if not record.oom_kills or record.returncode == 0 or found.outcome is Outcome.HOST_OOM:
+        return found
+    note = f"the kernel killed {_processes(record.oom_kills)} for lack of memory meanwhile"
+    return Classification(found.outcome, f"{found.detail}; {note}", found.phase, found.signal)
 
 
 def _with_strays(found: Classification, record: ExitRecord) -> Classification:

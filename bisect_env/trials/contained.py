@@ -71,6 +71,7 @@ class Contained:
             oom_kills=end.oom_kills,
             strays=end.strays,
             duration=end.wall or record.duration,
+            peak=end.peak,
         )
 
 

@@ -27,6 +27,7 @@ class ExitRecord:
         strays: Processes that outlived it and that we ended.
         unended: Processes that even SIGKILL did not end (held by a driver).
         duration: Seconds from exec to end.
+        peak: Most memory that it, or a process that it waited for, had at once, in bytes; 0 when not known.
         stdout: Kept part, decoded.
         stderr: Kept part, decoded.
         stacks: What the deadline's stack hook returned, or "".
@@ -49,6 +50,7 @@ class ExitRecord:
     strays: int = 0
     unended: int = 0
     duration: float = 0.0
+    peak: int = 0
     stdout: str = ""
     stderr: str = ""
     stacks: str = ""

@@ -23,7 +23,7 @@ def last_words(record: ExitRecord) -> str:
         return tail(before_dump(record.stderr), LAST_WORDS)
     traceback = final_traceback(record.stderr)
     if traceback is not None:
-        return traceback.text
+        return traceback.said
     return tail(record.stderr if record.stderr.strip() else record.stdout, LAST_WORDS)
 
 

@@ -214,6 +214,7 @@ def _exit_record(watch: _Watch, output: list[str], kills: int) -> ExitRecord:
         strays=exited["strays"],
         unended=exited["left"],
         duration=exited["wall"],
+        peak=exited["peak"],
         stdout=stdout,
         stderr=stderr,
         stacks=watch.stacks,

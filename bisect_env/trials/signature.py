@@ -111,14 +111,16 @@ def normalise_python(frame: Frame) -> str:
 def normalise_native(name: str) -> str:
     """A C or C++ function without arguments, template parameters, addresses and lambda numbers."""
     name = re.sub(r"\[clone [^\]]*\]|\s*\(\.[^)]*\)|\.(?:isra|constprop|part|cold|llvm)\b[.\d]*", "", name)
-    name = re.sub(r"0x[0-9a-fA-F]+", "", name)
     name = re.sub(r"\{lambda\(.*?\)#\d+\}|\{lambda#\d+\}|<lambda_?\w*>", "{lambda}", name)
     name = name.replace("(anonymous namespace)", "{anonymous}").replace("operator()", "operator{}")
     # `operator<`, `operator->` and their kin are names, not brackets.
     name = re.sub(r"operator(<=>|<<=?|>>=?|<=|>=|->\*?|<|>)", lambda m: f"operator{{{len(m[1])}}}", name)
-    for pattern in (r"<[^<>]*>", r"\([^()]*\)"):
-        while (shorter := re.sub(pattern, "", name)) != name:
-            name = shorter
+    before = None
+    while before != name:  # what is left when a pair is taken out may be one more, or an address
+        before = name
+        for pattern in (r"0x[0-9a-fA-F]+", r"<[^<>]*>", r"\([^()]*\)"):
+            while (shorter := re.sub(pattern, "", name)) != name:
+                name = shorter
     name = re.sub(r"\+\s*$|\bconst\s*$", "", name.strip())
     # glibc has one `strlen` for each kind of CPU, and names of its own beside the standard's.
     name = re.sub(r"^__(?:GI_+)?(\w+?)(?:_(?:avx|evex|sse|ssse|erms)\w*)?$", r"\1", name)

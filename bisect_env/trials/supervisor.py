@@ -113,8 +113,8 @@ class Supervisor:
         self.main = 0
         self.status: int | None = None
         self.sent: list[str] = []
-        self.started = 0.0
-        self.ended = 0.0
+        self.started, self.ended = 0.0, 0.0
+        self.peak = 0
         self.elsewhere: Any = None
 
     def run(self) -> bool:
@@ -168,6 +168,7 @@ class Supervisor:
                 "returncode": None if self.status is None else os.waitstatus_to_exitcode(self.status),
                 "sent": self.sent,
                 "wall": (self.ended or time.monotonic()) - self.started,
+                "peak": self.peak,
                 "strays": strays,
                 "left": left,
                 "state": "" if self.elsewhere is None else self.elsewhere.state,
@@ -239,13 +240,13 @@ class Supervisor:
         """Collect every ended child; False when there are no children at all."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
             if pid == 0:
                 return True
             if pid == self.main:
-                self.status, self.ended = status, time.monotonic()
+                self.status, self.ended, self.peak = status, time.monotonic(), used.ru_maxrss * 1024
 
     def _linger(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

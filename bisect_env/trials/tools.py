@@ -8,13 +8,14 @@ import os
 import platform
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from bisect_env.containers.engine import ask
 
 TOOL_LIMIT = 20.0
 """Seconds for one tool; the symbols of a CUDA process take gdb some of them."""
@@ -51,23 +52,12 @@ def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> Said:
         argv: What to run.
         limit: Seconds.
     """
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=limit,
-            check=False,
-            encoding="utf-8",
-            errors="replace",
-        )
-    except subprocess.TimeoutExpired:
+    answer = ask(argv, limit)
+    if answer.returncode is None:
         return Said(False, "", f"no answer in {limit:.0f} s")
-    except OSError as error:
-        return Said(False, "", str(error))
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    why = "" if done.returncode == 0 else (lines[0] if lines else f"exit code {done.returncode}")
-    return Said(done.returncode == 0, done.stdout[:_KEPT].replace("\0", "\ufffd"), why)
+    lines = [line for line in answer.stderr.splitlines() if line.strip()]
+    why = "" if answer.ok else (lines[0] if lines else f"exit code {answer.returncode}")
+    return Said(answer.ok, answer.stdout[:_KEPT].replace("\0", "\ufffd"), why)
 
 
 def unwinds_natively() -> bool:

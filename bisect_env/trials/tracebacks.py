@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from bisect_env.trials.exception_groups import without_groups
 from bisect_env.trials.records import Phase
 
 # A progress bar leaves its line open: headers need not begin theirs.
@@ -68,6 +69,16 @@ class Traceback:
     message: str
     origin: Origin
     text: str
+
+    @property
+    def said(self) -> str:
+        """Its text without the lines of code, which may hold the words of failures that did not happen."""
+        lines = self.text.splitlines()
+        return "\n".join(
+            line
+            for before, line in zip(["", *lines], lines, strict=False)
+            if not (line.startswith("    ") and _FRAME.match(before))
+        )
 
     @property
     def while_importing(self) -> bool:
@@ -145,7 +156,7 @@ def _waits_for_threads(frame: Frame) -> bool:
 
 def parse_tracebacks(text: str) -> list[Traceback]:
     """Every traceback in an output, in order; chained exceptions are one, that of the last."""
-    lines = text.splitlines()
+    lines = without_groups(text.splitlines())
     found: list[Traceback] = []
     chain_start: int | None = None
     position = 0

@@ -102,6 +102,8 @@ def _write(directory: Path, file: TrialFile) -> None:
 def _remove(top: Path) -> None:
     try:
         shutil.rmtree(top)
+    except FileNotFoundError:  # the script removed it itself, or one of its processes is just doing that
+        shutil.rmtree(top, ignore_errors=True)
     except PermissionError:  # the script took permissions from its own directories
         for directory, names, _ in os.walk(top):
             for name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,8 +12,12 @@ from hypothesis import strategies as st
 
 from bisect_env.containers.engine import ENGINE, RUN_ARGS, Engine, find_engine
 from bisect_env.containers.images import full_name, repository
-from bisect_env.containers.trial import Inside, Parcel, ending, gpu_options, run_argv
+from bisect_env.containers.trial import INIT, Inside, Parcel, ending, gpu_options, run_argv
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.trials.child_env import container_env
+from bisect_env.trials.contained import contain
+from bisect_env.trials.workdir import work_dir
+from tests.trials.trial_support import make_spec
 
 UUIDS = ("GPU-1", "GPU-2")
 
@@ -141,3 +146,53 @@ def test_endings_without_a_report() -> None:
     assert (broken.stage, broken.problem, broken.returncode) == ("", "Error: unknown flag", None)
     lacking = ending(report(127 << 8, problem=f"lookup:{os.EX_NOINPUT}"), {"ExitCode": 127}, 127, "")
     assert (lacking.returncode, lacking.stage) == (None, "lookup")
+
+
+@pytest.mark.parametrize(
+    ("kind", "uuids", "gpus"),
+    [
+        ("podman", UUIDS[:1], ["--device", "nvidia.com/gpu=GPU-1"]),
+        ("podman", UUIDS, ["--device", "nvidia.com/gpu=GPU-1", "--device", "nvidia.com/gpu=GPU-2"]),
+        ("docker", UUIDS[:1], ["--gpus", '"device=GPU-1"']),
+        ("docker", UUIDS, ["--gpus", '"device=GPU-1,GPU-2"']),
+        ("podman", (), []),
+        ("docker", (), []),
+    ],
+)
+def test_the_whole_command_line_with_and_without_gpus(
+    kind: str, uuids: tuple[str, ...], gpus: list[str]
+) -> None:
+    inside = Inside(Engine(kind, (f"/usr/bin/{kind}",)), "repo@sha256:1")
+    top = Path("/tmp/t")
+    parcel = Parcel("name", "id", ["x"], {}, top / "work", top / "tmp", top / "control", gpus=uuids)
+    words = ["--name", "name", "--label", "bisect-env.trial=id", "--pull", "never", "--log-driver", "none"]
+    words += ["--security-opt", "label=disable", "--network", "none"]
+    for mount in (
+        *("type=bind,src=/tmp/t/work,dst=/tmp/t/work", "type=bind,src=/tmp/t/tmp,dst=/tmp/t/tmp"),
+        *("type=bind,src=/tmp/t/control,dst=/tmp/t/control",),
+        *("type=bind,src=/tmp/t/work/main.py,dst=/tmp/t/work/main.py,readonly",),
+        *(f"type=bind,src={INIT},dst=/tmp/t/control/init.py,readonly",),
+    ):
+        words += ["--mount", mount]
+    words += [*gpus, "--entrypoint", "python3", "repo@sha256:1", "/tmp/t/control/init.py", "/tmp/t/control"]
+    assert run_argv(inside, parcel, ["main.py"]) == [f"/usr/bin/{kind}", "run", *words]
+
+
+def test_a_script_in_a_container_sees_its_gpus_by_uuid(tmp_path: Path) -> None:
+    """From the trial to the engine: the option, and the variables inside."""
+    inside = Inside(Engine("podman", ("/usr/bin/podman",)), "repo@sha256:1")
+    spec = make_spec("pass")
+    with work_dir(spec.files) as directory:
+        control = directory.top / "control"
+        control.mkdir()
+        env = container_env(tmp=directory.tmp, hash_seed=1, trial_id=spec.trial_id, gpus=UUIDS[:1])
+        contained = contain(
+            spec, directory, control, inside, ["python", "main.py"], env, gpus=UUIDS[:1], cpus=()
+        )
+        request = json.loads((control / "request.json").read_text())
+        removal = json.loads((directory.top / "removal.json").read_text())
+    assert "nvidia.com/gpu=GPU-1" in contained.launch.argv
+    assert request["env"]["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert request["env"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    # What the next trial runs, should this one's worker and supervisor be killed together.
+    assert removal == ["/usr/bin/podman", "rm", "--force", "--volumes", contained.name]

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import errno
 import signal
+import sys
 import time
+import traceback as stdlib_traceback
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +16,11 @@ from hypothesis import strategies as st
 
 from bisect_env.trials.classify import RULES, classify
 from bisect_env.trials.cuda_errors import CUDA_ERRORS, find_cuda_error
+from bisect_env.trials.exception_groups import without_groups
 from bisect_env.trials.exit_record import ExitRecord
 from bisect_env.trials.phases import Marks
 from bisect_env.trials.records import Outcome, Phase
+from bisect_env.trials.tracebacks import final_traceback, parse_tracebacks
 
 ABORT_IN_CUDA = """\
 terminate called after throwing an instance of 'c10::Error'
@@ -181,6 +185,10 @@ def failed(stderr: str = "", code: int = 1, **changes: object) -> ExitRecord:
         (failed(code=-9), Outcome.KILLED_EXTERNAL, "SIGKILL"),
         (failed(code=-15), Outcome.KILLED_EXTERNAL, "SIGTERM"),
         (failed(code=-9, oom_kills=1), Outcome.HOST_OOM, "memory"),
+        (failed(code=-9, oom_kills=1, peak=3_100_000_000), Outcome.HOST_OOM, "of which it had 3100 MB"),
+        (failed(code=137, oom_kills=1), Outcome.HOST_OOM, "memory"),
+        (failed(code=137), Outcome.EXIT_FAIL, "a shell reports SIGKILL so"),
+        (failed(code=3, oom_kills=2), Outcome.EXIT_FAIL, "killed 2 processes for lack of memory meanwhile"),
         (failed(code=-11, oom_kills=1), Outcome.CRASH, "SIGSEGV"),
         (failed(code=-6, timed_out=True, killed_by_us=True, cpu_rate=0.0), Outcome.HANG, "idle"),
         (failed(code=-9, timed_out=True, killed_by_us=True, cpu_rate=1.9), Outcome.HANG, "busy-cpu"),
@@ -315,3 +323,124 @@ def test_phases() -> None:
     assert classify(failed(CHAINED)).phase is Phase.BODY
     assert classify(failed(code=127)).phase is Phase.START
     assert classify(failed(code=-11)).phase is Phase.UNKNOWN
+
+
+GROUP = """\
+working: 50%
+  + Exception Group Traceback (most recent call last):
+  |   File "/w/main.py", line 8, in <module>
+  |     asyncio.run(main())
+  |            ^^^^^^^^^^^^
+  |   File "/p/lib/python3.12/asyncio/taskgroups.py", line 145, in __aexit__
+  |     raise me from None
+  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Exception Group Traceback (most recent call last):
+    |   File "/w/main.py", line 5, in nested
+    |     raise group
+    | ExceptionGroup: one more (1 sub-exception)
+    +-+---------------- 1 ----------------
+      | Traceback (most recent call last):
+      |   File "/w/main.py", line 2, in inner
+      |     raise ValueError("deep")
+      | ValueError: deep
+second line, which Python 3.11 prints like this
+      +------------------------------------
+    +---------------- 2 ----------------
+    | KeyError: 2
+    +------------------------------------
+"""
+
+
+def test_a_group_of_exceptions_is_its_first_failure() -> None:
+    """`asyncio.TaskGroup` always fails in the same words at the same place."""
+    traceback = final_traceback(GROUP)
+    assert traceback is not None
+    assert (traceback.exception, traceback.message) == ("ValueError", "deep")
+    assert [frame.function for frame in traceback.frames] == ["inner", "nested", "__aexit__", "<module>"]
+    assert traceback.text.endswith("deep\nsecond line, which Python 3.11 prints like this")
+    assert classify(failed(stderr=GROUP)).detail == "ValueError: deep"
+    # What is printed afterwards is no part of it.
+    after = GROUP + HANDLED
+    assert classify(failed(stderr=after)).detail == "ValueError: wrong sum"
+    assert len(parse_tracebacks(after)) == 3
+    without = GROUP.replace("      | Traceback (most recent call last):\n", "")
+    assert final_traceback(without).message == "deep"  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with 3.11")
+@given(st.lists(st.text(alphabet="ab |+-\n1", max_size=12), min_size=1, max_size=4), st.integers(0, 2))
+def test_groups_as_python_prints_them(messages: list[str], depth: int) -> None:
+    failures: list[Exception] = [ValueError(f"m{message}") for message in messages]
+    group = ExceptionGroup("g", failures)
+    for _ in range(depth):
+        group = ExceptionGroup("h", [group])
+    try:
+        raise group
+    except ExceptionGroup:
+        text = stdlib_traceback.format_exc()
+    found = final_traceback(text)
+    assert found is not None
+    assert (found.exception, found.message.rstrip()) == (
+        "ValueError",
+        f"m{messages[0]}".split("\n")[0].rstrip(),
+    )
+    assert found.frames[0].function == "test_groups_as_python_prints_them"
+
+
+@given(st.lists(st.sampled_from([*GROUP.splitlines(), "x", ""]), max_size=30))
+def test_pieces_of_groups_break_nothing(lines: list[str]) -> None:
+    parse_tracebacks("\n".join(lines))
+    assert without_groups([line for line in lines if "Group" not in line]) == [
+        line for line in lines if "Group" not in line
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Non-UTF-8 code starting with '\\xe9' in file /w/main.py on line 1, but no encoding declared; see",
+        "Non-ASCII character '\\xe9' in file /w/main.py on line 1, but no encoding declared; see",
+        "encoding problem: foo",
+    ],
+)
+def test_a_script_that_cannot_be_read_is_not_runnable(message: str) -> None:
+    """Python gives no place in it, and would say the same of it in every combination."""
+    found = classify(failed(stderr=f"SyntaxError: {message}\n"))
+    assert (found.outcome, found.detail) == (Outcome.NOT_RUNNABLE, f"the script: SyntaxError: {message}")
+    # Another language's interpreter may fail in such words over what it runs.
+    assert classify(failed(stderr="SyntaxError: Unexpected token\n")).outcome is Outcome.EXIT_FAIL
+
+
+def test_words_in_a_line_of_code_are_no_failure() -> None:
+    stderr = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 2, in <module>
+    assert "CUDA error: an illegal memory access was encountered" in text
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+AssertionError
+"""
+    assert classify(failed(stderr=stderr)).outcome is Outcome.EXIT_FAIL
+    message = stderr + "    CUDA error: an illegal memory access was encountered\n"
+    assert classify(failed(stderr=message)).outcome is Outcome.CUDA_FAULT
+
+
+def test_a_full_disk_behind_the_final_exception() -> None:
+    stderr = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 2, in <module>
+    save()
+OSError: [Errno 28] No space left on device
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/w/main.py", line 4, in <module>
+    raise RuntimeError("cannot save") from error
+RuntimeError: cannot save
+"""
+    assert classify(failed(stderr=stderr)).outcome is Outcome.DISK_FULL
+    handled = stderr.replace(
+        "The above exception was the direct cause of the following exception:", "went on"
+    )
+    assert classify(failed(stderr=handled)).outcome is Outcome.EXIT_FAIL

@@ -370,6 +370,12 @@ def test_a_file_that_leads_out_of_the_directory_is_a_harness_error(private_temp:
     assert list(private_temp.iterdir()) == []
 
 
+@pytest.mark.parametrize("end", ["", "import ctypes; ctypes.string_at(0)"])
+def test_a_script_that_removes_its_own_directory_is_judged_by_its_end(run: Run, end: str) -> None:
+    record = run(f"import os, shutil; shutil.rmtree(os.path.dirname(os.getcwd()))\n{end}")
+    assert record.outcome is (Outcome.CRASH if end else Outcome.PASS)
+
+
 def test_directories_without_permissions_are_removed_all_the_same(run: Run) -> None:
     assert (
         run("import os; os.makedirs('a/b'); os.chmod('a', 0); os.symlink('/', 'root')").outcome

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bisect_env.trials.classify import classify
@@ -111,6 +111,8 @@ def test_native_names(name: str, expected: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(alphabet="ab<>(){}:* 0x#"))
+@example("0<<>>x0")
+@example("00x0x0")
 def test_any_name_can_be_normalised_and_keeps_no_brackets_that_match(name: str) -> None:
     found = normalise_native(name)
     assert not re.search(r"<[^<>]*>|\([^()]*\)|0x[0-9a-f]", found)
