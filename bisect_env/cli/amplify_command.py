@@ -33,11 +33,11 @@ def amplify(
     matrix: MatrixArgument,
     bad: Annotated[
         str | None,
-        typer.Option("--bad", help="Combination that fails; default: as the matrix says."),
+        typer.Option("--bad", help="Combination that fails, as for `--at`; default: as the matrix says."),
     ] = None,
     good: Annotated[
         str | None,
-        typer.Option("--good", help="Combination that passes; default: as the matrix says."),
+        typer.Option("--good", help="Combination that passes, as for `--at`; default: as the matrix says."),
     ] = None,
     db: DatabaseOption = None,
     workers: WorkersOption = None,
@@ -53,9 +53,10 @@ def amplify(
 ) -> None:
     """Find circumstances under which the failure is more frequent, and the good end still clean.
 
-    Copies at once, load beside it, fewer cores, allocators, threads, hash seeds, the garbage collector.
-    Nothing of it is counted. Ends with 0 if something was found, else with 1. `search: {amplify: true}` in
-    the matrix does the same before a study, and runs its trials so.
+    Tried are copies at once, load beside it, fewer cores, allocators, threads, hash seeds and the garbage
+    collector, in one to three hundred trials. They are not stored and count nowhere. Ends with 0 if
+    something was found, else with 1. `search: {amplify: true}` in the matrix does the same before a study,
+    and runs its trials so.
     """
     from bisect_env.engine import events
     from bisect_env.engine.amplify import Amplifier, ends
@@ -113,6 +114,8 @@ def _text(grid: Grid, index: tuple[int, ...]) -> str:
 
 
 def _print(found: Amplified, *, as_json: bool) -> None:
+    from bisect_env.report.numbers import percent
+
     document: dict[str, Any] = found.as_json()
     if as_json:
         say(json.dumps(document))
@@ -127,4 +130,5 @@ def _print(found: Amplified, *, as_json: bool) -> None:
         say(f"nothing to go on with: {found.reason}")
         return
     say(f"best: {best.name} ({found.reason})")
-    say(f"saves about {1.0 - found.base.speed / found.arm.speed:.0%} of the time that trials take")
+    say(f"saves about {percent(1.0 - found.base.speed / found.arm.speed)} of the time that trials take")
+    say("with `search: {amplify: true}` in the matrix, `bisect-env run` looks for it and runs its trials so")

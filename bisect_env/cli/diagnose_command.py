@@ -38,7 +38,7 @@ _OPEN = (
 def diagnose(
     matrix: MatrixArgument,
     at: AtOption = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Trials at most.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Give up after so many trials.")] = 50,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for what is found; a new one.")
     ] = None,

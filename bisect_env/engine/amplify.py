@@ -31,7 +31,7 @@ from bisect_env.errors import InfrastructureError, NoEnvironmentError, StudyInte
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.signatures import FROM_BAD_END
+from bisect_env.matrix.signatures import FROM_BAD_END, shown
 from bisect_env.matrix.trial import runs_python_body
 from bisect_env.search.amplify import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
 from bisect_env.storage.store import Store
@@ -93,7 +93,7 @@ class Amplified:
             "good": None if self.good is None else _arm(self.good),
             "tried": [{"name": one.name, **_arm(arm)} for one, arm in self.tried],
             "trials": self.trials,
-            "signature": self.signature,
+            "signature": shown(self.signature),
         }
 
 
@@ -180,7 +180,7 @@ class Amplifier:
             records, seconds = records + more, seconds + longer
         self._signature = self._meant(failed)
         if self._signature:
-            self.notify(f"the failure: {self._signature}")
+            self.notify(f"the failure: {shown(self._signature)}")
         base = self._count(records, seconds)
         self.notify(f"as it is: {_words(base)}")
         if base.hits >= ENOUGH * base.trials:

@@ -19,6 +19,7 @@ from bisect_env.engine.specs import target_of, trial_files, trial_spec
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.signatures import shown as shown_signature
 from bisect_env.trials.cores import of_gdb, under_gdb
 from bisect_env.trials.debug import Debug
 from bisect_env.trials.judge import Target, judge
@@ -253,7 +254,7 @@ def _kept(record: TrialRecord, debug: Debug, folder: Path, *, shown: bool, trial
         "trials": trials,
         "outcome": str(record.outcome),
         "detail": record.detail,
-        "signature": record.signature,
+        "signature": shown_signature(record.signature),
         "hash_seed": record.hash_seed,
         "findings": findings,
         "notes": debug.notes,

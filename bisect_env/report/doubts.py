@@ -129,6 +129,13 @@ def other_failures(trials: Sequence[StoredTrial]) -> list[str]:
 def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:
     """What the verdict itself says against it."""
     warnings = []
+    if verdict.get("kind") == "never" and verdict.get("trials"):
+        warnings.append(
+            "nothing failed often enough; if something should have: see whether it does where it is known to "
+            "(`bisect-env trial MATRIX --at … -n 100`), look for what makes it more frequent "
+            "(`bisect-env amplify MATRIX`), or state a lower `min_crash_rate` or a higher `max_trials` in "
+            "`search`"
+        )
     if verdict.get("monotone") is False:
         warnings.append(
             "the history is not monotone: what was broken was fixed and broken again, or the other way "

@@ -14,6 +14,7 @@ import pytest
 from bisect_env.engine.one import open_one
 from bisect_env.environments.provider import Environments
 from bisect_env.matrix.load import load_matrix
+from bisect_env.matrix.signatures import read_signature
 from bisect_env.storage.store import Store
 from bisect_env.trials import debug
 from tests.cli.calls import RunCommand
@@ -162,7 +163,7 @@ def test_another_failure_than_that_of_the_study_is_passed_over(  # type: ignore[
         loaded = load_matrix("matrix.yaml")
         provider = Environments(tmp_path / "cache")
         one = open_one(loaded, "bad", store=store, provider=provider, notify=lambda _event: None)
-        store.settle_target(one.study.id, found["signature"], "")
+        store.settle_target(one.study.id, read_signature(found["signature"]).stored(), "")
     code, out, _ = run(*words)
     assert (code, json.loads(out)["notes"]) == (3, [])
     (tmp_path / "another").touch()

@@ -141,10 +141,11 @@ def test_what_is_amplified_is_what_the_study_then_looks_for(
         (decision,) = [one for one in store.decisions(study.id) if one.kind == amplify.DECISION]
         target, is_open = known_target(matrix, store, study.id)
     assert not is_open
-    assert decision.payload["signature"] == target.signature
+    shown = str(read_signature(target.signature))
+    assert decision.payload["signature"] == shown == str(read_signature(report["target"]))
     assert decision.payload["base"]["hits"] == 1
     said = [event.text for event in studies.events if isinstance(event, events.Said)]
-    assert f"the failure: {target.signature}" in said
+    assert f"the failure: {shown}" in said
     assert said[-1].startswith("trials run under hunts: ")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bisect_env.report.document import load_report, report_document
+from bisect_env.report.doubts import verdict_warnings
 from bisect_env.report.json_format import json_text
 from bisect_env.report.model import Report, is_called_bad
 from bisect_env.report.table import ROWS, rows
@@ -460,3 +461,12 @@ def test_a_report_needs_no_rate_that_was_not_measured(store: Store) -> None:
     text = report_text(load_report(store, study.study.id))
     assert text.startswith("No verdict: nothing to try\n")
     assert rate(0, 0)["high"] == 1.0
+
+
+def test_what_can_be_done_where_nothing_failed() -> None:
+    (said,) = verdict_warnings({"status": "none", "kind": "never", "trials": 40})
+    assert "bisect-env amplify MATRIX" in said
+    assert "bisect-env trial MATRIX" in said
+    assert "min_crash_rate" in said
+    assert verdict_warnings({"status": "none", "kind": "never", "trials": 0}) == []
+    assert verdict_warnings({"status": "confirmed", "kind": "all", "trials": 40}) == []
