@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from bisect_env.matrix.signatures import shown as shown_signature
 from bisect_env.trials.cores import of_gdb, under_gdb
 from bisect_env.trials.debug import Debug
 from bisect_env.trials.judge import Target, judge
+from bisect_env.trials.phases import LINGER
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord, TrialSpec
 from bisect_env.trials.run import run_trial
 from bisect_env.trials.stacks import sentences
@@ -42,11 +43,18 @@ _SHOWN = 4
 CUDA_ENV = {
     # Errors come up at the call that caused them.
     "CUDA_LAUNCH_BLOCKING": "1",
+}
+GPU_CORE_ENV = {
     "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "1",
     # Without the GPU's memory: frames, registers and the failing instruction.
     "CUDA_ENABLE_LIGHTWEIGHT_COREDUMP": "1",
     "CUDA_COREDUMP_FILE": "gpu-%p.nvcudmp",
+    # The program hears nothing of its fault any more, and may well end before the core is written: the driver
+    # then dies with it (seen on an H100, driver 580).
+    LINGER: "10",
 }
+FOR_GPU_CORE = 3
+"""Trials at most that are run for the sake of a core of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,7 @@ class Tools:
     """What is asked for beside what is always done.
 
     Attributes:
-        cuda: `CUDA_LAUNCH_BLOCKING`, and a core of the GPU.
+        cuda: `CUDA_LAUNCH_BLOCKING`, and once the failure has shown a core of the GPU.
         sanitizer: Tool of compute-sanitizer under which the script runs, or "".
     """
 
@@ -125,7 +133,9 @@ def diagnose(
     target = target or target_of(matrix)
     folder.mkdir(parents=True)
 
-    def run_once(debug: Debug | None, *, in_gdb: bool = False) -> TrialRecord | None:
+    def run_once(
+        debug: Debug | None, *, in_gdb: bool = False, env: Mapping[str, str] | None = None
+    ) -> TrialRecord | None:
         plain = trial_spec(
             matrix,
             single.combination,
@@ -136,6 +146,7 @@ def diagnose(
             perturbation=single.perturbation,
         )
         spec = with_tools(plain, tools)
+        spec = replace(spec, env={**spec.env, **(env or {})})
         if in_gdb:
             command = under_gdb(spec.command)
             if command is None:
@@ -168,7 +179,20 @@ def diagnose(
         shutil.rmtree(keep)
     if shown and record.outcome is Outcome.CRASH and not debug.autopsy.text and prefix.inside is None:
         _again_in_gdb(debug, lambda: run_once(None, in_gdb=True), min(IN_GDB, limit))
+    if shown and tools.cuda and not tools.sanitizer:
+        _for_gpu_core(debug, lambda again: run_once(again, env=GPU_CORE_ENV))
     return _kept(record, debug, folder, shown=shown, trials=number)
+
+
+def _for_gpu_core(debug: Debug, run: Callable[[Debug], TrialRecord | None]) -> None:
+    """Run it until CUDA's driver leaves a core of the GPU. Not before, for that changes how a fault ends."""
+    for _ in range(FOR_GPU_CORE):
+        again = Debug(debug.keep)
+        run(again)
+        if list(debug.keep.glob("*.nvcudmp")):
+            debug.on_gpu += again.on_gpu
+            return
+    debug.notes.append(f"no core of the GPU in {FOR_GPU_CORE} further trials")
 
 
 def _again_in_gdb(debug: Debug, run: Callable[[], TrialRecord | None], limit: int) -> None:

@@ -56,7 +56,9 @@ def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> Said:
     if answer.returncode is None:
         return Said(False, "", f"no answer in {limit:.0f} s")
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
-    why = "" if answer.ok else (lines[0] if lines else f"exit code {answer.returncode}")
+    # A tool says what is wrong first; a traceback says it last.
+    told = lines[-1] if lines and lines[0].startswith("Traceback (") else next(iter(lines), "")
+    why = "" if answer.ok else (told or f"exit code {answer.returncode}")
     return Said(answer.ok, answer.stdout[:_KEPT].replace("\0", "\ufffd"), why)
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.engine.diagnose import GPU_CORE_ENV
 from bisect_env.engine.one import open_one
 from bisect_env.environments.provider import Environments
 from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.signatures import read_signature
 from bisect_env.storage.store import Store
 from bisect_env.trials import debug
+from bisect_env.trials.phases import LINGER
 from tests.cli.calls import RunCommand
 from tests.trials.test_stacks import DEADLOCK
 
@@ -185,3 +187,41 @@ def test_a_failure_that_does_not_show(diagnose) -> None:  # type: ignore[no-unty
     ):
         code, _, err = diagnose(SEGFAULT, "--sanitizer", "memcheck")
         assert (code, "CUDA toolkit" in err) == (2, True)
+
+
+FAULT = """
+    import os, sys, threading, time
+
+    def driver():
+        time.sleep(1)
+        with open("gpu-%d.nvcudmp" % os.getpid(), "w") as core:
+            core.write("a core of the GPU")
+        os.abort()
+
+    assert not [name for name in os.environ if "HARNESS" in name]
+    if "CUDA_ENABLE_COREDUMP_ON_EXCEPTION" in os.environ:
+        threading.Thread(target=driver, daemon=True).start()
+    else:
+        assert os.environ["CUDA_LAUNCH_BLOCKING"] == "1"
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+"""
+"""As CUDA's driver was seen to behave: a program hears of no fault where it writes cores of the GPU."""
+
+
+def test_a_core_of_the_gpu_is_had_once_the_failure_has_shown(diagnose, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    code, out, err = diagnose(FAULT, "--cuda", "-o", "found")
+    assert code == 3, err
+    assert out.startswith("cuda-fault in trial 1: ")
+    kept = {path.name for path in (tmp_path / "found").iterdir()}
+    (core,) = [name for name in kept if name.endswith(".nvcudmp")]
+    assert (tmp_path / "found" / core).read_text() == "a core of the GPU"
+    # What is told is the fault, not how the driver ended the program afterwards.
+    document = json.loads((tmp_path / "found" / "diagnosis.json").read_text())
+    assert document["outcome"] == "cuda-fault"
+
+
+def test_where_the_driver_leaves_no_core_of_the_gpu(diagnose, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(GPU_CORE_ENV, LINGER, "0.1")
+    code, out, err = diagnose("raise ValueError", "--cuda")
+    assert code == 3, err
+    assert "no core of the GPU in 3 further trials" in out + err

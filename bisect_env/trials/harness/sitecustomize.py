@@ -20,14 +20,16 @@ MARKS = "BISECT_ENV_HARNESS_MARKS"
 MODULES = "BISECT_ENV_HARNESS_MODULES"
 PYTHONPATH = "BISECT_ENV_HARNESS_PYTHONPATH"
 GC = "BISECT_ENV_HARNESS_GC"
+LINGER = "BISECT_ENV_HARNESS_LINGER"
 
 
 def _take_away(here):
-    """Undo what brought this module here; the file for the marks, and the modules to look for."""
+    """Undo what brought this module here; the file for the marks, the modules to look for, a time to stay."""
     marks = os.environ.pop(MARKS, None)
     modules = os.environ.pop(MODULES, "").split()
     original = os.environ.pop(PYTHONPATH, None)
     threshold = os.environ.pop(GC, None)
+    linger = float(os.environ.pop(LINGER, 0))
     if threshold is not None:
         import gc
 
@@ -39,7 +41,7 @@ def _take_away(here):
             os.environ["PYTHONPATH"] = original
     sys.path[:] = [entry for entry in sys.path if entry != here]
     sys.path_importer_cache.pop(here, None)
-    return marks, modules
+    return marks, modules, linger
 
 
 def _marker(path):
@@ -144,8 +146,12 @@ def _watch_imports(mark, look):
     bootstrap._ModuleLockManager = _ModuleLockManager
 
 
-def _watch_exit(mark, look):
-    """Mark the beginning and the end of the handlers of `atexit`, which run last come, first served."""
+def _watch_exit(mark, look, linger):
+    """Mark the beginning and the end of the handlers of `atexit`, which run last come, first served.
+
+    After the last of them the interpreter may stay for some seconds: whoever writes something about it beside
+    it, as CUDA's driver does, then finds it still there.
+    """
     import atexit
 
     state = []
@@ -158,6 +164,10 @@ def _watch_exit(mark, look):
 
     def finished():
         mark(b"F")
+        if linger:
+            import time
+
+            time.sleep(linger)
 
     real = atexit.register
 
@@ -174,7 +184,7 @@ def _watch_exit(mark, look):
 
 
 def _begin(here):
-    path, modules = _take_away(here)
+    path, modules, linger = _take_away(here)
     if path is None:
         return  # a subinterpreter, or a process that got the path alone
     if sys.version_info < (3, 6) or sys.implementation.name != "cpython":
@@ -184,7 +194,7 @@ def _begin(here):
     mark = _marker(path)
     look = _looker(path, modules)
     try:
-        _watch_exit(mark, look)
+        _watch_exit(mark, look, linger)
         _watch_imports(mark, look)
     except Exception:
         # An interpreter that is made otherwise: the trial goes on, and its marks say that they say nothing.
