@@ -22,6 +22,7 @@ from bisect_env.environments.integrity import (
 )
 from bisect_env.environments.lease import archives, last_use, taking_away
 from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.parts import all_parts, discard, remove_unfinished, stated_files
 
 MARKER = ".bisect-env.json"
 """Written into a prefix last: without it, it is none."""
@@ -115,10 +116,13 @@ def damage(prefix: Path, *, memory: Path | None = None) -> Iterator[tuple[str, l
 def drop_damaged_archives(cache: Path, packages: Iterable[LockedPackage]) -> int:
     """Remove unpacked archives of these packages whose files are not what they list; returns how many.
 
-    The caller holds `archives` exclusively.
+    Parts with damaged files go too, whosever they are. The caller holds `archives` exclusively.
     """
     names = {_archive_name(p) for p in packages}
     dropped = 0
+    for folder in all_parts(cache):
+        if (part := _kept(folder)) is None or damaged_files(part):
+            discard(cache, folder.name)
     for folder in _archive_folders(cache):
         for package in _unpacked(folder):
             if _normal(package.name) in names and (not package.readable or damaged_files(package)):
@@ -171,9 +175,10 @@ def prune(
     if not cache.is_dir():
         return Pruned((), 0, 0, 0)
     remove_tree(cache / "trash")  # what somebody who was killed had begun to take away
+    parts = all_parts(cache)
     inodes: Inodes = {}
     owners: dict[Path, set[tuple[int, int]]] = {}
-    for folder in (*_prefixes(cache), *_archive_folders(cache)):
+    for folder in (*_prefixes(cache), *_archive_folders(cache), *parts):
         owners[folder] = _inodes(folder, inodes)
     _inodes(cache, inodes)
     shares: dict[tuple[int, int], int] = {}
@@ -195,7 +200,7 @@ def prune(
     def drop_orphans() -> None:
         nonlocal dropped
         # Archives that came after we had looked belong to somebody who is about to use them.
-        known = [f for f in _archive_folders(cache) if f in owners]
+        known = [f for f in (*_archive_folders(cache), *parts) if f in owners]
         orphans = [f for f in known if all(shares[inode] == 1 for inode in owners[f])]
         for folder in sorted(orphans, key=_age):
             if limit is not None and left <= limit:
@@ -205,11 +210,12 @@ def prune(
             if not dry_run:
                 _take_away(cache, folder)
             forget(folder)
-            dropped += 1
+            dropped += folder not in parts
 
     with archives(cache, exclusive=True, timeout=_NO_WAIT) as alone:
         # While others install from the archives, they stay.
         if alone:
+            remove_unfinished(cache)
             drop_orphans()
         for entry in entries(cache):
             if limit is not None and left <= limit:
@@ -274,6 +280,18 @@ def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> It
                     _take_away(cache, folder)
                     removed = True
         yield Checked(str(folder.relative_to(cache)), damaged, removed)
+    for folder in () if only else all_parts(cache):
+        part = _kept(folder)
+        count = 1 if part is None else len(damaged_files(part))
+        removed = False
+        if count and repair:
+            with archives(cache, exclusive=True, timeout=_NO_WAIT) as alone:
+                if alone:
+                    discard(cache, folder.name)
+                    removed = True
+        if count:
+            name = "what was kept of its installation" if part is None else part.name
+            yield Checked(str(folder.relative_to(cache))[:18], {name: count}, removed)
 
 
 def usage(cache: Path) -> int:
@@ -299,6 +317,11 @@ def _unpacked(folder: Path) -> Iterator[Installed]:
         yield package
     else:
         yield from wheels_in(folder)
+
+
+def _kept(part: Path) -> Installed | None:
+    stated = stated_files(part)
+    return None if stated is None else Installed(*stated)
 
 
 def _take_away(cache: Path, folder: Path) -> None:

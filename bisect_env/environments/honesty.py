@@ -117,13 +117,19 @@ def held_by(prefix: Path) -> Held:
     torch_cuda = None
     for site in prefix.glob("lib/python*/site-packages"):
         for path in site.iterdir():
-            if match := _INFO.fullmatch(path.name):
-                wheels[canonicalize_name(match["name"])] = match["version"]
+            if found := distribution(path.name):
+                wheels[found[0]] = found[1]
         version_file = site / "torch" / "version.py"
         if version_file.is_file():
             stated = _TORCH_CUDA.search(version_file.read_text("utf-8", "replace"))
             torch_cuda = f"{stated[1]}.{stated[2]}" if stated else ""
     return Held(conda, wheels, torch_cuda)
+
+
+def distribution(name: str) -> tuple[str, str] | None:
+    """Normalised name and version of a directory of notes such as `numpy-2.2.1.dist-info`. Pure."""
+    match = _INFO.fullmatch(name)
+    return (canonicalize_name(match["name"]), match["version"]) if match else None
 
 
 @dataclass(frozen=True, slots=True)

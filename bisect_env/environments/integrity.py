@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 BYTECODE = "__pycache__"
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _CHUNK = 1 << 20
-_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,33 +167,42 @@ def snapshot(prefix: Path, *, ignore: Iterable[str] = (), protect: bool = False)
         ignore: Names in its top level that are left out.
         protect: Take away the permission to write files and directories on the way.
     """
-    digest = hashlib.sha256()
+    lines: list[str] = []
     ignored = frozenset(ignore)
 
     def visit(folder: str, shown: str) -> None:
         with os.scandir(folder) as entries:
-            ordered = sorted(entries, key=lambda entry: entry.name)
-        for entry in ordered:
-            if entry.name == BYTECODE or (not shown and entry.name in ignored):
-                continue
-            name = f"{shown}/{entry.name}"
-            if entry.is_symlink():
-                fact = f"-> {Path(entry.path).readlink()}"
-            elif entry.is_dir(follow_symlinks=False):
-                visit(entry.path, name)
-                fact = "directory"
-            else:
-                known = entry.stat(follow_symlinks=False)
-                fact = f"{known.st_size} {known.st_mtime_ns}"
-                if protect and known.st_mode & _WRITABLE:
-                    Path(entry.path).chmod(stat.S_IMODE(known.st_mode) & ~_WRITABLE)
-            digest.update(f"{name}\0{fact}\n".encode("utf-8", "surrogateescape"))
+            for entry in entries:
+                if entry.name == BYTECODE or (not shown and entry.name in ignored):
+                    continue
+                name = f"{shown}/{entry.name}"
+                if entry.is_symlink():
+                    fact = f"-> {Path(entry.path).readlink()}"
+                elif entry.is_dir(follow_symlinks=False):
+                    visit(entry.path, name)
+                    fact = "directory"
+                else:
+                    known = entry.stat(follow_symlinks=False)
+                    fact = f"{known.st_size} {known.st_mtime_ns}"
+                    if protect and known.st_mode & WRITABLE:
+                        Path(entry.path).chmod(stat.S_IMODE(known.st_mode) & ~WRITABLE)
+                lines.append(f"{name}\0{fact}\n")
         if protect and shown:
             place = Path(folder)
-            place.chmod(stat.S_IMODE(place.stat().st_mode) & ~_WRITABLE)
+            place.chmod(stat.S_IMODE(place.stat().st_mode) & ~WRITABLE)
 
     visit(str(prefix), "")
-    return digest.hexdigest()
+    return digest(lines)
+
+
+def digest(lines: Iterable[str]) -> str:
+    """Hex digest over what is said of each file, link and directory, in any order. Pure.
+
+    Args:
+        lines: Each `/path`, a zero byte, then `directory`, `-> target` or `size time`, then a line feed.
+    """
+    text = "".join(sorted(lines))
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def remove_tree(path: Path) -> None:

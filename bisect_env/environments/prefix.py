@@ -20,7 +20,16 @@ from pathlib import Path
 import filelock
 
 from bisect_env.containers.trial import Inside
-from bisect_env.environments import conda_prefix, honesty, integrity, old_python, pylock, scripts
+from bisect_env.environments import (
+    assemble,
+    conda_prefix,
+    honesty,
+    integrity,
+    old_python,
+    parts,
+    scripts,
+    uv_prefix,
+)
 from bisect_env.environments.bundle import Bundle
 from bisect_env.environments.cache import MARKER, damage, drop_damaged_archives, evict
 from bisect_env.environments.failures import UnbuildableError
@@ -30,19 +39,14 @@ from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.lock_text import build_date
 from bisect_env.environments.offline_pythons import offline_environment, offline_interpreters
 from bisect_env.environments.old_python import OLDEST_FOR_UV
-from bisect_env.environments.process import Finished
-from bisect_env.environments.settings import (
-    default_cache_dir,
-    default_cache_limit,
-    default_offline,
-    without_credentials,
-)
-from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
+from bisect_env.environments.remember import CONDA_BASE, Contents, contents, remember
+from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
+from bisect_env.environments.uv_tool import Uv
 from bisect_env.errors import InfrastructureError
 
 _unchanged: set[tuple[str, str]] = set()
 """Prefixes, with their snapshots, that this process has seen to be as they were made."""
-_FORMAT = 2  # raise it when prefixes are made differently: older ones are then built anew
+_FORMAT = 3  # raise it when prefixes are made differently: older ones are then built anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,26 +213,69 @@ class _Builder:
             drop_damaged_archives(self.cache, self.lock.packages)
 
     def _fill_and_check(self, place: Path, interpreter: Interpreter | None) -> None:
+        started = time.monotonic()
+        known = self._known(interpreter)
+        with self._archives():
+            snapshot = self._assemble(place, known)
+        if snapshot is None:
+            snapshot = self._install_and_check(place, known, interpreter)
+        self._mark(place, interpreter, snapshot, time.monotonic() - started)
+
+    def _known(self, interpreter: Interpreter | None) -> dict[str, str]:
+        """Keys of the parts, none where there can be no parts."""
+        if interpreter is not None and interpreter.release < OLDEST_FOR_UV:
+            return {}
+        # What a source distribution becomes depends on more than the archive.
+        if any(package.is_source for package in self.lock.packages):
+            return {}
+        return parts.keys(self.lock, self.cache, interpreter)
+
+    def _assemble(self, place: Path, keys: dict[str, str]) -> str | None:
+        """Fill a prefix from parts, if all of them are known; gives its snapshot."""
+        found = {key: part for key in keys.values() if (part := parts.load(self.cache, key)) is not None}
+        if not keys or len(found) < len(keys):
+            return None
+        try:
+            assembled = assemble.assemble(place, self.final, self.cache, found)
+        except assemble.UnfitError as error:
+            # The installer looks into it: it reads what has changed since, and fetches what is gone.
+            integrity.remove_tree(place)
+            if error.key is not None:
+                parts.discard(self.cache, error.key)
+            return None
+        self._compare(assembled.held)
+        return integrity.digest([*assembled.lines, self._write_lock(place)])
+
+    def _install_and_check(self, place: Path, keys: dict[str, str], interpreter: Interpreter | None) -> str:
         for attempt in ("from the cache", "from fresh archives"):
-            with archives(self.cache, exclusive=False, timeout=self.timeout) as shared:
-                if not shared:
-                    raise UnbuildableError("the cache is being emptied", transient=True)
-                self._fill(place, interpreter)
+            with self._archives():
+                base = self._fill(place, interpreter)
             damaged = [name for name, files in damage(place, memory=self.cache / "verified") if files]
             if not damaged:
-                self._compare(place)
-                _seal(place)
-                return
+                self._compare(honesty.held_by(place))
+                if keys:
+                    with self._archives():
+                        remember(place, self.final, self.cache, keys, self.lock.packages, base)
+                self._write_lock(place)
+                return integrity.snapshot(place, ignore=(MARKER,), protect=True)
             text = f"files of {', '.join(damaged)} are not what the package lists, installed {attempt}"
             integrity.remove_tree(place)
             if attempt == "from fresh archives":
                 raise UnbuildableError(text, transient=True)
             self.notes.append(f"{text}: fetched again")
             self._drop_archives()
+        raise AssertionError("the second attempt ends one way or the other")
 
-    def _compare(self, place: Path) -> None:
-        """Ask the new prefix what it holds: another environment than the lock's is none."""
-        comparison = honesty.compare(self.lock, honesty.held_by(place))
+    @contextlib.contextmanager
+    def _archives(self) -> Iterator[None]:
+        with archives(self.cache, exclusive=False, timeout=self.timeout) as shared:
+            if not shared:
+                raise UnbuildableError("the cache is being emptied", transient=True)
+            yield
+
+    def _compare(self, held: honesty.Held) -> None:
+        """What the new prefix says it holds: another environment than the lock's is none."""
+        comparison = honesty.compare(self.lock, held)
         if comparison.errors:
             raise UnbuildableError(
                 f"the prefix is not what was locked: {'; '.join(comparison.errors)}", transient=False
@@ -256,26 +303,43 @@ class _Builder:
                     transient=False,
                 )
 
-    def _fill(self, place: Path, interpreter: Interpreter | None) -> None:
-        started = time.monotonic()
+    def _fill(self, place: Path, interpreter: Interpreter | None) -> Contents:
+        """Let the installers fill a prefix; gives what was in it before the first package."""
         if interpreter is None:
             conda_prefix.fill(
                 place, self.final, self.lock, self.cache, self.timeout, archives=self._conda_archives()
             )
-            self._add_wheels(place)
-        elif interpreter.release < OLDEST_FOR_UV:
+            if any(not package.is_conda for package in self.lock.packages):
+                self._install(place)
+                scripts.move(place, self.final)
+            return Contents(contents(place).files & CONDA_BASE, frozenset())
+        if interpreter.release < OLDEST_FOR_UV:
             old_python.fill(place, self.final, interpreter, self._wheels(), self.cache)
-        else:
-            self._fill_with_uv(place, interpreter)
+            return Contents(frozenset(), frozenset())
+        uv_prefix.make_empty(self._uv_tool(), place, interpreter, self.timeout)
+        empty = contents(place)
+        self._install(place)
+        return empty
+
+    def _write_lock(self, place: Path) -> str:
+        """Put the lock into a prefix; gives its line of the snapshot."""
+        path = place / "conda-lock.yml"
+        path.write_text(self.lock.text, "utf-8")
+        path.chmod(0o444)
+        known = path.stat()
+        return f"/{path.name}\0{known.st_size} {known.st_mtime_ns}\n"
+
+    def _mark(self, place: Path, interpreter: Interpreter | None, snapshot: str, seconds: float) -> None:
+        """Write last what makes it a prefix, and what it holds: what differs later was not made by us."""
         marker = {
             "format": _FORMAT,
             "content_hash": self.lock.content_hash,
             "python": interpreter.version if interpreter else self.lock.python,
             "interpreter": str(interpreter.path if interpreter else self.final / "bin" / "python"),
             "packages": len(self.lock.packages),
-            "seconds": round(time.monotonic() - started, 3),
+            "seconds": round(seconds, 3),
+            "snapshot": snapshot,
         }
-        (place / "conda-lock.yml").write_text(self.lock.text, "utf-8")
         (place / MARKER).write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
 
     def _conda_archives(self) -> dict[str, Path]:
@@ -293,70 +357,11 @@ class _Builder:
         bundle = Bundle(self.offline)
         return tuple(bundle.here(p, self.lock.python, self.cache / "joined") for p in packages)
 
-    def _fill_with_uv(self, place: Path, interpreter: Interpreter) -> None:
-        uv = self._uv_tool()
-        # Relocatable, for scripts in bin/ are to work after the rename.
-        venv: list[str | Path] = [
-            "venv",
-            "--relocatable",
-            "--no-project",
-            "--quiet",
-            "-p",
-            interpreter.path,
-            place,
-        ]
-        self._uv(uv, venv, place)
-        self._install(uv, place)
-
-    def _add_wheels(self, place: Path) -> None:
-        """Put the lock's wheels on top of its conda packages."""
-        if any(not package.is_conda for package in self.lock.packages):
-            self._install(self._uv_tool(), place)
-            scripts.move(place, self.final)
-
     def _uv_tool(self) -> Uv:
         return Uv(self.cache, environ=None if self.offline is None else offline_environment(self.offline))
 
-    def _install(self, uv: Uv, place: Path) -> None:
-        packages = self._wheels()
-        if not packages:
-            return
-        (place / "pylock.toml").write_text(pylock.text(packages, without_credentials(uv.index)), "utf-8")
-        install: list[str | Path] = ["pip", "install", "--preview-features", "pylock", "--no-deps"]
-        install += ["--link-mode", "hardlink", "-p", place / "bin" / "python", "-r", place / "pylock.toml"]
-        if not any(package.is_source for package in packages):
-            install.append("--no-build")
-        elif (date := build_date(self.lock)) is not None:
-            install += ["--exclude-newer", date]
-        self._uv(uv, install, place)
-        (place / "pylock.toml").unlink()
-
-    def _uv(self, uv: Uv, args: list[str | Path], place: Path) -> None:
-        finished = uv.run(args, cwd=place if place.is_dir() else self.folder, timeout=self.timeout)
-        if finished.returncode != 0 or finished.timed_out:
-            raise self._failure(finished)
-
-    def _failure(self, finished: Finished) -> UnbuildableError:
-        words = plain_words(finished.stderr)
-        if finished.timed_out:
-            # A download that stalls says nothing about the environment; a build that never ends does.
-            builds = any(package.is_source for package in self.lock.packages)
-            return UnbuildableError(f"not finished in {self.timeout:.0f} s: {words}", transient=not builds)
-        if finished.returncode < 0:
-            return UnbuildableError(
-                f"uv was killed by signal {-finished.returncode}: {words}", transient=True
-            )
-        return UnbuildableError(
-            words or f"uv ended with {finished.returncode}", transient=is_transient(words)
-        )
-
-
-def _seal(place: Path) -> None:
-    """Make a prefix read-only, and note what it holds: whatever is different later was not made by us."""
-    path = place / MARKER
-    marker = json.loads(path.read_text("utf-8"))
-    marker["snapshot"] = integrity.snapshot(place, ignore=(MARKER,), protect=True)
-    path.write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
+    def _install(self, place: Path) -> None:
+        uv_prefix.install(self._uv_tool(), place, self._wheels(), self.timeout, date=build_date(self.lock))
 
 
 def _lock_path(folder: Path, content_hash: str) -> Path:

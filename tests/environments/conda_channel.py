@@ -63,10 +63,14 @@ class Channel:
         executable: Sequence[str] = (),
         noarch: str | None = None,
         entry_points: Sequence[str] = (),
+        placeholders: Mapping[str, tuple[str, str]] | None = None,
         timestamp: int | None = DAY_ONE,
         **record: Any,
     ) -> dict[str, Any]:
-        """Write an archive and its record; gives the record back, which may still be changed."""
+        """Write an archive and its record; gives the record back, which may still be changed.
+
+        `placeholders` says of files that name their prefix how they name it, and `text` or `binary`.
+        """
         subdir = "noarch" if noarch else host_platform()
         stem = f"{name}-{version}-{build}"
         index = {
@@ -81,7 +85,14 @@ class Channel:
             **({"timestamp": timestamp} if timestamp is not None else {}),
         }
         archive = _archive(
-            self.folder / subdir, stem, index, files or {}, links or {}, executable, entry_points
+            self.folder / subdir,
+            stem,
+            index,
+            files or {},
+            links or {},
+            executable,
+            entry_points,
+            placeholders or {},
         )
         content = archive.read_bytes()
         entry = {
@@ -153,6 +164,7 @@ def _archive(
     links: Mapping[str, str],
     executable: Sequence[str],
     entry_points: Sequence[str],
+    placeholders: Mapping[str, tuple[str, str]],
 ) -> Path:
     contents = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
     paths: list[dict[str, Any]] = [
@@ -161,6 +173,7 @@ def _archive(
             "path_type": "hardlink",
             "sha256": hashlib.sha256(content).hexdigest(),
             "size_in_bytes": len(content),
+            **dict(zip(("prefix_placeholder", "file_mode"), placeholders.get(path, ()), strict=False)),
         }
         for path, content in contents.items()
     ]
