@@ -13,6 +13,7 @@ from pathlib import Path
 from bisect_env.engine.prepare import Prepared, environment_request, lock_all
 from bisect_env.environments.bundle import Answers, Bundle, request_digest
 from bisect_env.environments.conda_config import mirrors_of_urls, read_conda_config
+from bisect_env.environments.conda_download import download_conda
 from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.images import image_of, without_image
@@ -205,7 +206,8 @@ def _channel(package: LockedPackage) -> str:
 def _archive(bundle: Bundle, package: LockedPackage, addresses: list[str]) -> int:
     folder = bundle.folder(package.sha256)
     bundle.join(package.sha256, archive_name(package))
-    return obtain(package, folder, addresses).stat().st_size
+    by = download_conda if package.is_conda else None
+    return obtain(package, folder, addresses, by).stat().st_size
 
 
 def _wheel(

@@ -19,6 +19,8 @@ from bisect_env.environments.settings import without_credentials
 from bisect_env.errors import InfrastructureError, UsageError
 
 _TOKEN = re.compile(r"/t/[A-Za-z0-9-]+(?=/|$)")
+_TOKEN_INSIDE = re.compile(r"/t/[A-Za-z0-9-]+(?=/)")
+_USER_INSIDE = re.compile(r"://[^/@\s]+@")
 _MAPPINGS = ("custom_channels", "custom_multichannels", "mirrored_channels")
 
 
@@ -80,6 +82,11 @@ def channel_places(names: Sequence[str], config: CondaConfig) -> ChannelPlaces:
 def public_address(url: str) -> str:
     """An address as a lock may name it: without user, password, token and final slash."""
     return _TOKEN.sub("", without_credentials(url)).rstrip("/")
+
+
+def without_secrets(text: str) -> str:
+    """Words of rattler's without the passwords and tokens of the addresses in them."""
+    return _TOKEN_INSIDE.sub("/t/...", _USER_INSIDE.sub("://", text))
 
 
 def mirrors_of_urls(urls: Sequence[str], config: CondaConfig) -> dict[str, list[str]]:
@@ -169,6 +176,28 @@ def read_conda_config(environ: Mapping[str, str] | None = None) -> CondaConfig:
             f"conda's configuration has a key of the wrong shape: {error}",
             remedy="see `conda config --show-sources`, and correct it",
         ) from error
+
+
+def certificates(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that make rattler trust the authorities that conda trusts on this host.
+
+    `ssl_verify` of the configuration decides, then rattler's own variables, then those that conda knows.
+
+    Raises:
+        InfrastructureError: The configuration cannot be read.
+    """
+    stated: Any = None
+    for path in conda_config_files(environ):
+        stated = _read(path).get("ssl_verify", stated)
+    trusted = environ.get("CONDA_SSL_VERIFY", stated)
+    if not isinstance(trusted, str) or not Path(trusted).expanduser().exists():
+        if environ.get("SSL_CERT_FILE") or environ.get("SSL_CERT_DIR"):
+            return {}
+        trusted = environ.get("REQUESTS_CA_BUNDLE") or environ.get("CURL_CA_BUNDLE")
+    if not trusted:
+        return {}
+    place = Path(trusted).expanduser()
+    return {"SSL_CERT_DIR" if place.is_dir() else "SSL_CERT_FILE": str(place)}
 
 
 def conda_config_files(environ: Mapping[str, str]) -> Iterator[Path]:

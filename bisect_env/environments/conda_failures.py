@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from bisect_env.environments.conda_config import without_secrets
 from bisect_env.environments.failures import PackageNotFoundError
 from bisect_env.errors import BisectEnvError, IndexUnavailableError, InfrastructureError
 
@@ -16,6 +17,7 @@ _NOT_REPODATA = re.compile(
     r"parse repodata|decode|expected value|invalid type|missing field|EOF while parsing"
 )
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+_CERTIFICATE = re.compile(r"invalid peer certificate")
 _SILENT = re.compile(r"operation timed out|deadline has elapsed")
 
 TRANSIENT = re.compile(
@@ -57,6 +59,7 @@ def channel_failure(text: str, channels: Sequence[str], tried: str) -> BisectEnv
         tried: What for.
     """
     channel = _channel_of(text, channels)
+    text = without_secrets(text)
     if found := _NO_CHANNEL.search(text):
         return IndexUnavailableError(
             f"there is no conda channel at {found[1].rstrip('/')}",
@@ -70,6 +73,13 @@ def channel_failure(text: str, channels: Sequence[str], tried: str) -> BisectEnv
     if status := _STATUS.search(text):
         return IndexUnavailableError(
             f"the conda channel {channel} answers {status[1]}", tried=tried, remedy=again
+        )
+    if _CERTIFICATE.search(text):
+        return IndexUnavailableError(
+            f"the conda channel {channel} cannot be trusted: {last_words(text)}",
+            tried=tried,
+            remedy="name the file with your authority's certificate: `ssl_verify: FILE` in ~/.condarc, or "
+            "SSL_CERT_FILE; rattler checks certificates always, also with `ssl_verify: false`",
         )
     if _SILENT.search(text) or text.startswith("no answer"):
         return IndexUnavailableError(

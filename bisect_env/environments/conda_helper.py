@@ -23,7 +23,7 @@ import rattler
 from rattler.exceptions import GatewayError, InstallerError, InvalidMatchSpecError, IoError, SolverError
 from rattler.package import BuildString, PackageName
 
-from bisect_env.environments.conda_helper_network import Downloads, client
+from bisect_env.environments.conda_helper_network import Downloads, client, download
 
 Message = dict[str, Any]
 
@@ -128,6 +128,7 @@ class Helper:
             "solve": self._solve,
             "versions": self._versions,
             "install": self._install,
+            "download": self._download,
             "alias": self._alias,
         }
 
@@ -183,6 +184,14 @@ class Helper:
         first = next(s.base_url for s in channels.sources if any(_is_from(r, s.base_url) for r in records))
         found = [_build_of(record) for record in records if _is_from(record, first)]
         return {"records": found, "elsewhere": await channels.elsewhere(name)}
+
+    async def _download(self, request: Message) -> Message:
+        """One archive, whose hash is for others to look at."""
+        try:
+            await download(request["url"], Path(request["target"]), request["mirrors"], request["stall"])
+        except TimeoutError as error:
+            return {"failed": "stalled", "text": str(error)}
+        return {}
 
     async def _install(self, request: Message) -> Message:
         records = [_record(facts, request["archives"]) for facts in request["packages"]]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
+import re
 import time
+from collections.abc import Awaitable
+from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import rattler
@@ -17,8 +22,11 @@ from rattler.networking import (
     RetryMiddleware,
     S3Middleware,
 )
+from rattler.package_streaming import download_to_path
 
 _RETRIES = 2
+_WORTH_ANOTHER_TRY = re.compile(r"HTTP status server error|error (sending request|decoding response body)")
+_LOOK = 0.2  # seconds between two looks at a download
 
 
 class Downloads(rattler.InstallerReporter):
@@ -78,13 +86,13 @@ class _Credentials:
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def client(mirrors: dict[str, list[str]], timeout: int | None) -> Client:
+def client(mirrors: dict[str, list[str]], timeout: int | None, retries: int = _RETRIES) -> Client:
     """HTTP with the user's own credentials: rattler's storage, the keyring and `.netrc`."""
     # A mirror's own user and password are lost by rattler.
     credentials = _Credentials(mirrors)
     return Client(
         [
-            RetryMiddleware(_RETRIES),
+            *([RetryMiddleware(retries)] if retries else []),
             MirrorMiddleware(credentials.mirrors),
             AddHeadersMiddleware(credentials.header),
             AuthenticationMiddleware(),
@@ -94,3 +102,34 @@ def client(mirrors: dict[str, list[str]], timeout: int | None) -> Client:
         ],
         timeout=timeout,
     )
+
+
+async def download(url: str, target: Path, mirrors: dict[str, list[str]], stall: float) -> None:
+    """Fetch an archive into a file, with the user's own credentials.
+
+    Raises:
+        TimeoutError: Nothing came for `stall` seconds; the download goes on, and its process is of no more
+            use.
+        OSError: It cannot be had.
+    """
+    for left in reversed(range(_RETRIES + 1)):
+        try:
+            # rattler's own retries would end in words that hide what happened.
+            await _unless_silent(download_to_path(client(mirrors, None, 0), url, target), target, stall)
+        except RuntimeError as error:
+            if not left or not _WORTH_ANOTHER_TRY.search(str(error)):
+                raise OSError(str(error)) from error
+        else:
+            return
+
+
+async def _unless_silent(fetching: Awaitable[None], target: Path, stall: float) -> None:
+    under_way = asyncio.ensure_future(fetching)
+    size, last = 0, time.monotonic()
+    while not (await asyncio.wait([under_way], timeout=_LOOK))[0]:
+        with contextlib.suppress(FileNotFoundError):
+            if (now := target.stat().st_size) != size:
+                size, last = now, time.monotonic()
+        if (silent := time.monotonic() - last) > stall:
+            raise TimeoutError(f"a download timed out: no data for {silent:.0f} s")
+    await under_way

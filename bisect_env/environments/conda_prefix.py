@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from bisect_env.environments.conda_config import mirrors_of_urls, read_conda_config
+from bisect_env.environments.conda_config import mirrors_of_urls, read_conda_config, without_secrets
 from bisect_env.environments.conda_failures import TRANSIENT
 from bisect_env.environments.conda_process import HelperDiedError, HelperPool, shared_pool, with_usual_alias
 from bisect_env.environments.failures import UnbuildableError
@@ -75,5 +75,6 @@ def fill(
         # A solver that dies says nothing about the environment.
         raise UnbuildableError(text, transient=True) from error
     if "failed" in answer:
-        text = "\n".join(line.removeprefix("Caused by: ") for line in str(answer["text"]).splitlines())
+        lines = without_secrets(str(answer["text"])).splitlines()
+        text = "\n".join(line.removeprefix("Caused by: ") for line in lines)
         raise UnbuildableError(text, transient=answer["failed"] == "hash" or bool(TRANSIENT.search(text)))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
-from bisect_env.environments.conda_config import CondaConfig
+from bisect_env.environments.conda_config import CondaConfig, certificates
 from bisect_env.errors import InfrastructureError
 
 COMMAND = (sys.executable, "-m", "bisect_env.environments.conda_helper")
@@ -56,6 +56,7 @@ class HelperProcess:
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the process
         env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+        env |= certificates(env)
         try:
             self._process = subprocess.Popen(
                 command,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -36,7 +36,12 @@ def sha256_of(*paths: Path) -> str:
     return digest.hexdigest()
 
 
-def obtain(package: LockedPackage, folder: Path, addresses: Sequence[str] = ()) -> Path:
+def obtain(
+    package: LockedPackage,
+    folder: Path,
+    addresses: Sequence[str] = (),
+    by: Callable[[str, Path], None] | None = None,
+) -> Path:
     """The archive of a package in a folder: there already and sound, or fetched and compared with its hash.
 
     Args:
@@ -44,6 +49,7 @@ def obtain(package: LockedPackage, folder: Path, addresses: Sequence[str] = ()) 
         folder: Where it is kept; made if it is not there.
         addresses: Where to fetch it from, one after the other (mirrors, or the lock's own with credentials);
             none is what the lock says.
+        by: Fetches one address, `download` by default.
 
     Raises:
         UnbuildableError: It is gone, cannot be fetched, or is not what was locked.
@@ -55,7 +61,7 @@ def obtain(package: LockedPackage, folder: Path, addresses: Sequence[str] = ()) 
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".part-{os.getpid()}-{os.urandom(4).hex()}"
     try:
-        _download_from(addresses or (package.url,), part)
+        _download_from(addresses or (package.url,), part, by or download)
         if (found := sha256_of(part)) != package.sha256:
             raise UnbuildableError(
                 f"Hash mismatch for {package.name} {package.version}: "
@@ -68,11 +74,11 @@ def obtain(package: LockedPackage, folder: Path, addresses: Sequence[str] = ()) 
     return path
 
 
-def _download_from(addresses: Sequence[str], target: Path) -> None:
+def _download_from(addresses: Sequence[str], target: Path, by: Callable[[str, Path], None]) -> None:
     failures: list[UnbuildableError] = []
     for url in addresses:
         try:
-            _download(url, target)
+            by(url, target)
         except UnbuildableError as error:
             failures.append(error)
         else:
@@ -83,7 +89,12 @@ def _download_from(addresses: Sequence[str], target: Path) -> None:
     )
 
 
-def _download(url: str, target: Path) -> None:
+def download(url: str, target: Path) -> None:
+    """Fetch one address into a file, from the web or from a disk.
+
+    Raises:
+        UnbuildableError: It is gone, or cannot be fetched.
+    """
     shown = without_credentials(url)
     if urlsplit(url).scheme == "file":
         try:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import ssl
 import threading
 import zipfile
 from collections.abc import Callable
@@ -160,10 +161,15 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-def serve(index: IndexServer) -> ThreadingHTTPServer:
+def serve(index: IndexServer, tls: ssl.SSLContext | None = None) -> ThreadingHTTPServer:
     handler = type("Handler", (_Handler,), {"index": index})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    index.url = f"http://127.0.0.1:{server.server_port}/simple"
+    if tls is not None:
+        # In the thread of each connection: a client that does not trust us must not keep others waiting.
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        server.handle_error = lambda *_: None
+    scheme = "http" if tls is None else "https"
+    index.url = f"{scheme}://127.0.0.1:{server.server_port}/simple"
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     return server
