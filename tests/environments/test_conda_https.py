@@ -27,6 +27,8 @@ from .index_server import IndexServer, serve
 from .test_conda import run
 
 BASIC = "Basic " + base64.b64encode(b"me:word").decode()
+pytestmark = pytest.mark.timeout(300)
+
 COMMAND = [sys.executable, "-m", "bisect_env"]
 SECRETS = ("word", "to-ken", BASIC.split()[1])
 MATRIX = """\
@@ -96,7 +98,7 @@ class Private:
         }
         env |= {"HOME": str(self.home), "BISECT_ENV_CACHE": str(self.folder / "cache"), **environ}
         command = [*COMMAND, *words]
-        done = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=250)
         assert not [secret for secret in SECRETS if secret in done.stdout + done.stderr]
         assert "Traceback" not in done.stderr
         return done
