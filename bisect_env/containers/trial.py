@@ -101,6 +101,46 @@ def run_argv(inside: Inside, parcel: Parcel, contents: Sequence[str]) -> list[st
     return engine.argv("run", *options, inside.image, str(parcel.control / INIT.name), str(parcel.control))
 
 
+_OPEN_UP = """
+import os, sys
+for folder, names, files in os.walk(sys.argv[1]):
+    for name in names + files:
+        path = os.path.join(folder, name)
+        if not os.path.islink(path):
+            os.chmod(path, 0o777 if name in names else 0o666)
+"""
+
+
+def open_up_argv(inside: Inside, top: Path) -> list[str]:
+    """The engine's command that lets us read and remove whatever a user inside has written. Pure.
+
+    Without root's rights here, what another user of the container owns is out of reach; for the container's
+    own root it is not.
+
+    Args:
+        inside: Image and engine.
+        top: The directory that holds what the trial could write to.
+    """
+    options = ["--rm", "--pull", "never", "--log-driver", "none", "--security-opt", "label=disable"]
+    options += ["--network", "none", *_mount(top, read_only=False)]
+    for shown in (inside.prefix, inside.interpreter):
+        if shown is not None:
+            options += _mount(shown)
+    options += [*inside.engine.run_args, "--user", "0:0", "--entrypoint", inside.python]
+    return inside.engine.argv("run", *options, inside.image, "-c", _OPEN_UP, str(top))
+
+
+def is_closed(top: Path) -> bool:
+    """Whether something below a directory cannot be read or removed by this process."""
+    for folder, names, files in os.walk(top):
+        for name in (*names, *files):
+            path = Path(folder, name)
+            wanted = os.R_OK | os.W_OK | os.X_OK if name in names else os.R_OK
+            if not path.is_symlink() and not os.access(path, wanted, effective_ids=True):
+                return True
+    return False
+
+
 def _mount(source: Path, target: Path | None = None, *, read_only: bool = True) -> list[str]:
     text = f"type=bind,src={source},dst={target or source}"
     return ["--mount", f"{text},readonly" if read_only else text]

@@ -9,11 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bisect_env.containers.engine import ask
 from bisect_env.containers.trial import (
     ALIVE,
     Inside,
     Parcel,
     ending,
+    is_closed,
+    open_up_argv,
     prepare,
     read_report,
     read_state,
@@ -25,6 +28,9 @@ from bisect_env.trials.launcher import Elsewhere, Launch, LaunchError
 from bisect_env.trials.records import TrialSpec
 from bisect_env.trials.workdir import REMOVAL, WorkDir
 
+_OPEN_UP_LIMIT = 60.0
+"""Seconds for a container that does next to nothing; a loaded host takes some to start one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contained:
@@ -32,12 +38,14 @@ class Contained:
 
     Attributes:
         inside: Image and engine.
+        top: The trial's directory.
         name: Of the container.
         control: The directory in which its first process reports.
         launch: What the supervisor starts.
     """
 
     inside: Inside
+    top: Path
     name: str
     control: Path
     launch: Launch
@@ -47,6 +55,17 @@ class Contained:
         answer = self.inside.engine.ask("inspect", "--format", "{{.State.Pid}}", self.name, timeout=5.0)
         text = answer.stdout.strip()
         return int(text) if answer.ok and text.isdigit() and text != "0" else None
+
+    def open_up(self) -> None:
+        """Have all that the trial wrote readable and removable, whoever it was inside.
+
+        Raises:
+            LaunchError: The engine could not.
+        """
+        if is_closed(self.top):
+            answer = ask(open_up_argv(self.inside, self.top), _OPEN_UP_LIMIT)
+            if not answer.ok:
+                raise LaunchError(f"what the trial wrote in its container cannot be removed: {answer.words}")
 
     def read(self, record: ExitRecord) -> ExitRecord:
         """What the script did, from what the engine's client did.
@@ -118,7 +137,7 @@ def contain(
     engine = inside.engine
     remove = engine.argv("rm", "--force", "--volumes", name)
     # Where the container cannot write: it is to be executed.
-    (directory.top / REMOVAL).write_text(json.dumps(remove), "utf-8")
+    (directory.top / REMOVAL).write_text(json.dumps([remove, open_up_argv(inside, directory.top)]), "utf-8")
     launch = Launch(
         run_argv(inside, parcel, [path.name for path in directory.work.iterdir()]),
         # The engine's client is no trial: it needs what the user set up for it.
@@ -133,4 +152,4 @@ def contain(
             hold=control / ALIVE,
         ),
     )
-    return Contained(inside, name, control, launch)
+    return Contained(inside, directory.top, name, control, launch)

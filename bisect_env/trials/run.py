@@ -243,14 +243,17 @@ def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: Wo
     contained = contain(
         spec, directory, control, inside, argv, env, gpus=place.gpus, cpus=place.cpus, core=core
     )
-    record = run_process(
-        contained.launch,
-        timeout=spec.timeout,
-        output_limit=spec.output_limit,
-        cancelled=place.cancelled,
-        on_deadline=place.on_deadline,
-        contained=contained.first_process,
-    )
+    try:
+        record = run_process(
+            contained.launch,
+            timeout=spec.timeout,
+            output_limit=spec.output_limit,
+            cancelled=place.cancelled,
+            on_deadline=place.on_deadline,
+            contained=contained.first_process,
+        )
+    finally:
+        contained.open_up()
     seen = contained.read(record)
     if place.debug is not None:
         place.debug.after(seen, directory.work, program)

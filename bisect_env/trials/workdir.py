@@ -20,7 +20,8 @@ from bisect_env.trials.tools import run_tool
 # Short: paths of Unix sockets below it may have 107 characters.
 PREFIX = "bisect-env-trial-"
 REMOVAL = "removal.json"
-"""File with a command that removes what a trial has outside of its directory, should nobody be left to."""
+"""File with commands that remove what a trial has outside of its directory, and make what is in it removable,
+should nobody be left to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ def sweep() -> None:
         # The supervisor, if that lives, removes it at the same time; a process of the script may still write.
         with contextlib.suppress(OSError):
             with contextlib.suppress(FileNotFoundError, ValueError):
-                run_tool([str(word) for word in json.loads((old / REMOVAL).read_text("utf-8"))])
+                for argv in json.loads((old / REMOVAL).read_text("utf-8")):
+                    run_tool(argv)
             _remove(old)
 
 

@@ -228,6 +228,52 @@ def test_a_container_does_not_outlive_a_worker_that_is_killed(
     wait_for(lambda: not list(place.iterdir()))
 
 
+@pytest.mark.parametrize("ending", ["os.abort()", "time.sleep(600)"], ids=["ends", "is killed"])
+def test_what_another_user_inside_has_written_is_removed(inside: Inside, tmp_path: Path, ending: str) -> None:
+    """As with an engine without root's rights, or that is a daemon: here the worker gives its rights up."""
+    engine = (inside.engine.kind, inside.engine.command, (*inside.engine.run_args, "--user", "1234"))
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        textwrap.dedent(
+            f"""
+            import ctypes, sys
+            from pathlib import Path
+            # Effective capabilities alone: what is executed by root has them again.
+            header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+            libc = ctypes.CDLL(None, use_errno=True)
+            assert libc.capget(header, sets) == 0
+            sets[0] &= ~0b1110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
+            assert libc.capset(header, sets) == 0, ctypes.get_errno()
+            from bisect_env.containers.engine import Engine
+            from bisect_env.containers.trial import Inside
+            from bisect_env.trials.run import run_trial
+            from tests.trials.trial_support import make_spec
+            inside = Inside(Engine(*{engine!r}), {inside.image!r})
+            code = '''
+            import os, signal, tempfile, time
+            signal.signal(signal.SIGABRT, signal.SIG_IGN if {ending!r}.startswith("time") else signal.SIG_DFL)
+            place = tempfile.mkdtemp()
+            open(os.path.join(place, "file"), "w").close()
+            os.makedirs("made/here")
+            os.chmod("made", 0)
+            os.chmod(place, 0o500)
+            print(os.getuid(), flush=True)
+            {ending}
+            '''
+            record = run_trial(make_spec(code, timeout=3.0), Path("/no-prefix"), inside=inside)
+            print(record.outcome, record.returncode, record.stdout.strip(), record.detail)
+            """
+        )
+    )
+    place = tmp_path / "temp"
+    place.mkdir()
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(place)}
+    done = subprocess.run([sys.executable, worker], env=env, capture_output=True, text=True, timeout=100)
+    expected = "crash -6 1234" if "abort" in ending else "hang -9 1234"
+    assert done.stdout.startswith(expected), done.stdout + done.stderr
+    assert list(place.iterdir()) == []
+
+
 def is_inner(process: psutil.Process) -> bool:
     return process.name() == "conmon" or "init.py" in " ".join(process.cmdline()[-2:])
 

@@ -195,4 +195,7 @@ def test_a_script_in_a_container_sees_its_gpus_by_uuid(tmp_path: Path) -> None:
     assert request["env"]["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert request["env"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     # What the next trial runs, should this one's worker and supervisor be killed together.
-    assert removal == ["/usr/bin/podman", "rm", "--force", "--volumes", contained.name]
+    removed, opened = removal
+    assert removed == ["/usr/bin/podman", "rm", "--force", "--volumes", contained.name]
+    assert opened[:2] == ["/usr/bin/podman", "run"]
+    assert f"type=bind,src={directory.top},dst={directory.top}" in opened
