@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -187,9 +188,14 @@ def diagnose(
 def _for_gpu_core(debug: Debug, run: Callable[[Debug], TrialRecord | None]) -> None:
     """Run it until CUDA's driver leaves a core of the GPU. Not before, for that changes how a fault ends."""
     for _ in range(FOR_GPU_CORE):
-        again = Debug(debug.keep)
-        run(again)
-        if list(debug.keep.glob("*.nvcudmp")):
+        # The core that the driver's abort leaves of the process itself says nothing: beside, and away.
+        with tempfile.TemporaryDirectory(dir=debug.keep) as name:
+            again = Debug(Path(name))
+            run(again)
+            found = [*again.keep.glob("*.nvcudmp"), *again.keep.glob("gpu.txt")]
+            for path in found:
+                path.rename(debug.keep / path.name)
+        if found:
             debug.on_gpu += again.on_gpu
             return
     debug.notes.append(f"no core of the GPU in {FOR_GPU_CORE} further trials")
@@ -237,14 +243,14 @@ def _in_toolkit(name: str) -> str | None:
 
 def findings_of(record: TrialRecord, debug: Debug) -> list[str]:
     """What is known of the cause, in sentences, the most telling first."""
-    found = [line for line in [*debug.on_gpu, debug.autopsy.sentence] if line]
+    found = [debug.autopsy.sentence] if debug.autopsy.sentence else []
     if record.outcome is Outcome.HANG:
         found += sentences(record.stack)
     if not found and (dump := parse_fatal_dump(record.stderr)) is not None and dump.current is not None:
         found += [_guilty(frame) for frame in dump.current.frames[:1]]
     elif not found and (traceback := final_traceback(record.stderr)) is not None:
         found += [_guilty(frame) for frame in traceback.frames[:1]]
-    return found + _of_sanitizer(record.stdout)
+    return [*debug.on_gpu, *found, *_of_sanitizer(record.stdout)]
 
 
 def _guilty(frame: Frame) -> str:

@@ -215,8 +215,16 @@ def read_gpu_core(core: Path) -> tuple[str, str]:
     if tool is None:
         return "", ""
     said = run_tool([tool, "-batch", "-nx", "-ex", f"target cudacore {core}", "-ex", "bt"], _GDB_LIMIT)
-    error = re.search(r"^CUDA Exception: (.+)$", said.text, re.MULTILINE)
-    frame = re.search(r"^#0\s+(?:0x[0-9a-f]+ in )?(.+)$", said.text, re.MULTILINE)
+    return said.text, of_cuda_gdb(said.text)
+
+
+def of_cuda_gdb(text: str) -> str:
+    """What went wrong on the GPU and where, from what cuda-gdb says of a core; "" if it says nothing. Pure."""
+    error = re.search(r"^CUDA Exception: (.+)$", text, re.MULTILINE)
     if error is None:
-        return said.text, ""
-    return said.text, f"on the GPU: {error[1].strip()}" + (f" in {frame[1].strip()}" if frame else "")
+        return ""
+    # Cores without the GPU's memory have no frames, but name the function.
+    frame = re.search(r"^#0\s+(?:0x[0-9a-f]+ in )?(.+)$", text, re.MULTILINE) or re.search(
+        r"^The exception was triggered at PC 0x[0-9a-f]+[ \t]+(\S.*)$", text, re.MULTILINE
+    )
+    return f"on the GPU: {error[1].strip()}" + (f" in {frame[1].strip()}" if frame else "")

@@ -218,6 +218,8 @@ def test_a_core_of_the_gpu_is_had_once_the_failure_has_shown(diagnose, tmp_path:
     # What is told is the fault, not how the driver ended the program afterwards.
     document = json.loads((tmp_path / "found" / "diagnosis.json").read_text())
     assert document["outcome"] == "cuda-fault"
+    assert document["findings"] == ["guilty frame: <module> (script.py:15)"]
+    assert not kept & {"core", "core.txt"}
 
 
 def test_where_the_driver_leaves_no_core_of_the_gpu(diagnose, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -73,3 +73,15 @@ def test_the_sentence() -> None:
     assert Autopsy().sentence == ""
     assert Autopsy(python="f (a.py:1)").sentence == "guilty frame: f (a.py:1)"
     assert Autopsy("x (l.so)", "f (a.py:1)").sentence == "guilty frame: x (l.so), called from f (a.py:1)"
+
+
+def test_what_cuda_gdb_says_of_a_core_of_the_gpu() -> None:
+    light = (
+        "Opening GPU coredump: gpu-560.nvcudmp\n\nCUDA Exception: Warp Illegal Address\n"
+        "The exception was triggered at PC 0x7fd3a37ac240  store\n"
+    )
+    assert of_cuda_gdb(light) == "on the GPU: Warp Illegal Address in store"
+    whole = "CUDA Exception: Warp Illegal Address\n#0  0x00007f in store<<<(1,1,1),(32,1,1)>>> ()\n"
+    assert of_cuda_gdb(whole) == "on the GPU: Warp Illegal Address in store<<<(1,1,1),(32,1,1)>>> ()"
+    assert of_cuda_gdb("CUDA Exception: Warp Assert\n") == "on the GPU: Warp Assert"
+    assert of_cuda_gdb("no such file") == ""
