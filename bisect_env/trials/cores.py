@@ -219,7 +219,7 @@ def read_gpu_core(core: Path) -> tuple[str, str]:
 
 
 def of_cuda_gdb(text: str) -> str:
-    """What went wrong on the GPU and where, from what cuda-gdb says of a core; "" if it says nothing. Pure."""
+    """What went wrong on the GPU and where, as cuda-gdb says of a core; "" if it says nothing. Pure."""
     error = re.search(r"^CUDA Exception: (.+)$", text, re.MULTILINE)
     if error is None:
         return ""

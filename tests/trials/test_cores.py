@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.trials.cores import Autopsy, core_names, find_core, guilty_frame
+from bisect_env.trials.cores import Autopsy, core_names, find_core, guilty_frame, of_cuda_gdb
 
 HANDLED = """\
 #0  __pthread_kill_implementation (threadid=<optimized out>, signo=11, no_tid=0) at ./nptl/pthread_kill.c:44
