@@ -20,6 +20,10 @@ _REASON = 240
 """Characters of a reason that a line shows; `--json` has all of it."""
 _CELLS_PLAYED = 2_000
 """Studies played for a forecast, times combinations: a plan should take seconds."""
+_LARGE_PLAYED = 3
+"""Studies played where the search looks at some values of each axis only."""
+_LISTED = 20_000
+"""Combinations above which those that can be run are counted, not listed, unless `--all` asks for them."""
 
 
 def plan(
@@ -57,6 +61,7 @@ def plan(
     from bisect_env.environments.provider import Environments
     from bisect_env.matrix.expand import expand
     from bisect_env.matrix.load import load_matrix
+    from bisect_env.search.coarse import is_large
     from bisect_env.search.searcher import SearchSettings
 
     loaded = load_matrix(matrix)
@@ -65,7 +70,8 @@ def plan(
     grid = expand(loaded, provider.catalogue, as_of)
     prepared = prepare_study(loaded, grid, as_of, provider, None, lambda _event: None)
     settings = loaded.file.search
-    studies = max(1, min(20, _CELLS_PLAYED // max(1, len(prepared.groups))))
+    fewest = _LARGE_PLAYED if is_large(grid.shape, [axis.direction for axis in grid.axes]) else 1
+    studies = max(fewest, min(20, _CELLS_PLAYED // max(1, len(prepared.groups))))
     forecasts = [
         forecast(
             prepared.grid,
@@ -79,7 +85,8 @@ def plan(
         )
         for rate in ((crash_rate,) if crash_rate else (1.0, max(0.1, settings.min_crash_rate)))
     ]
-    document = _document(loaded, prepared, [f for f in forecasts if f is not None], trial_seconds)
+    listed = whole or len(prepared.groups) <= _LISTED
+    document = _document(loaded, prepared, [f for f in forecasts if f], trial_seconds, listed=listed)
     if json_output:
         json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
@@ -88,7 +95,12 @@ def plan(
 
 
 def _document(
-    matrix: Matrix, prepared: Prepared, forecasts: list[Forecast], trial_seconds: float | None
+    matrix: Matrix,
+    prepared: Prepared,
+    forecasts: list[Forecast],
+    trial_seconds: float | None,
+    *,
+    listed: bool,
 ) -> dict[str, Any]:
     from bisect_env.matrix.rules import RuleSet
 
@@ -100,7 +112,12 @@ def _document(
         matrix.file.exclude,
         matrix.file.include,
     )
+    counts: Counter[str] = Counter()
     for index in grid.indices():
+        runs = index in prepared.locks
+        if runs and not listed and index not in prepared.warnings:
+            counts["solvable"] += 1
+            continue
         row: dict[str, Any] = {"combination": grid.combination(index).as_dict()}
         if index in grid.excluded:
             row |= {"status": "excluded", "reason": grid.excluded[index]}
@@ -116,6 +133,7 @@ def _document(
         else:
             row |= {"status": "solvable", "lock": prepared.locks[index].content_hash}
             row["warnings"] = list(prepared.warnings.get(index, ()))
+        counts[row["status"]] += 1
         combinations.append(row)
     seconds, gpus = trial_seconds or float(matrix.file.trial.timeout), matrix.file.trial.gpus
     return {
@@ -132,6 +150,7 @@ def _document(
             for axis in grid.axes
         ],
         "environments": prepared.environments,
+        "counts": dict(counts),
         "combinations": combinations,
         "forecast": [
             {
@@ -192,7 +211,7 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
         console.print(Text(" " * indent + clean(text), style=style))
 
     rows = document["combinations"]
-    by_status = Counter(row["status"] for row in rows)
+    by_status = Counter(document["counts"])
     line(0, document["matrix"], "bold")
     for axis in document["axes"]:
         values = axis["values"]
@@ -202,7 +221,7 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
             line(4, f"left out: {value} ({reason})", "dim")
     counts = ", ".join(f"{by_status[status]} {word}" for status, word in _WORDS.items() if by_status[status])
     environments = _counted(document["environments"], "distinct environment")
-    line(0, f"{_counted(len(rows), 'combination')}: {counts}; {environments}")
+    line(0, f"{_counted(by_status.total(), 'combination')}: {counts}; {environments}")
     for row in rows:
         if row["status"] == "solvable" and not whole:
             continue

@@ -16,8 +16,7 @@ from bisect_env.engine.specs import trial_files, trial_spec
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.search.every import SearchAll
-from bisect_env.search.searcher import Search
+from bisect_env.search.zoom import AnySearch
 from bisect_env.trials.perturbation import NONE, Perturbation
 
 FILLER = 0.03
@@ -68,7 +67,7 @@ class Asker:
         self,
         matrix: Matrix,
         prepared: Prepared,
-        search: Search | SearchAll,
+        search: AnySearch,
         sharing: Sharing,
         builds: Builds,
         members: Collection[Index],

@@ -8,12 +8,12 @@ from typing import Any
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.every import SearchAll
 from bisect_env.search.intervals import clopper_pearson
-from bisect_env.search.searcher import Search
 from bisect_env.search.verdict import Answer, Verdict
+from bisect_env.search.zoom import AnySearch
 
 
 def verdict_document(
-    grid: Grid, search: Search | SearchAll, missing: Mapping[Index, tuple[str, str]]
+    grid: Grid, search: AnySearch, missing: Mapping[Index, tuple[str, str]]
 ) -> dict[str, Any]:
     """Describe the search's verdict.
 
@@ -113,7 +113,7 @@ def _other(grid: Grid, search: SearchAll, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _miss(search: Search | SearchAll, best: Answer) -> float | None:
+def _miss(search: AnySearch, best: Answer) -> float | None:
     """How likely the last good combination would have passed so often if it failed like the first bad one.
 
     `(1 − p1_low)^n` with the lower end of the bad one's interval, and the good one's trials.
@@ -133,7 +133,7 @@ def _culprits(grid: Grid, answer: Answer) -> list[str]:
     return [grid.axes[i].name for i in answer.culprits]
 
 
-def _rate(search: Search | SearchAll, index: Index | None) -> dict[str, float] | None:
+def _rate(search: AnySearch, index: Index | None) -> dict[str, float] | None:
     if index is None:
         return None
     hits, trials = search.counts(index)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bisect_env.matrix.grid import Grid, Index
+from bisect_env.search.coarse import drawn, is_large
 from bisect_env.search.searcher import SearchSettings
 from bisect_env.search.simulate import simulate
 from bisect_env.search.space import HypothesisSpace
@@ -78,13 +79,18 @@ def forecast(
     Returns:
         None when no two combinations that can be run could ever differ.
     """
-    space = HypothesisSpace(grid.shape, [axis.direction for axis in grid.axes])
+    directions = [axis.direction for axis in grid.axes]
+    space = None if is_large(grid.shape, directions) else HypothesisSpace(grid.shape, directions)
     feasible = np.zeros(grid.shape, dtype=bool)
     for index in groups:
         feasible[index] = True
     played = []
     for _ in range(_DRAWS):
-        bad = space.hypothesis(int(rng.choice(space.size, p=space.prior))).bad_cells()
+        bad = (
+            drawn(grid, rng)
+            if space is None
+            else space.hypothesis(int(rng.choice(space.size, p=space.prior)))
+        ).bad_cells()
         if not (bad & feasible).any() or not (~bad & feasible).any():
             continue
         rates = np.where(bad, crash_rate, background)

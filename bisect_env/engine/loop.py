@@ -40,7 +40,8 @@ from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.every import SearchAll
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.searcher import SearchSettings
+from bisect_env.search.zoom import AnySearch, ZoomedSearch, search_for
 from bisect_env.storage.records import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
 from bisect_env.storage.store import Store
 from bisect_env.trials.perturbation import NONE, Perturbation
@@ -106,7 +107,7 @@ class StudyLoop:
         for index, stands_for in prepared.groups.items():
             self._members[stands_for].append(index)
         settings = matrix.file.search
-        self.search: Search | SearchAll = (SearchAll if every_corner else Search)(
+        self.search: AnySearch = (SearchAll if every_corner else search_for)(
             self.grid,
             prepared.groups,
             SearchSettings(settings.confidence, settings.min_crash_rate, settings.max_trials),
@@ -386,9 +387,11 @@ class StudyLoop:
 
     def _report_progress(self) -> None:
         bad = self.search.probability_bad()
+        # Of a large matrix what was tried is drawn.
+        drawn = self._state.tallies if isinstance(self.search, ZoomedSearch) else self._prepared.groups
         running = Counter(self.grid.combination(i) for i in self._asker.running.values())
         shown: list[tuple[Combination, float]] = [
-            (self.grid.combination(index), float(bad[index])) for index in sorted(self._prepared.groups)
+            (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
         ]
         self._notify(
             events.Progress(

@@ -165,7 +165,14 @@ def lock_all(
     Raises:
         InfrastructureError: The index cannot be reached, or an interpreter is missing.
     """
-    wanted = [index for index in grid.indices() if index not in grid.excluded]
+    # Combinations that differ in values alone ask for one environment; an image may name values.
+    values = [] if matrix.file.executor else [i for i, a in enumerate(grid.axes) if a.kind is AxisKind.VALUE]
+    asked: dict[Index, list[Index]] = {}
+    for index in grid.indices():
+        if index not in grid.excluded:
+            first = tuple(0 if axis in values else i for axis, i in enumerate(index)) if values else index
+            asked.setdefault(first, []).append(index)
+    wanted = list(asked)
     requests = [environment_request(matrix, grid.combination(index), as_of, images) for index in wanted]
     answered = 0
 
@@ -180,13 +187,13 @@ def lock_all(
     locks: dict[Index, Lock] = {}
     unsolvable: dict[Index, UnsolvableError] = {}
     warnings: dict[Index, tuple[str, ...]] = {}
-    for index, request, result in zip(wanted, requests, results, strict=True):
+    for first, request, result in zip(wanted, requests, results, strict=True):
         if isinstance(result, UnsolvableError):
-            unsolvable[index] = result
+            unsolvable |= dict.fromkeys(asked[first], result)
             continue
-        locks[index] = result
+        locks |= dict.fromkeys(asked[first], result)
         if found := environment_warnings(request, result):
-            warnings[index] = found
+            warnings |= dict.fromkeys(asked[first], found)
     return Prepared(grid, locks, unsolvable, group(grid, locks), warnings)
 
 
@@ -200,9 +207,10 @@ def environment_warnings(request: EnvironmentRequest, lock: Lock) -> tuple[str, 
 def group(grid: Grid, locks: Mapping[Index, Lock]) -> dict[Index, Index]:
     """Which combinations are one measurement: equal locks and equal values on the value axes. Pure."""
     values = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.VALUE]
-    first: dict[tuple[str, ...], Index] = {}
+    # No value stands twice on an axis, so that positions will do.
+    first: dict[tuple[str, Index], Index] = {}
     groups: dict[Index, Index] = {}
     for index in sorted(locks):
-        same = (locks[index].content_hash, *(grid.axes[i].values[index[i]] for i in values))
+        same = (locks[index].content_hash, tuple(index[i] for i in values))
         groups[index] = first.setdefault(same, index)
     return groups

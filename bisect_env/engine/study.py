@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import platform
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.report.document import report_document
+from bisect_env.search.coarse import is_large
 from bisect_env.storage.records import (
     CombinationState,
     CombinationStatus,
@@ -95,6 +97,13 @@ def run_study(
     """
     as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
     grid = expand(matrix, provider.catalogue, as_of)
+    large = is_large(grid.shape, [axis.direction for axis in grid.axes])
+    if every_corner and large:
+        raise UsageError(
+            f"{matrix.path}: a matrix of {math.prod(grid.shape)} combinations is too large to look for "
+            "further corners",
+            remedy="leave out --all, or shorten an axis",
+        )
     study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh))
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
     _keep_logs_within_limit(store, notify)
@@ -122,7 +131,8 @@ def run_study(
                     tried=why.message if why else None,
                     remedy="`bisect-env plan` lists every combination with its reason",
                 )
-            reuses = not study.definition.fresh and study.status is not StudyStatus.FINISHED
+            # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
+            reuses = not (study.definition.fresh or large) and study.status is not StudyStatus.FINISHED
             perturbation = settle(
                 matrix,
                 grid,

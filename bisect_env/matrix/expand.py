@@ -20,7 +20,7 @@ from bisect_env.matrix.rules import RuleSet, matching
 from bisect_env.matrix.versions import Manager, newest_of_each, parse_range
 
 MAX_COMBINATIONS = 250_000
-"""Above this the lattice no longer fits the memory of the search; such a matrix is a slip of the pen."""
+"""Each is locked, stored and reported: more take too long, and such a matrix is a slip of the pen."""
 
 
 def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None = None) -> Grid:

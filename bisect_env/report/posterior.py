@@ -12,6 +12,7 @@ from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.report.model import AnswerReport, AxisInfo, PointReport, PosteriorReport
 from bisect_env.report.sentence import bad_values_in_words
+from bisect_env.search.coarse import is_large
 from bisect_env.search.course import course
 from bisect_env.search.every import SearchAll
 from bisect_env.search.searcher import Search, SearchSettings
@@ -43,10 +44,13 @@ def posterior(
         trials: What the study knows, in the order in which it was told.
         every_corner: Whether the study looked for further failing corners.
         monotone: Whether its verdict takes ordered axes to change as their directions say.
+
+    Returns:
+        An empty one for a large matrix, whose answers are told apart only as far as they have to be.
     """
     grid = _grid(axes, settings)
     groups = groups_of(grid, states)
-    if not groups:
+    if not groups or is_large(grid.shape, [axis.direction for axis in grid.axes]):
         return PosteriorReport()
     names = {field.name for field in dataclasses.fields(SearchSettings)}
     chosen = SearchSettings(**{name: value for name, value in settings.items() if name in names})

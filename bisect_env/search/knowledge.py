@@ -5,7 +5,7 @@ Pure: counts, the posterior over hypotheses and rates, and which hypotheses can 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.classes import Classes
 from bisect_env.search.explain import not_monotone, unexplained, wider_space
-from bisect_env.search.families import FloatArray
+from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.posterior import Belief, Counts, update
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis, HypothesisSpace
@@ -36,6 +36,7 @@ class Knowledge:
         nothing: Prior of *never bad*; None leaves what the space gives it.
         any_of: Whether one answer may name several causes that suffice each.
         stray: As for `Counts`.
+        families: As for `HypothesisSpace`; with them the space stays as it is.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class Knowledge:
         nothing: float | None,
         any_of: bool,
         stray: float,
+        families: Sequence[Family] | None = None,
     ) -> None:
         self._grid = grid
         self._directions = [axis.direction for axis in grid.axes]
         self._nothing, self._any_of = nothing, any_of
-        self._space = self._believing(HypothesisSpace(grid.shape, self._directions, any_of=any_of), groups)
-        self._widened = False
+        space = HypothesisSpace(grid.shape, self._directions, any_of=any_of, families=families)
+        self._space = self._believing(space, groups)
+        self._widened, self._may_widen = False, families is None
         self.rates = RateGrid.default(min_rate)
         self._counts = Counts(grid.shape, self.rates, stray=stray)
         self._group = np.full(grid.shape, -1, dtype=np.intp)
@@ -95,7 +98,7 @@ class Knowledge:
 
         Looked for at fixed numbers of trials, so that a study that is resumed does the same.
         """
-        if self._widened or not self._counts.hits.any():
+        if self._widened or not self._may_widen or not self._counts.hits.any():
             return
         leading = self._space.hypothesis(int(self._belief.hypotheses.argmax()))
         if not unexplained(leading, self._counts):
@@ -200,6 +203,10 @@ class Knowledge:
     def is_monotone(self) -> bool:
         """Whether axes are still taken to change as their directions say."""
         return not self._widened
+
+    def by_set(self) -> list[FloatArray]:
+        """Posterior of each set of bad values, per axis; the first is "does not matter"."""
+        return self._space.by_set(self._belief.hypotheses)
 
     @property
     def probability_of_nothing(self) -> float:

@@ -7,7 +7,7 @@ tells in any order give the same answers, so that a resumed study goes on as if 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.acquisition import ONE, choose, information
 from bisect_env.search.explain import log10_bayes_factor, unexplained
-from bisect_env.search.families import FloatArray
+from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.knowledge import Knowledge, position
 from bisect_env.search.posterior import Belief, Counts, update
 from bisect_env.search.stopping import CAUTION, clean_trials, judge, quantile, required_confidence
@@ -67,6 +67,7 @@ class Search(Knowledge):
         nothing: Prior of *never bad*; None leaves what the space gives it.
         any_of: Whether one answer may name several causes that suffice each.
         stray: Chance that a combination is bad for a reason that the answer is not about.
+        families: Of value sets, one per axis, instead of those that belong to the axes' directions.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Search(Knowledge):
         nothing: float | None = None,
         any_of: bool = True,
         stray: float = 0.0,
+        families: Sequence[Family] | None = None,
     ) -> None:
         self.settings = settings or SearchSettings()
         super().__init__(
@@ -87,6 +89,7 @@ class Search(Knowledge):
             nothing=nothing,
             any_of=any_of,
             stray=stray,
+            families=families,
         )
 
     # -- asking ------------------------------------------------------------------------------------------

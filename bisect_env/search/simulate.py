@@ -14,8 +14,9 @@ import numpy as np
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.families import FloatArray
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.searcher import SearchSettings
 from bisect_env.search.verdict import Verdict
+from bisect_env.search.zoom import search_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +57,16 @@ def simulate(
         workers: Trials that run at the same time.
         build_cost: Price of an environment in trials.
     """
-    search = Search(grid, groups, settings)
-    costs = dict.fromkeys(groups, build_cost) if build_cost else {}
+    search = search_for(grid, groups, settings)
+    costs = dict.fromkeys(groups.values(), build_cost) if build_cost else {}
     built: set[Index] = set()
     trials = rounds = 0
     while not search.finished:
-        batch = search.ask(workers, build_cost={i: c for i, c in costs.items() if groups[i] not in built})
+        batch = search.ask(workers, build_cost=costs)
         rounds += 1
         for index, count in Counter(batch).items():
             built.add(index)
+            costs.pop(index, None)
             trials += count
             for _ in range(count):
                 search.tell(index, hit=bool(rng.random() < rates[index]))

@@ -95,6 +95,7 @@ class HypothesisSpace:
         directions: Where the bad values may lie, one per axis.
         most: Combinations of sets up to which `either` has gaps (broken, fixed, broken again), too.
         any_of: Whether several causes may each suffice.
+        families: Of value sets, one per axis, instead of those that belong to the directions.
 
     Attributes:
         prior: Shape (hypotheses,), sums to 1.
@@ -107,10 +108,11 @@ class HypothesisSpace:
         *,
         most: int = _MOST_WITH_GAPS,
         any_of: bool = True,
+        families: Sequence[Family] | None = None,
     ) -> None:
         self.shape = tuple(shape)
-        self._families = [family(d, n) for d, n in zip(directions, shape, strict=True)]
-        if np.prod([float(len(f.sets)) for f in self._families]) > most:
+        self._families = list(families or (family(d, n) for d, n in zip(directions, shape, strict=True)))
+        if families is None and np.prod([float(len(f.sets)) for f in self._families]) > most:
             self._families = [family(d, n, gaps=False) for d, n in zip(directions, shape, strict=True)]
         self._matrices = [f.sets for f in self._families]
         self._spared = [f.spared for f in self._families]
@@ -192,6 +194,13 @@ class HypothesisSpace:
             spared = _mode_products(any_of, [m.T for m in self._spared])
             mass = mass + (any_of.reshape(-1, columns).sum(axis=0) - spared)
         return mass
+
+    def by_set(self, weights: FloatArray) -> list[FloatArray]:
+        """Weight of the hypotheses that choose each set, of either kind: per axis, shape (sets,)."""
+        kinds = [weights[: self._all_size]] + ([weights[self._all_size : -1]] if self._any else [])
+        total = np.sum([kind.reshape(self._set_shape) for kind in kinds], axis=0)
+        axes = range(len(self.shape))
+        return [total.sum(axis=tuple(other for other in axes if other != axis)) for axis in axes]
 
     def judged(self, hypotheses: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Which cells some hypotheses call bad.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.errors import ExitCode
 from tests.cli.test_db import RunCommand, run
 from tests.engine.studies import Studies
 
@@ -47,3 +48,36 @@ def test_without_gpus_nobody_speaks_of_them(matrix: Path, run: RunCommand) -> No
     code, out, err = run("plan", str(matrix), *OPTIONS)
     assert code == 0
     assert "GPU-hours" not in out + err
+
+
+def test_a_large_matrix_is_counted_not_listed(tmp_path: Path, run: RunCommand) -> None:
+    values = ", ".join(map(str, range(200)))
+    matrix = tmp_path / "large.yaml"
+    matrix.write_text(
+        "version: 1\nname: large\n"
+        f"axes:\n  batch: {{values: [{values}]}}\n  seed: {{values: [{values}]}}\n"
+        "trial:\n  command: [python, -c, pass]\n"
+    )
+    code, out, _ = run("plan", str(matrix), "--json", "--crash-rate", "1")
+    assert code == 0
+    document = json.loads(out)
+    assert document["counts"] == {"solvable": 40_000}
+    assert document["combinations"] == []
+    assert document["environments"] == 1
+    (cost,) = document["forecast"]
+    assert cost["studies"] == 3
+    assert cost["trials"] < 60
+
+
+def test_a_large_matrix_is_not_searched_for_further_corners(tmp_path: Path, run: RunCommand) -> None:
+    values = ", ".join(map(str, range(200)))
+    matrix = tmp_path / "large.yaml"
+    matrix.write_text(
+        "version: 1\nname: large\n"
+        f"axes:\n  batch: {{values: [{values}]}}\n  seed: {{values: [{values}]}}\n"
+        "trial:\n  command: [python, -c, pass]\n"
+    )
+    code, out, err = run("run", str(matrix), "--all", "--db", str(tmp_path / "s.db"))
+    assert code == ExitCode.USAGE
+    assert "too large to look for further corners" in out + err
+    assert "leave out --all" in out + err

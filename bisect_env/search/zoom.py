@@ -1,0 +1,368 @@
+"""The search over lattices of a million combinations: exact, and coarse only where it need not look yet.
+
+`Search` keeps a row for every hypothesis. But hypotheses that agree on every combination tried so far have
+one likelihood, and differ in their prior alone. So some values of each axis are *active*: its ends, all that
+were tried, and as many more as are needed that no likely set of bad values is left vague. `Search` runs over
+the active values; each of its sets stands for all fine ones that look the same there, with their priors:
+
+    π(coarse set) = Σ π(s)  over the fine sets s with S(s)[active] = coarse set
+
+As the prior is a product over the axes, this is the posterior of the whole lattice, not an approximation of
+it, summed over what cannot be told apart yet. A set whose share grows is split at the value that halves it:
+an answer is never sure before its boundary is known to the last value.
+
+What is given up: ordered axes that change more than twice are not looked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.search.coarse import CoarseAxis, alike, is_large
+from bisect_env.search.every import SearchAll
+from bisect_env.search.families import FloatArray, family
+from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.space import Hypothesis
+from bisect_env.search.verdict import Answer, Boundary, Verdict, entropy_bits
+
+# Share of an axis's belief that one set may hold before it is split, by the number of axes with a choice.
+_COARSEST = {1: 0.03, 2: 0.06, 3: 0.12}
+_COARSEST_ELSE = 0.2
+# An axis less likely than this to matter is not split at all.
+_MATTERS = 0.02
+_PATIENCE = 2.0
+
+
+AnySearch: TypeAlias = "Search | SearchAll | ZoomedSearch"
+"""What a study may be asked and told by."""
+
+
+def search_for(
+    grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings | None = None
+) -> Search | ZoomedSearch:
+    """The exact search where it fits, and the zoomed one where it does not; arguments as for `Search`."""
+    large = is_large(grid.shape, [axis.direction for axis in grid.axes])
+    return (ZoomedSearch if large else Search)(grid, groups, settings)
+
+
+class ZoomedSearch:
+    """A `Search` over a lattice of any size; asked and told like it.
+
+    Args:
+        grid: The lattice.
+        groups: As in `Search`; looked up, never listed.
+        settings: When to stop.
+    """
+
+    def __init__(
+        self, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings | None = None
+    ) -> None:
+        self.settings = settings or SearchSettings()
+        self._grid, self._groups = grid, groups
+        self._families = [family(axis.direction, len(axis.values), gaps=False) for axis in grid.axes]
+        choices = sum(n > 1 for n in grid.shape)
+        self._coarsest = _COARSEST.get(choices, _COARSEST_ELSE)
+        self._told: dict[Index, tuple[int, int]] = {}
+        self._aside: list[Index] = []
+        self._pending: frozenset[Index] = frozenset()
+        self._axes: list[CoarseAxis] = []
+        self._search: Search | None = None
+        self._looked_at = -1
+        self.trials = 0
+
+    # -- telling -----------------------------------------------------------------------------------------
+
+    def can_be_told(self, index: Index) -> bool:
+        """Whether the combination was one that can be run when the search began."""
+        return index in self._groups
+
+    def _standing_for(self, index: Index) -> Index:
+        try:
+            return self._groups[index]
+        except KeyError:
+            raise ValueError(f"combination {index} cannot be run") from None
+
+    def tell(self, index: Index, *, hit: bool) -> None:
+        """Count one trial of a combination."""
+        self.tell_counts(index, int(hit), 1)
+
+    def tell_counts(self, index: Index, hits: int, trials: int) -> None:
+        """Count several trials of a combination at once."""
+        cell = self._standing_for(index)
+        before = self._told.get(cell, (0, 0))
+        self._told[cell] = (before[0] + hits, before[1] + trials)
+        self.trials += trials
+        if self._search is None:
+            return
+        here = self._here(cell)
+        if here is None:
+            self._search = None
+        else:
+            self._search.tell_counts(here, hits, trials)
+
+    def set_aside(self, index: Index) -> None:
+        """Nothing more can be learnt at this combination."""
+        cell = self._groups.get(index)
+        if cell is not None and cell not in self._aside:
+            self._aside.append(cell)
+            self._search = None
+
+    # -- asking ------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        count: int,
+        *,
+        pending: Mapping[Index, int] | None = None,
+        build_cost: Mapping[Index, float] | None = None,
+        only: Collection[Index] | None = None,
+        worth: float = 0.0,
+    ) -> list[Index]:
+        """Choose the next trials; see `Search.ask`. Of `build_cost` only what may be chosen is looked up."""
+        search = self._with(pending or {})
+        here = {self._here(index): running for index, running in (pending or {}).items()}
+        chosen = search.ask(
+            count,
+            pending={cell: running for cell, running in here.items() if cell is not None},
+            build_cost=self._prices(search, build_cost),
+            only=None if only is None else {cell for cell in self._cells() if self._there(cell) in only},
+            worth=worth,
+        )
+        return [self._there(cell) for cell in chosen]
+
+    def foresee(
+        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
+    ) -> list[Index]:
+        """What would be asked next if a pending trial showed the target; see `Search.foresee`."""
+        search = self._with(pending)
+        here = {self._here(index): running for index, running in pending.items()}
+        known = {cell: running for cell, running in here.items() if cell is not None}
+        return [self._there(cell) for cell in search.foresee(known, self._prices(search, build_cost))]
+
+    def _prices(self, search: Search, build_cost: Mapping[Index, float] | None) -> dict[Index, float]:
+        if not build_cost:
+            return {}
+        prices = {
+            cell: build_cost.get(self._there(cell), 0.0) for cell in self._cells() if search.can_be_told(cell)
+        }
+        return {cell: price for cell, price in prices.items() if price}
+
+    # -- answering ---------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether more trials are not wanted."""
+        return self.trials >= self.settings.max_trials or self._now().finished
+
+    @property
+    def is_monotone(self) -> bool:
+        """Always: a lattice of this size is not searched for histories that change more often."""
+        return True
+
+    @property
+    def verdict(self) -> Verdict:
+        """The answer by now, on the whole lattice."""
+        search = self._now()
+        verdict = search.verdict
+        hidden = entropy_bits(search.probabilities)
+        factor = (hidden + self._hidden_bits(search)) / hidden if hidden > 0.01 else 1.0
+        reason = verdict.reason
+        if verdict.unexplained:
+            reason += "; a matrix of this size is not searched for an axis that changes more than twice"
+        return replace(
+            verdict,
+            reason=reason,
+            best=self._whole(verdict.best),
+            candidates=tuple(self._whole(candidate) for candidate in verdict.candidates),
+            expected_left=verdict.expected_left * factor,
+            expected_environments=math.ceil(verdict.expected_environments * factor),
+            unexplained=tuple(replace(one, index=self._there(one.index)) for one in verdict.unexplained),
+        )
+
+    def counts(self, index: Index) -> tuple[int, int]:
+        """Hits and counted trials of a combination (those of its whole group)."""
+        return self._told.get(self._standing_for(index), (0, 0))
+
+    def probability_bad(self) -> FloatArray:
+        """Posterior that each combination is bad, shape of the grid.
+
+        Between active values it is drawn straight, which is exact where an axis changes once, equally likely
+        anywhere.
+        """
+        bad = self._now().probability_bad()
+        for i, (axis, size) in enumerate(zip(self._axes, self._grid.shape, strict=True)):
+            rows = np.stack(
+                [np.interp(np.arange(size), axis.active, unit) for unit in np.eye(len(axis.active))]
+            )
+            bad = np.moveaxis(np.tensordot(bad, rows, axes=(i, 0)), -1, i)
+        return np.asarray(bad, dtype=np.float64)
+
+    # -- which values are active ---------------------------------------------------------------------------
+
+    def _with(self, pending: Mapping[Index, int]) -> Search:
+        """The search, with the combinations that run now among its own."""
+        self._pending = frozenset(self._groups[index] for index in pending if index in self._groups)
+        search = self._now()
+        if any(self._here(cell) is None for cell in self._pending):
+            self._search = None
+            search = self._now()
+        return search
+
+    def _now(self) -> Search:
+        """The search over the values that are active by now."""
+        if self._search is not None and self._looked_at != self.trials:
+            self._looked_at = self.trials
+            shares = self._shares(self._search)
+            if any(
+                self._split(i, q, self._axes[i].active, _PATIENCE) is not None for i, q in enumerate(shares)
+            ):
+                self._search = None
+        if self._search is None:
+            self._zoom()
+        assert self._search is not None
+        return self._search
+
+    def _zoom(self) -> None:
+        needed = [self._needed(axis) for axis in range(len(self._families))]
+        search = self._over(needed)
+        active = []
+        for axis, share in enumerate(self._shares(search)):
+            values = set(needed[axis])
+            while (more := self._split(axis, share, np.array(sorted(values)), 1.0)) is not None:
+                values.add(more)
+            active.append(sorted(values))
+        self._search = search if active == needed else self._over(active)
+        self._looked_at = self.trials
+
+    def _needed(self, axis: int) -> list[int]:
+        """Values that counts and ends name; all of an axis without order, where none is between others."""
+        size = self._grid.shape[axis]
+        if self._grid.axes[axis].direction is Direction.UNORDERED:
+            return list(range(size))
+        cells = [*self._told, *self._pending, *(end for end in (self._grid.good, self._grid.bad) if end)]
+        return sorted({0, size - 1, *(cell[axis] for cell in cells)})
+
+    def _over(self, active: list[list[int]]) -> Search:
+        """A search over some values of each axis, told all that is known."""
+        self._axes = [
+            CoarseAxis.over(fine, values) for fine, values in zip(self._families, active, strict=True)
+        ]
+        axes = tuple(
+            replace(axis, values=tuple(axis.values[i] for i in values))
+            for axis, values in zip(self._grid.axes, active, strict=True)
+        )
+        self._places = [{value: place for place, value in enumerate(values)} for values in active]
+        groups: dict[Index, Index] = {}
+        first: dict[Index, Index] = {}
+        for cell in itertools.product(*(range(len(values)) for values in active)):
+            stands_for = self._groups.get(self._value(cell))
+            if stands_for is not None:
+                groups[cell] = first.setdefault(stands_for, cell)
+        self._first = first
+        ends = [self._place(end) if end is not None else None for end in (self._grid.good, self._grid.bad)]
+        search = Search(
+            Grid(axes, good=ends[0], bad=ends[1]),
+            groups,
+            self.settings,
+            families=[axis.coarse for axis in self._axes],
+        )
+        for index, (hits, trials) in self._told.items():
+            here = self._here(index)
+            assert here is not None
+            search.tell_counts(here, hits, trials)
+        for index in self._aside:
+            if (here := self._here(index)) is not None:
+                search.set_aside(here)
+        return search
+
+    def _shares(self, search: Search) -> list[FloatArray]:
+        """Posterior of each fine set of each axis, row 0 being "does not matter"."""
+        shares = []
+        for coarse, fine, axis in zip(search.by_set(), self._families, self._axes, strict=True):
+            whole = np.bincount(axis.of, weights=fine.prior)
+            within = fine.prior / np.where(whole > 0, whole, 1.0)[axis.of]
+            within[0] = 1.0
+            shares.append(coarse[axis.of] * within)
+        return shares
+
+    def _split(self, axis: int, share: FloatArray, active: NDArray[np.intp], patience: float) -> int | None:
+        """The value that halves the likeliest set that still holds too much; None if none does."""
+        matters = float(share[1:].sum())
+        if matters < _MATTERS:
+            return None
+        sets = self._families[axis].sets
+        of = alike(sets, active)
+        held = np.bincount(of[1:], weights=share[1:] / matters)
+        for row in np.argsort(-held, kind="stable"):
+            if held[row] <= patience * self._coarsest:
+                return None
+            members = 1 + np.flatnonzero(of[1:] == row)
+            weight = share[members]
+            called_bad = weight @ sets[members] / max(float(weight.sum()), 1e-300)
+            value = int(np.abs(called_bad - 0.5).argmin())
+            if 1e-9 < called_bad[value] < 1 - 1e-9:
+                return value
+        return None
+
+    def _hidden_bits(self, search: Search) -> float:
+        """Entropy within the sets that are not split yet, about."""
+        shares = self._shares(search)
+        coarse = search.by_set()
+        return sum(entropy_bits(q[1:]) - entropy_bits(c[1:]) for q, c in zip(shares, coarse, strict=True))
+
+    # -- from active values to all and back -----------------------------------------------------------------
+
+    def _cells(self) -> list[Index]:
+        return list(self._first.values())
+
+    def _value(self, cell: Index) -> Index:
+        return tuple(int(axis.active[i]) for axis, i in zip(self._axes, cell, strict=True))
+
+    def _place(self, index: Index) -> Index | None:
+        places = [self._places[axis].get(i) for axis, i in enumerate(index)]
+        return None if None in places else tuple(place for place in places if place is not None)
+
+    def _here(self, index: Index) -> Index | None:
+        """The active cell that stands for a combination's group."""
+        stands_for = self._groups.get(index)
+        return None if stands_for is None else self._first.get(stands_for)
+
+    def _there(self, cell: Index) -> Index:
+        """The combination that stands for an active cell's group."""
+        value = self._value(cell)
+        return self._groups.get(value, value)
+
+    def _whole(self, found: Answer) -> Answer:
+        """An answer over active values as one over all: values between are left on the good side."""
+        hypothesis = found.hypothesis
+        if hypothesis.kind in ("never", "always"):
+            fill = hypothesis.kind == "always"
+            sets = tuple(np.full(n, fill) for n in self._grid.shape)
+        else:
+            sets = tuple(
+                self._fine(i, bad) if i in hypothesis.culprits else np.full(n, hypothesis.kind == "all")
+                for i, (bad, n) in enumerate(zip(hypothesis.sets, self._grid.shape, strict=True))
+            )
+        return Answer(
+            Hypothesis(hypothesis.kind, sets, hypothesis.culprits),
+            tuple(
+                Boundary(b.axis, self._value(b.bad), self._value(b.good), tuple(map(self._value, b.between)))
+                for b in found.boundaries
+            ),
+            None if found.first_bad is None else self._value(found.first_bad),
+            None if found.last_good is None else self._value(found.last_good),
+            found.probability,
+        )
+
+    def _fine(self, axis: int, bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        sets = self._families[axis].sets[1:]
+        alike = np.flatnonzero(((sets[:, self._axes[axis].active] > 0) == bad).all(axis=1))
+        return np.asarray(sets[alike[sets[alike].sum(axis=1).argmin()]] > 0)

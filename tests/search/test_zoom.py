@@ -1,0 +1,170 @@
+"""Large lattices: the search over some values of each axis says what the search over all of them says."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+
+from bisect_env.matrix.grid import Direction, Grid, GridAxis, Index
+from bisect_env.search.coarse import drawn, is_large
+from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.verdict import Status
+from bisect_env.search.zoom import ZoomedSearch, search_for
+from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, corner, grid, play, rates
+
+RNG = np.random.default_rng
+
+
+class Alone(Mapping[Index, Index]):
+    """Every combination is its own group, without a million entries."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+
+    def __getitem__(self, index: Index) -> Index:
+        if all(0 <= place < size for place, size in zip(index, self._shape, strict=True)):
+            return index
+        raise KeyError(index)
+
+    def __len__(self) -> int:
+        return math.prod(self._shape)
+
+    def __iter__(self) -> Iterator[Index]:
+        return itertools.product(*map(range, self._shape))
+
+
+def lattice_of(shape: tuple[int, ...], directions: tuple[Direction, ...]) -> Grid:
+    axes = grid(shape).axes
+    turned = [
+        GridAxis(axis.name, axis.kind, axis.values, direction)
+        for axis, direction in zip(axes, directions, strict=True)
+    ]
+    return Grid(tuple(turned))
+
+
+@pytest.mark.parametrize(
+    ("shape", "directions"),
+    [
+        ((40,), (REGRESSION,)),
+        ((12, 9), (REGRESSION, FIXED)),
+        ((10, 8, 3), (FIXED, REGRESSION, UNORDERED)),
+        ((30, 1), (REGRESSION, REGRESSION)),
+    ],
+)
+def test_belief_and_evidence_equal_those_of_the_exact_search(
+    shape: tuple[int, ...], directions: tuple[Direction, ...]
+) -> None:
+    lattice = lattice_of(shape, directions)
+    exact, zoomed = Search(lattice, alone(lattice)), ZoomedSearch(lattice, alone(lattice))
+    rng = RNG(7)
+    cells = list(lattice.indices())
+    for _ in range(40):
+        cell = cells[int(rng.integers(len(cells)))]
+        hit = bool(rng.random() < 0.3)
+        exact.tell(cell, hit=hit)
+        zoomed.tell(cell, hit=hit)
+        # In every fifth state: looking changes which values are active, and must change nothing else.
+        if exact.trials % 5 == 0:
+            np.testing.assert_allclose(zoomed.probability_bad(), exact.probability_bad(), atol=1e-9)
+    mine, its = zoomed.verdict, exact.verdict
+    assert mine.bad_rate == pytest.approx(its.bad_rate, abs=1e-9)
+    assert mine.background == pytest.approx(its.background, abs=1e-9)
+    assert zoomed.counts(cells[0]) == exact.counts(cells[0])
+
+
+def test_a_sure_answer_is_the_same_as_the_exact_one() -> None:
+    lattice = lattice_of((40, 6), (REGRESSION, REGRESSION))
+    truth = rates(corner((40, 6), {0: 23, 1: 2}), 1.0)
+    zoomed = ZoomedSearch(lattice, alone(lattice))
+    exact = Search(lattice, alone(lattice))
+    rng = RNG(0)
+    while not zoomed.finished:
+        (cell,) = zoomed.ask(1)
+        hit = bool(rng.random() < truth[cell])
+        zoomed.tell(cell, hit=hit)
+        exact.tell(cell, hit=hit)
+    mine, its = zoomed.verdict, exact.verdict
+    assert (mine.status, mine.reason) == (its.status, its.reason)
+    assert mine.best.hypothesis == its.best.hypothesis
+    assert mine.best.boundaries == its.best.boundaries
+    assert mine.best.probability == pytest.approx(its.best.probability, abs=1e-9)
+
+
+@pytest.mark.parametrize("first_bad", [{0: 37, 2: 4}])
+def test_a_study_of_a_million_combinations(first_bad: dict[int, int]) -> None:
+    shape = (100, 100, 10, 10)
+    lattice = grid(shape)
+    search = search_for(lattice, Alone(shape))
+    assert isinstance(search, ZoomedSearch)
+    while not search.finished:
+        (cell,) = search.ask(1)
+        search.tell(cell, hit=all(cell[axis] >= value for axis, value in first_bad.items()))
+    best = search.verdict.best
+    assert search.verdict.status is Status.CONFIRMED
+    assert {axis: int(best.hypothesis.sets[axis].argmax()) for axis in best.hypothesis.culprits} == first_bad
+    assert all(abs(b.bad[b.axis] - b.good[b.axis]) == 1 for b in best.boundaries)
+    assert search.trials <= 40
+
+
+def test_flaky_failures_on_a_large_lattice_with_workers_prices_and_gaps() -> None:
+    shape = (1000, 300)
+    lattice = grid(shape)
+    search = ZoomedSearch(lattice, Alone(shape), SearchSettings(max_trials=3000))
+    rng, built = RNG(3), set[Index]()
+    search.set_aside((617, 0))
+    while not search.finished:
+        batch = search.ask(4, pending={(500, 150): 1}, build_cost=dict.fromkeys([(0, 0)], 5.0))
+        assert (617, 0) not in batch
+        for cell in batch:
+            built.add(cell)
+            search.tell(cell, hit=cell[0] >= 617 and bool(rng.random() < 0.5))
+    assert search.verdict.best.hypothesis.sets[0].argmax() == 617
+    assert search.foresee({(500, 150): 1})
+
+
+def test_only_what_is_offered_is_chosen() -> None:
+    shape = (300, 300)
+    search = ZoomedSearch(grid(shape), Alone(shape))
+    search.tell((299, 299), hit=True)
+    (cell,) = search.ask(1, only={(0, 0), (299, 299)})
+    assert cell in {(0, 0), (299, 299)}
+
+
+def test_which_lattices_are_large() -> None:
+    assert not is_large((20, 20), (REGRESSION, REGRESSION))
+    assert not is_large((6, 6, 4, 4), (REGRESSION,) * 4)
+    assert is_large((200, 200), (REGRESSION, REGRESSION))
+    assert is_large((40, 40), (EITHER, EITHER))
+    small = grid((20, 20))
+    assert isinstance(search_for(small, alone(small)), Search)
+
+
+def test_drawn_truths_involve_an_axis() -> None:
+    rng = RNG(1)
+    lattice = lattice_of((300, 40), (REGRESSION, UNORDERED))
+    for _ in range(20):
+        found = drawn(lattice, rng)
+        assert found.culprits
+        assert found.bad_cells().any()
+        assert not found.bad_cells().all()
+
+
+def test_an_impossible_combination_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be run"):
+        ZoomedSearch(grid((300, 300)), Alone((300, 300))).tell((300, 0), hit=True)
+
+
+def test_played_to_the_end_like_any_search() -> None:
+    lattice = grid((128,))
+    search = Search(lattice, alone(lattice))
+    play(search, rates(corner((128,), {0: 61}), 1.0), RNG(1))
+    zoomed = ZoomedSearch(lattice, alone(lattice))
+    while not zoomed.finished:
+        (cell,) = zoomed.ask(1)
+        zoomed.tell(cell, hit=cell[0] >= 61)
+    assert zoomed.verdict.best.hypothesis == search.verdict.best.hypothesis
+    assert zoomed.trials <= search.trials + 6
