@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bisect_env.containers.engine import ask
+from bisect_env.containers.engine import RUN_ARGS, ask
 from bisect_env.containers.trial import (
     ALIVE,
     Inside,
@@ -78,7 +78,10 @@ class Contained:
         end = ending(read_report(self.control), read_state(record.state), record.returncode, record.stderr)
         if end.problem and not record.killed_by_us:
             if end.stage != "image":
-                raise LaunchError(f"the container engine cannot run the trial: {end.problem}")
+                raise LaunchError(
+                    "the container engine cannot run the trial (options that this host needs go into "
+                    f"{RUN_ARGS}): {end.problem}"
+                )
             return replace(record, returncode=None, stage="lookup", state="")
         # Killed while the engine was still making it: there was no process.
         code = -9 if end.problem else end.returncode

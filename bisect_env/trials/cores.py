@@ -34,6 +34,7 @@ _SHOW = (
     "-ex",
     "thread apply all bt 40",
 )
+_LIBRARY = re.compile(r"/lib(?:64)?/python\d[\d.]*/|^<frozen ")
 _HANDLER = "<signal handler called>"
 _DYING = re.compile(
     r"^_{0,3}(?:GI_)?_{0,3}(?:pthread_kill|raise|abort|assert_fail|libc_message|malloc_printerr|fortify_fail"
@@ -177,6 +178,8 @@ def guilty_frame(backtrace: str) -> str:
         return ""
     frame = telling[0]
     place = frame["source"] or frame["library"]
+    if frame["function"] == "??" and not place:
+        return ""  # of a container whose libraries are not here: less than what Python says
     return frame["function"] + (f" ({place})" if place else "")
 
 
@@ -196,7 +199,15 @@ def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
     lines = [f"Python frames, by py-spy{crashed}:"]
     for thread in found:
         lines += [str(thread), *(f"  {frame}" for frame in thread.frames)]
-    return "\n".join(lines), str(guilty.python) if guilty and guilty.python else ""
+    return "\n".join(lines), _called_from(guilty) if guilty else ""
+
+
+def _called_from(thread: threads.Thread) -> str:
+    """The innermost Python frame of a thread, and that of the user's own code where it is another one."""
+    frames = [frame for frame in thread.frames if not frame.native]
+    own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
+    innermost = str(frames[0]) if frames else ""
+    return innermost if own in (None, *frames[:1]) else f"{innermost}, from {own}"
 
 
 def _thread(found: Sequence[threads.Thread], tid: int | None) -> threads.Thread | None:

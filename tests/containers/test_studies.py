@@ -16,6 +16,7 @@ from bisect_env.engine.study import Conclusion
 from bisect_env.environments.images import ensure_environment
 from bisect_env.errors import ExitCode, NoEnvironmentError
 from bisect_env.storage.store import Store
+from tests.cli.calls import caller
 from tests.engine.studies import PYTHON, Studies
 
 pytestmark = pytest.mark.integration
@@ -119,6 +120,19 @@ def test_a_locked_environment_in_an_image(studies: Studies, image: str) -> None:
         }
     assert lock.python == PYTHON
     assert [package.manager for package in lock.packages] == ["image"]
+
+
+def test_there_is_no_shell_on_the_host_for_an_image(
+    studies: Studies, image: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = studies.folder / "matrix.yaml"
+    path.write_text(MATRIX.format(image=image))
+    (studies.folder / "script.py").write_text(SCRIPT)
+    monkeypatch.setenv("BISECT_ENV_DB", str(studies.db))
+    code, _, err = caller(monkeypatch, capsys)("shell", str(path), "--at", "level=1")
+    assert code == 2
+    assert "runs in a container" in err
+    assert f"run --rm -it {image.rpartition(':')[0]}@sha256:" in err or "run --rm -it sha256:" in err
 
 
 def test_without_any_image_there_is_no_environment(studies: Studies, image: str) -> None:

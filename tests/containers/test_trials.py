@@ -167,6 +167,7 @@ def test_an_engine_that_fails_is_no_failure_of_the_script(inside: Inside) -> Non
     record = run_trial(make_spec("pass"), NOWHERE, inside=replace(inside, engine=engine))
     assert record.outcome is Outcome.HARNESS_ERROR
     assert "no-such-option" in record.detail
+    assert "BISECT_ENV_CONTAINER_ARGS" in record.detail
 
 
 def test_an_image_without_python_is_told_from_an_engine_that_fails(inside: Inside) -> None:

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.trials.cores import Autopsy, core_names, find_core, guilty_frame, of_cuda_gdb
+from bisect_env.trials import threads
+from bisect_env.trials.cores import (
+    Autopsy,
+    _called_from,
+    core_names,
+    find_core,
+    guilty_frame,
+    of_cuda_gdb,
+)
 
 HANDLED = """\
 #0  __pthread_kill_implementation (threadid=<optimized out>, signo=11, no_tid=0) at ./nptl/pthread_kill.c:44
@@ -32,6 +40,7 @@ ABORTED = """\
         (HANDLED, "cuml::fit<float, int>(raft::handle_t const&, float*) (/p/lib/libcuml++.so)"),
         (ABORTED, "spoil (spoil.c:7)"),
         ("#0  0x00007f in ?? () from /lib/libffi.so.8\n", "?? (/lib/libffi.so.8)"),
+        ("#0  0x00007f in ?? ()\n#1  0x00007e in ?? ()\n", ""),
         ("No stack.\n", ""),
         ("", ""),
     ],
@@ -67,6 +76,23 @@ def test_a_core_is_found_where_the_kernel_says(tmp_path: Path) -> None:
 def test_why_there_is_none(tmp_path: Path) -> None:
     assert "ulimit" in find_core(tmp_path, 7, "core")[1]
     assert "'/usr/share/apport/apport'" in find_core(tmp_path, 7, "|/usr/share/apport/apport %p %s")[1]
+
+
+def test_the_users_own_frame_is_named_beside_a_librarys() -> None:
+    def frame(function: str, file: str, *, native: bool = False) -> threads.Frame:
+        return threads.Frame(function, file, 1, native)
+
+    inner, library = (
+        frame("strlen", "libc.so", native=True),
+        frame("string_at", "/p/lib/python3.11/c/a.py"),
+    )
+    packaged, own = frame("fit", "/p/lib/python3.11/site-packages/cuml/f.py"), frame("guilty", "/w/main.py")
+    outer = frame("<module>", "/w/main.py")
+    called = _called_from(threads.Thread(1, "", (inner, library, packaged, own, outer)))
+    assert called == f"{library}, from {own}"
+    assert _called_from(threads.Thread(1, "", (inner, own, outer))) == str(own)
+    assert _called_from(threads.Thread(1, "", (library,))) == str(library)
+    assert _called_from(threads.Thread(1, "", (inner,))) == ""
 
 
 def test_the_sentence() -> None:
