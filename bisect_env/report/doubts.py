@@ -134,8 +134,8 @@ def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:
             "nothing failed often enough; if something should have: see whether it does where it is known to "
             "(`bisect-env trial MATRIX --at … -n 100`), look for what makes it more frequent "
             "(`bisect-env amplify MATRIX`), let dependencies move as in an upgrade "
-            "(`solver: {dependencies: newest}`), or state a lower `min_crash_rate` or a higher `max_trials` in "
-            "`search`"
+            "(`solver: {dependencies: newest}`), or state a lower `min_crash_rate` or a higher `max_trials` "
+            "in `search`"
         )
     if verdict.get("monotone") is False:
         warnings.append(
