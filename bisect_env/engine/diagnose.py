@@ -130,9 +130,41 @@ def diagnose(
         UsageError: A tool that is asked for is not here.
         TrialCancelledError: `stopped` said so.
     """
-    files = trial_files(matrix)
-    target = target or target_of(matrix)
     folder.mkdir(parents=True)
+    try:
+        return _diagnose(
+            matrix,
+            single,
+            prefix,
+            folder,
+            limit,
+            tools,
+            target or target_of(matrix),
+            notes,
+            gpus,
+            on_trial,
+            stopped,
+        )
+    except BaseException:
+        # Interrupted, or a tool is missing: half a diagnosis tells nothing.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _diagnose(
+    matrix: Matrix,
+    single: Single,
+    prefix: Prefix,
+    folder: Path,
+    limit: int,
+    tools: Tools,
+    target: Target,
+    notes: Sequence[str],
+    gpus: Sequence[str],
+    on_trial: Callable[[int, TrialRecord, Evidence], None],
+    stopped: Callable[[], bool],
+) -> Diagnosis:
+    files = trial_files(matrix)
 
     def run_once(
         debug: Debug | None, *, in_gdb: bool = False, env: Mapping[str, str] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -142,6 +143,19 @@ def test_a_failure_that_shows_now_and_then(diagnose, tmp_path: Path) -> None:  #
     assert kept == ["diagnosis.json", "stack.txt", "stderr.txt"]
 
 
+def test_an_interruption_leaves_nothing(diagnose, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    # The command runs in this process: the script interrupts it once it is under way.
+    script = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGINT); time.sleep(100)"
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        code, _, err = diagnose(script, "--output", "found")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (code, "the same command begins anew" in err) == (130, True)
+    assert not Path("found").exists()
+
+
 def test_another_failure_than_that_of_the_study_is_passed_over(  # type: ignore[no-untyped-def]
     diagnose, run: RunCommand, tmp_path: Path
 ) -> None:
@@ -185,8 +199,9 @@ def test_a_failure_that_does_not_show(diagnose) -> None:  # type: ignore[no-unty
         shutil.which("compute-sanitizer") is None
         and not Path("/usr/local/cuda/bin/compute-sanitizer").exists()
     ):
-        code, _, err = diagnose(SEGFAULT, "--sanitizer", "memcheck")
+        code, _, err = diagnose(SEGFAULT, "--sanitizer", "memcheck", "--output", "none")
         assert (code, "CUDA toolkit" in err) == (2, True)
+        assert not Path("none").exists()
 
 
 FAULT = """
