@@ -22,7 +22,10 @@ from bisect_env.trials.perturbation import NONE, Perturbation
 FILLER = 0.03
 """While wanted environments are being made, others are tried that tell at least this share of what the
 wanted ones would: a trial on an idle GPU costs nothing, but a trial that tells nothing is one too many."""
-
+FILLERS, MUCH = 10, 0.2
+"""After so many of them at each place for trials since the last environment came, a further one must tell
+this share: where a trial takes a second and a build a minute they would pile up, and take the cores that
+build."""
 
 BUILDERS = 4
 """Places for trials for each build that is made ahead; hosts make about as many at the same time."""
@@ -84,6 +87,7 @@ class Asker:
         self._perturbation = perturbation
         self._files = trial_files(matrix)
         self._foreseen_at = (-1, 0, 0)
+        self._filled, self._filled_at = 0, 0
         self.running: dict[str, Index] = {}
 
     def claims(self) -> dict[str, Combination]:
@@ -119,7 +123,12 @@ class Asker:
         ready = {index for index in self._members if self._builds.is_ready(index)}
         if not ready or not self._search.trials:
             return []
-        return self._search.ask(count, pending=pending, only=ready, worth=FILLER)
+        if (known := len(self._builds.ready)) != self._filled_at:
+            self._filled, self._filled_at = 0, known
+        worth = FILLER if self._filled < FILLERS * self.executor.slots else MUCH
+        chosen = self._search.ask(count, pending=pending, only=ready, worth=worth)
+        self._filled += len(chosen)
+        return chosen
 
     def _build_ahead(self, costs: dict[Index, float]) -> None:
         """With room for a build, and something new known, make what is likely to be wanted next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from bisect_env.matrix.dates import cutoff
 from bisect_env.matrix.grid import AxisKind, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.versions import Manager
+
+_MANY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +168,10 @@ def lock_all(
     Raises:
         InfrastructureError: The index cannot be reached, or an interpreter is missing.
     """
-    # Combinations that differ in values alone ask for one environment; an image may name values.
-    values = [] if matrix.file.executor else [i for i, a in enumerate(grid.axes) if a.kind is AxisKind.VALUE]
+    # Combinations that differ in values alone ask for one environment (an image may name values): many need
+    # not ask one by one.
+    once = matrix.file.executor is None and math.prod(grid.shape) > _MANY
+    values = [i for i, axis in enumerate(grid.axes) if once and axis.kind is AxisKind.VALUE]
     asked: dict[Index, list[Index]] = {}
     for index in grid.indices():
         if index not in grid.excluded:
