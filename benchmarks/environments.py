@@ -75,8 +75,31 @@ def creation(label: str, lock: Lock, teachers: Iterable[Lock], cache: Path, repe
         f"files: {statistics.median(ours):.3f} s, cp -al {alone:.3f} s, medians of {repeats})"
     )
     print(
-        f"{'  by the installers, and remembered / cp -al':<46}{statistics.median(installers) / alone:6.2f}   "
+        f"{'  by the installers, compiled, remembered':<46}{statistics.median(installers) / alone:6.2f}   "
         f"({statistics.median(installers):.3f} s)"
+    )
+
+
+def importing(lock: Lock, cache: Path, repeats: int) -> None:
+    """A trial's import in a prefix as it is, against one without bytecode."""
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    bare = cache / "bare"
+    # Real copies: a directory of links would take the bytecode of the originals away, too.
+    subprocess.run(["cp", "-a", prefix.path, bare], check=True)
+    for folder in list(bare.rglob("__pycache__")):
+        remove_tree(folder)
+    times: dict[Path, list[float]] = {prefix.path: [], bare: []}
+    for _ in range(repeats):
+        for place, into in times.items():
+            command = [place / "bin" / "python", "-c", "import pandas"]
+            env = {"PYTHONDONTWRITEBYTECODE": "1"}
+            into.append(seconds(lambda c=command, e=env: subprocess.run(c, env=e, check=True)))
+    remove_tree(bare)
+    prefix.release()
+    compiled, plain = (statistics.median(values) for values in times.values())
+    print(
+        f"{'import pandas: with bytecode / without':<46}{compiled / plain:6.2f}   "
+        f"({compiled:.2f} s, {plain:.2f} s, medians of {repeats})"
     )
 
 
@@ -169,6 +192,7 @@ def main() -> None:
                 for pins in (WHEELS, {**WHEELS, "six": SMALL[0]})
             )
             creation("PyPI prefix", lock, [other], cache, options.repeats)
+            importing(lock, cache, options.repeats)
             disk(folder)
             locking(folder, options.repeats)
         finally:

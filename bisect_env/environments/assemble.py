@@ -63,8 +63,8 @@ def assemble(place: Path, final: Path, cache: Path, parts: Mapping[str, Part]) -
     folders = sorted({folder for part in parts.values() for folder in part.folders})
     place.mkdir()
     for folder in folders:
-        (place / folder).mkdir()
-    lines = [f"/{folder}\0directory\n" for folder in folders if not _is_bytecode(folder)]
+        os.mkdir(f"{place}/{folder}")  # noqa: PTH102 -- see _link
+    lines = [f"/{folder}\0directory\n" for folder in folders if not folder.endswith(BYTECODE)]
     for key, part in parts.items():
         try:
             for links in part.links:
@@ -87,13 +87,26 @@ def assemble(place: Path, final: Path, cache: Path, parts: Mapping[str, Part]) -
     return Assembled(_together(parts), lines)
 
 
+def is_current(part: Part, cache: Path) -> bool:
+    """Whether all files that a part links to are there, with the sizes and times that it states."""
+    for links in part.links:
+        for source, size, time in zip(links.sources, links.sizes, links.times, strict=True):
+            try:
+                known = os.lstat(f"{cache}/{links.of}/{source}")
+            except FileNotFoundError:
+                return False
+            if known.st_size != size or known.st_mtime_ns != time:
+                return False
+    return True
+
+
 def _link(place: Path, cache: Path, links: Links, lines: list[str]) -> None:
     # What is done here is done for each of many thousand files: a `Path` for each would take longer than
     # the links do.
     to = f"{place}/{links.to}/" if links.to else f"{place}/"
     shown = f"/{links.to}/" if links.to else "/"
     of = f"{cache}/{links.of}/"
-    counted = not _is_bytecode(links.to)
+    is_bytecode = _is_bytecode(links.to)
     link, look = os.link, os.lstat
     for name, source, size, time in zip(links.names, links.sources, links.sizes, links.times, strict=True):
         target = to + name
@@ -102,6 +115,9 @@ def _link(place: Path, cache: Path, links: Links, lines: list[str]) -> None:
         except FileExistsError:
             # Wheels that share a directory may all bring the same file (`nvidia/__init__.py`); of what conda
             # packages share, rattler keeps a list.
+            # Of such a file there is bytecode already, too, made from the one that is there.
+            if is_bytecode:
+                continue
             if links.of.startswith("uv/") and filecmp.cmp(of + source, target, shallow=False):
                 continue
             raise UnfitError(None) from None
@@ -110,8 +126,7 @@ def _link(place: Path, cache: Path, links: Links, lines: list[str]) -> None:
             raise _UnlikeError
         if known.st_mode & WRITABLE:
             os.chmod(target, stat.S_IMODE(known.st_mode) & ~WRITABLE)  # noqa: PTH101
-        if counted:
-            lines.append(f"{shown}{name}\0{size} {time}\n")
+        lines.append(f"{shown}{name}\0{size} {time}\n")
 
 
 def _write_moved(place: Path, final: Path, kept: Path, part: Part, lines: list[str]) -> None:

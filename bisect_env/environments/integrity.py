@@ -160,39 +160,59 @@ def damaged_since(package: Installed, memory: Path) -> list[Path]:
 def snapshot(prefix: Path, *, ignore: Iterable[str] = (), protect: bool = False) -> str:
     """Hex digest over the names, sizes, times and link targets of everything in a prefix.
 
-    Bytecode is left out: Python writes it by itself, wherever it may.
-
     Args:
         prefix: The directory.
         ignore: Names in its top level that are left out.
         protect: Take away the permission to write files and directories on the way.
     """
-    lines: list[str] = []
-    ignored = frozenset(ignore)
+    return digest([line for line, _ in _lines(prefix, frozenset(ignore), protect=protect)])
 
-    def visit(folder: str, shown: str) -> None:
+
+def is_unchanged(prefix: Path, expected: str, *, ignore: Iterable[str] = ()) -> bool:
+    """Whether a prefix is as it was when its snapshot was made.
+
+    Bytecode that nobody shares is passed over if need be: Python writes it by itself, wherever it may.
+
+    Args:
+        prefix: The directory.
+        expected: Its snapshot then.
+        ignore: Names in its top level that are left out.
+    """
+    lines = list(_lines(prefix, frozenset(ignore), protect=False))
+    if digest([line for line, _ in lines]) == expected:
+        return True
+    return digest([line for line, may_be_new in lines if not may_be_new]) == expected
+
+
+def _lines(prefix: Path, ignored: frozenset[str], *, protect: bool) -> Iterator[tuple[str, bool]]:
+    """What `digest` wants, and whether it is of bytecode of which there is one copy."""
+    waiting = [(str(prefix), "")]
+    while waiting:
+        folder, shown = waiting.pop()
+        is_bytecode = shown.endswith(f"/{BYTECODE}")
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name == BYTECODE or (not shown and entry.name in ignored):
+                if not shown and entry.name in ignored:
                     continue
                 name = f"{shown}/{entry.name}"
+                may_be_new = False
                 if entry.is_symlink():
                     fact = f"-> {Path(entry.path).readlink()}"
                 elif entry.is_dir(follow_symlinks=False):
-                    visit(entry.path, name)
+                    waiting.append((entry.path, name))
+                    if entry.name == BYTECODE:
+                        continue
                     fact = "directory"
                 else:
                     known = entry.stat(follow_symlinks=False)
                     fact = f"{known.st_size} {known.st_mtime_ns}"
+                    may_be_new = is_bytecode and known.st_nlink == 1
                     if protect and known.st_mode & WRITABLE:
                         Path(entry.path).chmod(stat.S_IMODE(known.st_mode) & ~WRITABLE)
-                lines.append(f"{name}\0{fact}\n")
+                yield f"{name}\0{fact}\n", may_be_new
         if protect and shown:
             place = Path(folder)
             place.chmod(stat.S_IMODE(place.stat().st_mode) & ~WRITABLE)
-
-    visit(str(prefix), "")
-    return digest(lines)
 
 
 def digest(lines: Iterable[str]) -> str:

@@ -22,6 +22,7 @@ import filelock
 from bisect_env.containers.trial import Inside
 from bisect_env.environments import (
     assemble,
+    bytecode,
     conda_prefix,
     honesty,
     integrity,
@@ -165,7 +166,7 @@ class _Builder:
             return None
         made = (str(self.final), str(marker.get("snapshot")))
         if made not in _unchanged:
-            if integrity.snapshot(self.final, ignore=(MARKER,)) != made[1]:
+            if not integrity.is_unchanged(self.final, made[1], ignore=(MARKER,)):
                 return None
             _unchanged.add(made)
         return Prefix(self.final, python)
@@ -255,6 +256,10 @@ class _Builder:
                 self._compare(honesty.held_by(place))
                 if keys:
                     with self._archives():
+                        version = interpreter.version if interpreter else self.lock.python
+                        if problem := bytecode.add(place, self.cache, keys, version, self.timeout):
+                            # Trials are what they are without it, and slower.
+                            self.notes.append(f"{self.lock.content_hash[:12]}: {problem}")
                         remember(place, self.final, self.cache, keys, self.lock.packages, base)
                 self._write_lock(place)
                 return integrity.snapshot(place, ignore=(MARKER,), protect=True)

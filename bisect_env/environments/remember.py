@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from bisect_env.environments import honesty, parts
 from bisect_env.environments.honesty import Held
+from bisect_env.environments.integrity import BYTECODE
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.parts import FOLDER, KEPT, Links, Moved, Part
 
@@ -122,6 +123,7 @@ def remember(
         claims = {parts.BASE: _Claim("base", sorted(base.files))}
         here = contents(place)
         claims |= dict(_claims(place, cache, list(packages), here))
+        _claim_bytecode(claims.values(), here)
         if _collide(claims.values()):
             return False
         if here.files != {path for claim in claims.values() for path in claim.files}:
@@ -263,6 +265,18 @@ def _above(paths: Iterable[str]) -> frozenset[str]:
             found.add(above)
             above = above.rpartition("/")[0]
     return frozenset(found)
+
+
+def _claim_bytecode(claims: Iterable[_Claim], here: Contents) -> None:
+    """No list names bytecode that was compiled after the installation: it goes with its module."""
+    compiled: dict[str, str] = {}
+    for path in here.files:
+        folder, _, name = path.rpartition("/")
+        if folder.endswith(f"/{BYTECODE}") and name.endswith(".pyc"):
+            compiled[f"{folder.removesuffix(BYTECODE)}{name.rsplit('.', 2)[0]}.py"] = path
+    for claim in claims:
+        known = set(claim.files)
+        claim.files += [compiled[path] for path in known & compiled.keys() if compiled[path] not in known]
 
 
 def _collide(claims: Iterable[_Claim]) -> bool:

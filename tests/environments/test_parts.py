@@ -71,6 +71,8 @@ def everything(prefix: Path) -> dict[str, tuple]:
             found[name] = ("link", str(path.readlink()))
         elif path.is_dir():
             found[name] = ("directory", mode)
+        elif path.suffix == ".pyc":
+            found[name] = ("bytecode", mode)  # it names the time at which the archive was unpacked
         else:
             found[name] = (mode, path.read_bytes().replace(os.fsencode(prefix.name), b"<hash>"))
     return found
@@ -125,7 +127,8 @@ class TestWheels:
         for name in ("left", "right"):
             prefix = ensure_prefix(locked(index, python, name), cache_dir=cache)
             (folder,) = prefix.path.glob("lib/python*/site-packages/shared")
-            assert {path.name for path in folder.iterdir()} == {"__init__.py", f"{name}.py"}
+            assert {path.name for path in folder.glob("*.py")} == {"__init__.py", f"{name}.py"}
+            assert len(list(folder.glob("__pycache__/*.pyc"))) == 2
             assert run(prefix, f"import shared.{name}; print(shared.{name}.x)") == "1"
 
     def test_different_files_in_one_place_are_the_installers_affair(self, index, python, cache, installs):
@@ -311,7 +314,9 @@ class TestConda:
         channel = Channel.__new__(Channel)
         channel.folder = tmp_path / "channel"
         other = _locked_conda(channel, cache, python, "named")
-        seen = {path: facts for path, facts in everything(first.path).items() if "pure" not in path}
+        # The other package's files, and the directory of its bytecode.
+        gone = ("pure", "site-packages/__pycache__")
+        seen = {p: facts for p, facts in everything(first.path).items() if not any(g in p for g in gone)}
         assert os.fsencode(str(first.path)) in (first.path / "lib/named.bin").read_bytes()
         no_installers()
         prefix = ensure_prefix(other, cache_dir=cache)

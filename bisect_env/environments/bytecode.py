@@ -1,0 +1,130 @@
+"""Compiling the modules of a new prefix, so that not every trial has to.
+
+Trials may write no bytecode, since prefixes are shared: without this, each of them would compile all that it
+imports again. Python itself compiles, in the way in which pip has it done; the names of files in it are
+relative to the prefix, and Python puts the real ones in place when it loads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bisect_env.environments import assemble, parts
+from bisect_env.environments.integrity import BYTECODE
+from bisect_env.environments.parts import Part
+from bisect_env.environments.process import Finished, run_tool
+
+_OLDEST = (3, 7)
+"""Before, there is no `--invalidation-mode`."""
+_PROCESSES = 4
+_STRIPS = (3, 9)
+"""Since then there is `-s`."""
+_MANY = 300  # modules: below, starting processes takes longer than what they save
+_TIMEOUT = 900.0
+
+
+def add(place: Path, cache: Path, keys: Mapping[str, str], version: str, timeout: float) -> str:
+    """Put bytecode beside the modules of a prefix: what is known of its packages, and else compiled now.
+
+    The caller holds `lease.archives`.
+
+    Args:
+        place: The prefix.
+        cache: Our cache directory.
+        keys: See `parts.keys`.
+        version: Of the prefix's interpreter.
+        timeout: Seconds.
+
+    Returns:
+        "" or why it could not be done to the end.
+
+    Raises:
+        OSError: A directory cannot be made.
+    """
+    for key in keys.values():
+        part = parts.load(cache, key)
+        if part is None:
+            continue
+        if assemble.is_current(part, cache):
+            _link(place, cache, part)
+        else:
+            # Its archive was fetched again since: the times of its modules are others.
+            parts.discard(cache, key)
+    return compile_modules(place, tuple(int(piece) for piece in version.split(".")[:2]), timeout)
+
+
+def _link(place: Path, cache: Path, part: Part) -> None:
+    for links in part.links:
+        if links.to.endswith(f"/{BYTECODE}") and links.of.startswith(f"{parts.FOLDER}/"):
+            folder = place / links.to
+            folder.mkdir(exist_ok=True)
+            for name, source in zip(links.names, links.sources, strict=True):
+                # There from another package with the same module, or not to be linked: then it is compiled.
+                with contextlib.suppress(OSError):
+                    os.link(cache / links.of / source, folder / name)
+
+
+def compile_modules(place: Path, release: tuple[int, ...], timeout: float) -> str:
+    """Compile what is in the `site-packages` of a prefix and has no bytecode yet.
+
+    Bytecode that a package brings stays, as its list states it, even where Python will not use it. Modules
+    that are no valid Python stay as they are: some packages have templates, or code for others.
+
+    Args:
+        place: The prefix.
+        release: Of its interpreter.
+        timeout: Seconds.
+
+    Returns:
+        "" or why it could not be done to the end.
+    """
+    if release[:2] < _OLDEST:
+        return ""
+    modules = [path for site in place.glob("lib/python*/site-packages") for path in _bare_modules(site)]
+    if not modules:
+        return ""
+    # Isolated and without `site`: nothing that packages hook into the start of Python is run.
+    args: list[str | Path] = [place / "bin" / "python", "-I", "-S", "-m", "compileall", "-qq"]
+    args += ["--invalidation-mode", "timestamp"]
+    args += ["-s", place] if release >= _STRIPS else ["-d", "site-packages"]
+    env = {"PATH": os.defpath, "HOME": os.environ.get("HOME", "/")}
+    processes = min(_PROCESSES, os.cpu_count() or 1) if len(modules) > _MANY else 1
+    with tempfile.TemporaryDirectory(prefix="bisect-env-modules-") as aside:
+
+        def compile_some(number: int) -> Finished:
+            listing = Path(aside, str(number))
+            listing.write_text("".join(f"{path}\n" for path in modules[number::processes]), "utf-8")
+            return run_tool([*args, "-i", listing], env=env, cwd=place, timeout=min(timeout, _TIMEOUT))
+
+        with ThreadPoolExecutor(processes) as pool:
+            try:
+                ended = list(pool.map(compile_some, range(processes)))
+            except OSError as error:
+                return f"modules cannot be compiled: {error}"
+            for finished in ended:
+                if finished.timed_out:
+                    return f"compiling modules took longer than {min(timeout, _TIMEOUT):.0f} s"
+                # 1 is said of modules that are no valid Python.
+                if finished.returncode not in (0, 1):
+                    words = finished.stderr.strip()[-200:]
+                    return f"compiling modules ended with {finished.returncode}: {words}"
+    return ""
+
+
+def _bare_modules(site: Path) -> Iterator[str]:
+    """Modules without bytecode."""
+    for folder, names, files in os.walk(site):
+        if BYTECODE in names:
+            names.remove(BYTECODE)
+            compiled = {path.name.rsplit(".", 2)[0] for path in Path(folder, BYTECODE).glob("*.pyc")}
+        else:
+            compiled = set()
+        for name in files:
+            # A name with a line feed cannot stand in a list of lines.
+            if name.endswith(".py") and name[:-3] not in compiled and "\n" not in folder + name:
+                yield f"{folder}/{name}"

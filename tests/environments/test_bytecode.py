@@ -1,0 +1,184 @@
+"""Modules of a prefix are compiled once, as Python itself would have it, and for all prefixes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bisect_env.environments import bytecode, parts
+from bisect_env.environments.cache import verify
+from bisect_env.environments.integrity import remove_tree
+from bisect_env.environments.locker import Locker
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.process import Finished
+from bisect_env.environments.request import CondaRequest, EnvironmentRequest
+
+from .conda_channel import Channel
+from .test_cache import forget, module_of, spoil
+from .test_prefix import cache, lock, locked, run
+
+__all__ = ["cache", "lock"]
+pytestmark = pytest.mark.integration
+
+WHERE = "def where():\n    return where.__code__.co_filename\n"
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Notes which modules are compiled."""
+    seen = []
+
+    def watch(argv, **options):
+        seen.extend(Path(line).name for line in Path(argv[-1]).read_text().splitlines())
+        return run_tool(argv, **options)
+
+    run_tool = bytecode.run_tool
+    monkeypatch.setattr(bytecode, "run_tool", watch)
+    return seen
+
+
+def bytecode_of(module: Path) -> Path:
+    (path,) = (module.parent / "__pycache__").glob(f"{module.stem}.*.pyc")
+    return path
+
+
+def imports(prefix, name):
+    """Which bytecode Python takes for a module, by its own account; None if it compiles the module."""
+    done = subprocess.run(
+        [prefix.python, "-v", "-c", f"import {name}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    taken = [line for line in done.stderr.splitlines() if line.startswith("# code object from")]
+    (mine,) = [line for line in taken if f"/{name}." in line]
+    return Path(mine.split("'")[1]) if mine.rstrip("'").endswith(".pyc") else None
+
+
+def test_python_takes_it_and_knows_where_modules_are(index, python, cache, compiled):
+    index.add("demo", "1.0", modules={"demo.py": WHERE, "demo_more.py": "x = 1\n"})
+    index.add("below", "2.0")
+    first = ensure_prefix(locked(index, python, "demo"), cache_dir=cache)
+    assert sorted(compiled) == ["demo.py", "demo_more.py"]
+    second = ensure_prefix(locked(index, python, "demo", "below"), cache_dir=cache)
+    assert sorted(compiled) == ["below.py", "demo.py", "demo_more.py"], "what is known is not compiled again"
+    remove_tree(first.path)
+    forget()
+    first = ensure_prefix(locked(index, python, "demo"), cache_dir=cache)
+    assert len(compiled) == 3
+    for prefix in (first, second):
+        module = module_of(prefix, "demo")
+        assert imports(prefix, "demo") == bytecode_of(module)
+        assert run(prefix, "import demo; print(demo.where())") == str(module)
+    both = [bytecode_of(module_of(prefix, "demo")) for prefix in (first, second)]
+    assert both[0].samefile(both[1])
+    assert not both[0].stat().st_mode & 0o222
+
+
+def test_what_is_no_python_is_left_alone(index, python, cache):
+    index.add("demo", "1.0", modules={"demo.py": "x = 1\n", "template.py": "class {{ name }}: pass\n"})
+    prefix = ensure_prefix(locked(index, python, "demo"), cache_dir=cache)
+    assert prefix.notes == ()
+    assert imports(prefix, "demo")
+    assert not list(prefix.path.rglob("template.*.pyc"))
+
+
+def test_nothing_that_hooks_into_the_start_of_python_is_run(index, python, cache, tmp_path):
+    hook = f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()\n"
+    index.add("demo", "1.0", modules={"demo.py": "x = 1\n", "demo.pth": hook, "sitecustomize.py": hook})
+    prefix = ensure_prefix(locked(index, python, "demo"), cache_dir=cache)
+    assert bytecode_of(module_of(prefix, "demo"))
+    assert not (tmp_path / "ran").exists()
+    run(prefix, "import demo")
+    assert (tmp_path / "ran").exists()
+
+
+def test_bytecode_that_a_package_brings_stays(index, python, cache):
+    """numpy has some that is stale; its list states its hash."""
+    brought = Path(importlib.util.cache_from_source("demo.py"))
+    index.add("demo", "1.0", modules={"demo.py": "x = 1\n", f"__pycache__/{brought.name}": "stale"})
+    wanted = locked(index, python, "demo")
+    prefix = ensure_prefix(wanted, cache_dir=cache)
+    assert bytecode_of(module_of(prefix, "demo")).read_text() == "stale"
+    assert [c for c in verify(cache) if c.damaged] == []
+    remove_tree(prefix.path)
+    forget()
+    again = ensure_prefix(wanted, cache_dir=cache)
+    assert bytecode_of(module_of(again, "demo")).read_text() == "stale"
+    assert run(again, "import demo; print(demo.x)") == "1"
+
+
+def test_bytecode_that_was_written_to_is_damage(lock, cache):
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    sound = bytecode_of(module_of(prefix, "demo")).read_bytes()
+    spoil(bytecode_of(module_of(prefix, "demo")))
+    assert [c.damaged for c in verify(cache) if c.damaged] == [{"demo-1.0": 1}]
+    forget()
+    again = ensure_prefix(lock, cache_dir=cache)
+    assert again.build_seconds > 0
+    assert bytecode_of(module_of(again, "demo")).read_bytes() == sound
+    assert imports(again, "demo")
+    assert [c for c in verify(cache) if c.damaged] == []
+
+
+def test_rot_in_bytecode_is_found_by_verify(lock, cache):
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    path = bytecode_of(module_of(prefix, "demo"))
+    before = path.stat()
+    spoil(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [c.damaged for c in verify(cache) if c.damaged] == [{"demo-1.0": 1}]
+
+
+def test_an_archive_that_is_fetched_again_is_compiled_again(lock, cache, compiled):
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    for archive in cache.glob("uv/archive-v*/*"):
+        remove_tree(archive)
+    remove_tree(prefix.path)
+    forget()
+    for _ in range(2):
+        again = ensure_prefix(lock, cache_dir=cache)
+        assert imports(again, "demo") == bytecode_of(module_of(again, "demo"))
+        assert sorted(compiled) == ["below.py", "below.py", "demo.py", "demo.py"]
+        remove_tree(again.path)
+        forget()
+
+
+def test_conda_packages_too(tmp_path, cache, python):
+    channel = Channel(tmp_path / "channel")
+    channel.add_python()
+    channel.add_library("pure", "1.0", code=WHERE)
+    channel.add_library("built", "1.0", python=python)
+    channel.write()
+    conda = CondaRequest((channel.url,), pins={"pure": "1.0", "built": "1.0"})
+    wanted = Locker(cache).lock(EnvironmentRequest(python, conda=conda))
+    prefix = ensure_prefix(wanted, cache_dir=cache)
+    for _ in range(2):
+        for name in ("pure", "built"):
+            assert imports(prefix, name)
+        assert run(prefix, "import pure; print(pure.where())") == str(module_of(prefix, "pure"))
+        remove_tree(prefix.path)
+        forget()
+        prefix = ensure_prefix(wanted, cache_dir=cache)
+    assert len(parts.all_parts(cache)) == 4
+    assert [c for c in verify(cache) if c.damaged] == []
+
+
+@pytest.mark.parametrize(
+    ("finished", "said"),
+    [
+        (Finished(-9, "", "", timed_out=True), "compiling modules took longer than"),
+        (Finished(-11, "", "no thread"), "compiling modules ended with -11: no thread"),
+    ],
+)
+def test_an_environment_is_used_without_it(lock, cache, monkeypatch, finished, said):
+    monkeypatch.setattr(bytecode, "run_tool", lambda *_, **__: finished)
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    (note,) = prefix.notes
+    assert said in note
+    assert run(prefix, "import demo, below; print(below.version)") == "2.0"
