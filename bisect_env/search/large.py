@@ -29,7 +29,7 @@ import numpy as np
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.search.acquisition import RATES_WEIGHT
 from bisect_env.search.families import Family, FloatArray, family
-from bisect_env.search.rates import RateGrid
+from bisect_env.search.rates import IMPOSSIBLE, RateGrid
 from bisect_env.search.space import ALWAYS_PRIOR, EXTRA_AXIS_ODDS, NEVER_PRIOR
 
 Array = Any
@@ -157,7 +157,7 @@ class LargeLattice:
         _, never_good, never_scale = _weigh(
             xp,
             self._array(np.zeros((len(self.rates.m), 1))),
-            self._array(all_good[:, None]),
+            self._array(np.where(self.rates.too_often, IMPOSSIBLE, all_good)[:, None]),
             joint,
         )
         peak = max(float(xp.max(log_scale)), float(never_scale[0]))

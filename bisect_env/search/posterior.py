@@ -18,7 +18,7 @@ import numpy as np
 
 from bisect_env.matrix.grid import Index
 from bisect_env.search.families import FloatArray
-from bisect_env.search.rates import RateGrid
+from bisect_env.search.rates import IMPOSSIBLE, RateGrid
 from bisect_env.search.space import HypothesisSpace
 
 # exp() of more overflows; only rows that are all zero anyway come near it.
@@ -136,6 +136,9 @@ def update(space: HypothesisSpace, counts: Counts, grid: RateGrid | None = None)
     a = space.bad_totals(counts.log_bad)
     all_good = counts.log_good.reshape(-1, joint.shape[1]).sum(axis=0)
     b = all_good - space.bad_totals(counts.log_good)
+    if not space.never_may_fail:
+        # Where all combinations fail alike, and not rarely, they are bad: "never" is no name for it.
+        b[space.never, counts.grid.too_often] = IMPOSSIBLE
     top_a, top_b = a.max(axis=1), b.max(axis=1)
     exp_a, exp_b = np.exp(a - top_a[:, None]), np.exp(b - top_b[:, None])
     with_bad_rate = exp_a * (exp_b @ joint.T)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bisect_env.search.families import FloatArray
 
@@ -90,6 +91,11 @@ class RateGrid:
         used = joint.sum(axis=1) > 0
         kernel = _kernel(m, spread, floor, rates)
         return cls(m[used], spread[used], rates, kernel[used], p0, joint[used] / joint.sum())
+
+    @cached_property
+    def too_often(self) -> NDArray[np.bool_]:
+        """Background rates that are as high as bad rates that are looked for, shape (K,)."""
+        return np.asarray(self.p0 >= self.rates.min())
 
     @cached_property
     def log_hit(self) -> FloatArray:

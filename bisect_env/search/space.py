@@ -99,6 +99,8 @@ class HypothesisSpace:
 
     Attributes:
         prior: Shape (hypotheses,), sums to 1.
+        never_may_fail: Whether *never bad* is believed where all fail as often as bad ones might: only where
+            others are known to be bad.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class HypothesisSpace:
         self._any_size = self._all_size if self._any else 0
         self.size = self._all_size + self._any_size + 1
         self.prior = self._prior()
+        self.never_may_fail = False
 
     def _prior(self) -> FloatArray:
         """Few culprit axes weigh more; within one choice of culprits the families' own priors."""
@@ -155,7 +158,8 @@ class HypothesisSpace:
         self.prior = _normalised(np.where(called_bad == bad, self.prior, doubt * self.prior))
 
     def expect_nothing(self, chance: float) -> None:
-        """Give *never bad* this prior; the others keep their proportions."""
+        """Give *never bad* this prior, at any background; the others keep their proportions."""
+        self.never_may_fail = True
         self.prior[self.never] = 0.0
         self.prior = _normalised(self.prior) * (1.0 - chance)
         self.prior[self.never] = chance

@@ -46,6 +46,8 @@ def by_loops(space: HypothesisSpace, counts: Counts) -> tuple[list[float], float
         total = 0.0
         for j in range(len(grid.m)):
             for k, p0 in enumerate(grid.p0):
+                if number == space.never and grid.too_often[k]:
+                    continue
                 likelihood = 1.0
                 for cell in np.ndindex(*space.shape):
                     y, n = int(counts.hits[cell]), int(counts.trials[cell])
@@ -210,6 +212,8 @@ def information_by_loops(space: HypothesisSpace, counts: Counts) -> np.ndarray:
         bad = space.hypothesis(number).bad_cells()
         for j in range(len(grid.m)):
             for k, p0 in enumerate(grid.p0):
+                if number == space.never and grid.too_often[k]:
+                    continue
                 weight = float(space.prior[number] * grid.joint[j, k])
                 own = {}
                 for cell in np.ndindex(*space.shape):

@@ -392,3 +392,12 @@ def test_the_good_end_is_tried_as_often_as_it_takes_to_show_anything() -> None:
     play(search, rates(corner((16,), {0: 9}), 0.3), RNG(5))
     assert search.verdict.status is Status.CONFIRMED
     assert search.counts((0,))[1] >= 8
+
+
+def test_what_fails_alike_everywhere_is_always_bad() -> None:
+    lattice = grid((8,))
+    search = Search(lattice, alone(lattice))
+    for cell in range(8):
+        search.tell_counts((cell,), 20, 200)
+    assert search.verdict.best.hypothesis.kind == "always"
+    assert search.verdict.best.probability > 0.95
