@@ -20,6 +20,14 @@ def _no_user_settings(monkeypatch, tmp_path):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
+@pytest.fixture(autouse=True)
+def _own_temp(monkeypatch, tmp_path):
+    """What tests start may be killed at any instant: what it leaves then is not left in /tmp."""
+    place = tmp_path / "tmp"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+
+
 @pytest.fixture
 def index():
     """A package index on this machine."""
