@@ -459,7 +459,7 @@ run_trial(make_spec(sys.argv[2], timeout=600, trial_id=sys.argv[1]), PREFIX)
     trial_id = make_spec().trial_id
     with subprocess.Popen([sys.executable, "-c", program, trial_id, hang], env=env) as worker:
         deadline = time.monotonic() + 30
-        while not list(tmp_path.glob("bisect-env-*/work/a/b")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob("bisect-env-*/*/a/b")) and time.monotonic() < deadline:
             time.sleep(0.02)
         everything = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
         for process in everything:
