@@ -31,7 +31,7 @@ FLAKY = """
     if level >= 6:
         if "OTHER" in os.environ:
             other()
-        if fails(0.6, "hunted-%d" % level) if "HUNTS" in os.environ else fails(0.08, level):
+        if fails(0.75, "hunted-%d" % level) if "HUNTS" in os.environ else fails(0.08, level):
             defect()
 """
 """What breaks everything is far better than what hunts, and that than nothing: no load turns them round."""
@@ -63,7 +63,7 @@ def test_the_study_runs_under_what_makes_it_fail_most(studies: Studies) -> None:
     assert len(trials) == sum(isinstance(event, events.TrialFinished) for event in studies.events)
     assert decision.payload["trials"] > 100
     bad = [trial for trial in trials if int(trial.combination["level"]) >= 6]
-    assert sum(trial.evidence == "bad" for trial in bad) > 0.4 * len(bad)
+    assert sum(trial.evidence == "bad" for trial in bad) > 0.5 * len(bad)
     # Once settled, it is not looked for again.
     studies.events.clear()
     studies.run(path)
