@@ -50,7 +50,9 @@ def test_without_gpus_nobody_speaks_of_them(matrix: Path, run: RunCommand) -> No
     assert "GPU-hours" not in out + err
 
 
-def test_a_large_matrix_is_counted_not_listed(tmp_path: Path, run: RunCommand) -> None:
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A matrix of 40,000 combinations, which are one environment."""
     values = ", ".join(map(str, range(200)))
     matrix = tmp_path / "large.yaml"
     matrix.write_text(
@@ -58,7 +60,11 @@ def test_a_large_matrix_is_counted_not_listed(tmp_path: Path, run: RunCommand) -
         f"axes:\n  batch: {{values: [{values}]}}\n  seed: {{values: [{values}]}}\n"
         "trial:\n  command: [python, -c, pass]\n"
     )
-    code, out, _ = run("plan", str(matrix), "--json", "--crash-rate", "1")
+    return matrix
+
+
+def test_a_large_matrix_is_counted_not_listed(large: Path, run: RunCommand) -> None:
+    code, out, _ = run("plan", str(large), "--json", "--crash-rate", "1")
     assert code == 0
     document = json.loads(out)
     assert document["counts"] == {"solvable": 40_000}
@@ -69,15 +75,10 @@ def test_a_large_matrix_is_counted_not_listed(tmp_path: Path, run: RunCommand) -
     assert cost["trials"] < 60
 
 
-def test_a_large_matrix_is_not_searched_for_further_corners(tmp_path: Path, run: RunCommand) -> None:
-    values = ", ".join(map(str, range(200)))
-    matrix = tmp_path / "large.yaml"
-    matrix.write_text(
-        "version: 1\nname: large\n"
-        f"axes:\n  batch: {{values: [{values}]}}\n  seed: {{values: [{values}]}}\n"
-        "trial:\n  command: [python, -c, pass]\n"
-    )
-    code, out, err = run("run", str(matrix), "--all", "--db", str(tmp_path / "s.db"))
+def test_a_large_matrix_is_not_searched_for_further_corners(
+    large: Path, tmp_path: Path, run: RunCommand
+) -> None:
+    code, out, err = run("run", str(large), "--all", "--db", str(tmp_path / "s.db"))
     assert code == ExitCode.USAGE
     assert "too large to look for further corners" in out + err
     assert "leave out --all" in out + err
