@@ -39,7 +39,7 @@ from bisect_env.search.space import HypothesisSpace
 RATES_WEIGHT = 0.5
 BLOCKS = np.array([1.0, 4.0, 10.0, 25.0, 50.0])
 ONE = BLOCKS[:1]
-LEADING = 0.5
+LEADING = 0.2
 """Posterior of an answer from which on trials are chosen for what they tell about hypotheses alone."""
 _HYPOTHESES_LEFT = 64
 _CELLS_LIKED = 32

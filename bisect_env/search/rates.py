@@ -19,6 +19,8 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import rel_entr
 
 from bisect_env.search.families import FloatArray
 
@@ -32,8 +34,6 @@ _STEPS_AN_OCTAVE = 3
 # Rarer than a tenth of the smallest rate looked for, a background is as good as none; more points there
 # would only put more weight on "none", which a lucky study then believes too soon.
 _LEAST_BACKGROUND = 0.1
-# Floor of a bad cell's rate: the largest of `min_rate` times a power of two that is at most so many times p0.
-_FLOOR = 2.0**1.5
 # Prior weights. More on "certain" and on "shared" saves trials where they hold, and is paid for in wrong
 # answers where they do not: at a rate of one half, and where the rates of bad combinations differ. These are
 # about the most that kept both below the stated error (`benchmarks/search.py`). Real failures differ more
@@ -164,9 +164,27 @@ def _background(min_rate: float) -> tuple[FloatArray, FloatArray]:
 
 
 def _floors(min_rate: float, p0: FloatArray) -> FloatArray:
-    """The smallest rate of a single bad cell at each background, 0 where `min_rate` is, shape (K,)."""
-    above = np.clip(_FLOOR * p0 / min_rate, 1.0, 1.0 / min_rate)
-    return np.where(above >= 2, min_rate * 2.0 ** np.floor(np.log2(above) + 1e-9), 0.0)
+    """The smallest rate of a single bad cell at each background, 0 where `min_rate` is, shape (K,).
+
+    A good cell is cleared of a bad rate r in ln(1 / error) / KL(p0 ‖ r) trials on average, where
+
+        KL(p0 ‖ r) = p0 · ln(p0 / r) + (1 − p0) · ln((1 − p0) / (1 − r))     (nats a trial)
+
+    grows with r. Without a background the smallest rate looked for gives −ln(1 − min_rate). The floor gives
+    as much at every background, so that no background makes a cell harder to clear than none does, and is
+    at least 2·p0; to the nearest octave above `min_rate`. Source: A. Wald, *Sequential tests of statistical
+    hypotheses*, Annals of Mathematical Statistics 16 (1945), 117-186.
+    """
+    enough = -np.log1p(-min_rate)
+
+    def lacks(rate: float, background: float) -> float:
+        told = rel_entr(background, rate) + rel_entr(1.0 - background, 1.0 - rate)
+        return float(told - enough)
+
+    floors = np.array([brentq(lacks, background, 1.0 - 1e-12, args=(background,)) for background in p0[1:]])
+    octaves = np.round(np.log2(np.maximum(floors, 2.0 * p0[1:]) / min_rate))
+    octaves = np.minimum(octaves, np.floor(np.log2(1.0 / min_rate)))
+    return np.concatenate([[0.0], np.where(octaves > 0, min_rate * 2.0**octaves, 0.0)])
 
 
 def _kernel(m: FloatArray, spread: FloatArray, floor: FloatArray, rates: FloatArray) -> FloatArray:

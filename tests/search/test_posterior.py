@@ -188,6 +188,23 @@ def test_good_cells_that_fail_at_times_do_not_stay_suspect_for_ever() -> None:
     assert update(space, counts).hypotheses[from_five_on] > 0.99
 
 
+@pytest.mark.parametrize("min_rate", [0.005, 0.02, 0.1])
+def test_no_background_makes_a_good_cell_harder_to_clear(min_rate: float) -> None:
+    grid = RateGrid.default(min_rate)
+    for k in range(1, len(grid.p0)):
+        believed = (grid.spread > 0) & (grid.joint[:, k] > 0)
+        if not believed.any():
+            continue
+        floor = grid.rates[(grid.kernel[believed] > 0).any(axis=0)].min()
+        p0, candidates = grid.p0[k], np.geomspace(min_rate, 0.999, 4000)
+        told = p0 * np.log(p0 / candidates) + (1 - p0) * np.log((1 - p0) / (1 - candidates))
+        enough = candidates[(candidates > p0) & (told >= -math.log1p(-min_rate))].min()
+        exact = max(enough, 2 * p0)
+        # To the nearest octave below 1, and the rates of single cells are a grid themselves.
+        assert floor >= min(exact / math.sqrt(2), 0.5) * (1 - 1e-3), f"background {p0}"
+        assert floor <= exact * math.sqrt(2) * 1.2, f"background {p0}"
+
+
 @pytest.mark.parametrize("min_rate", [0.001, 0.02, 0.3])
 def test_no_bad_cell_fails_about_as_rarely_as_good_ones(min_rate: float) -> None:
     grid = RateGrid.default(min_rate)
