@@ -95,6 +95,18 @@ def verdict_document(
             for one in verdict.unexplained
         ],
     }
+    document["assumed"] = [
+        {
+            "axis": grid.axes[one.axis].name,
+            "first": _named(grid, one.first),
+            "last": _named(grid, one.last),
+            "called_bad": one.called_bad,
+            "length": one.length,
+            "trials": one.trials,
+            "chance": one.chance,
+        }
+        for one in verdict.assumed
+    ]
     if isinstance(search, SearchAll):
         document["others"] = [_other(grid, search, other) for other in search.others]
         document["no_other"] = search.no_other

@@ -153,7 +153,6 @@ def build_report(
             states,
             [*reused, *trials],
             every_corner="no_other" in verdict,
-            monotone=verdict.get("monotone") is not False,
         ),
         timeline=timeline(states, trials, decisions),
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),

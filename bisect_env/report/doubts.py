@@ -138,9 +138,13 @@ def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:
             "in `search`"
         )
     if verdict.get("monotone") is False:
+        # `either` speaks of one window, or of one gap.
+        changes = Counter(str(boundary["axis"]) for boundary in verdict.get("boundaries") or ())
+        directions = (verdict.get("directions") or {}).values()
+        hint = max(changes.values(), default=0) <= 2 and "either" not in directions
         warnings.append(
-            "the history is not monotone: what was broken was fixed and broken again, or the other way "
-            "round; `direction: either` says so beforehand, which saves trials"
+            "the history is not monotone: what was broken was fixed and broken again, or the other way round"
+            + ("; `direction: either` says so beforehand, which saves trials" if hint else "")
         )
     strange: Sequence[Mapping[str, Any]] = verdict.get("unexplained") or ()
     for one in strange[:_SHOWN]:

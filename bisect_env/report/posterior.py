@@ -33,7 +33,6 @@ def posterior(
     trials: Sequence[StoredTrial],
     *,
     every_corner: bool,
-    monotone: bool,
 ) -> PosteriorReport:
     """Tell the trials again, and follow the answers that led.
 
@@ -43,7 +42,6 @@ def posterior(
         states: Every combination.
         trials: What the study knows, in the order in which it was told.
         every_corner: Whether the study looked for further failing corners.
-        monotone: Whether its verdict takes ordered axes to change as their directions say.
 
     Returns:
         An empty one for a large matrix, whose answers are told apart only as far as they have to be.
@@ -66,7 +64,7 @@ def posterior(
             told.append((groups[index], trial.evidence is Evidence.BAD))
     if not told:
         return PosteriorReport()
-    seen = course(search, told, points=POINTS, answers=ANSWERS, monotone=monotone)
+    seen = course(search, told, points=POINTS, answers=ANSWERS)
     return PosteriorReport(
         answers=tuple(_answer(hypothesis, grid) for hypothesis in seen.answers),
         points=tuple(

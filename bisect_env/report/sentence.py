@@ -5,6 +5,7 @@ A sentence has three parts: where it begins to fail, how often on either side, a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,11 @@ def bad_values_in_words(
     return (" or " if kind == "any" else " with ").join(_values(verdict, axis, axes) for axis in bad_values)
 
 
+def noun(kind: str) -> str:
+    """What one value of an axis of this kind is called."""
+    return _NOUN.get(kind, "version")
+
+
 def do_not_matter(verdict: Mapping[str, Any], axes: Axes) -> list[str]:
     """Axes with several values that are no culprits, if there is a verdict that says so."""
     culprits = verdict.get("culprit_axes") or ()
@@ -98,15 +104,63 @@ def _where(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], *
         return f"{described} is {probably}broken" if described else "something is broken"
     (axis,) = culprits
     direction = (verdict.get("directions") or {}).get(axis, "regression")
-    noun = _NOUN.get(str(kinds.get(axis, {}).get("kind", "package")), "version")
     first, last = bad.get(axis, "?"), good.get(axis, "?")
+    if verdict.get("monotone") is False or len(_spans(verdict, axis, kinds)) > 1:
+        return _history(verdict, axis, kinds, probably)
     if direction == "fixed":
         return f"{axis} is {probably}fixed in {last} (last broken {first})"
     if direction == "unordered":
         return f"{_values(verdict, axis, kinds)} is {probably}broken ({last} is not)"
     if direction == "either":
         return _window(verdict, axis, kinds, probably)
-    return f"{axis} {first} is {probably}the first bad {noun} (last good {last})"
+    kind = noun(str(kinds.get(axis, {}).get("kind", "package")))
+    return f"{axis} {first} is {probably}the first bad {kind} (last good {last})"
+
+
+def _spans(
+    verdict: Mapping[str, Any], axis: str, kinds: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, str]]:
+    """First and last value of each run of bad values of an ordered axis.
+
+    Nothing where not all values of the axis are known: which of them are neighbours is not known then.
+    """
+    values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
+    bad = {str(value) for value in (verdict.get("bad_values") or {}).get(axis) or ()}
+    direction = (verdict.get("directions") or {}).get(axis, "regression")
+    if direction == "unordered" or not bad <= set(values):
+        return []
+    runs = [(is_bad, list(run)) for is_bad, run in itertools.groupby(values, key=lambda one: one in bad)]
+    return [(run[0], run[-1]) for is_bad, run in runs if is_bad]
+
+
+def _in_words(spans: Sequence[tuple[str, str]], values: Sequence[str]) -> str:
+    """Runs of bad values: `up to 1.3, in 1.5 and from 2.0 on`."""
+    texts = []
+    for first, last in spans:
+        if last == values[-1] and first != values[0]:
+            texts.append(f"from {first} on")
+        elif first == values[0]:
+            texts.append(f"up to {last}")
+        else:
+            texts.append(f"in {first}" if first == last else f"from {first} to {last}")
+    return _listed(texts)
+
+
+def _history(
+    verdict: Mapping[str, Any], axis: str, kinds: Mapping[str, Mapping[str, Any]], probably: str
+) -> str:
+    """An axis that changes more often than its direction says: every run, and what is good next to it."""
+    values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
+    if not (spans := _spans(verdict, axis, kinds)):
+        return f"{axis} is {probably}broken, fixed and broken again"
+    changes = []
+    for boundary in verdict.get("boundaries") or ():
+        bad, good = (str((boundary.get(side) or {}).get(axis, "?")) for side in ("bad", "good"))
+        if boundary.get("axis") == axis and {bad, good} <= set(values):
+            fixed = values.index(good) > values.index(bad)
+            changes.append((values.index(good), f"fixed in {good}" if fixed else f"last good {good}"))
+    told = f" ({', '.join(text for _, text in sorted(changes))})" if changes else ""
+    return f"{axis} is {probably}broken {_in_words(spans, values)}{told}"
 
 
 def _window(
@@ -136,6 +190,11 @@ def _values(verdict: Mapping[str, Any], axis: str, kinds: Mapping[str, Mapping[s
         return f"{axis} {(verdict.get('first_bad') or {}).get(axis, '?')}"
     values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
     direction = (verdict.get("directions") or {}).get(axis, "regression")
+    spans = _spans(verdict, axis, kinds)
+    if len(spans) > 1:
+        return f"{axis} {_in_words(spans, values)}"
+    if verdict.get("monotone") is False and spans:
+        direction = "either"
     if direction == "unordered":
         others = [value for value in values if value not in bad]
         if len(bad) > 1 and len(others) == 1:

@@ -20,7 +20,7 @@ from bisect_env.report.model import (
 )
 from bisect_env.report.numbers import duration, interval, percent, probability
 from bisect_env.report.origins import told_origins
-from bisect_env.report.sentence import do_not_matter
+from bisect_env.report.sentence import do_not_matter, noun
 from bisect_env.report.table import Row
 from bisect_env.report.untrusted import clean, shortened
 
@@ -84,9 +84,36 @@ def ends(report: Report) -> list[tuple[str, str]]:
     axes = [axis.model_dump() for axis in report.axes]
     if unimportant := do_not_matter(report.verdict, axes):
         found.append(("does not matter", clean(", ".join(unimportant))))
+    if taken := assumed(report):
+        found.append(("assumed, not tried", taken))
     if report.explanation is not None:
         found.append(("explained", clean(report.explanation.sentence)))
     return found
+
+
+def assumed(report: Report) -> str:
+    """What the verdict takes for granted about versions that were hardly tried, "" if nothing."""
+    nouns = {axis.name: noun(axis.kind) for axis in report.axes}
+    texts = []
+    for one in report.verdict.get("assumed") or ():
+        axis, trials = str(one["axis"]), int(one["trials"])
+        first, last = (str(one[end].get(axis, "?")) for end in ("first", "last"))
+        named = f"{axis} {nouns.get(axis, 'version')}"
+        what = f"{named} {first}" if first == last else f"{named}s {first} to {last}"
+        claim = f"that {what} {'fails' if first == last else 'fail'}, too"
+        if not one["called_bad"]:
+            claim = f"that {what} did not fail"
+        if not trials:
+            texts.append(f"{claim} (no trial there)")
+            continue
+        counted = "1 trial" if trials == 1 else f"{trials} trials"
+        chance = probability(one["chance"])
+        texts.append(
+            f"{claim} ({counted} there, none failed: probability {chance} where versions do fail)"
+            if one["called_bad"]
+            else f"{claim} ({counted} there; a failure as frequent goes unnoticed with probability {chance})"
+        )
+    return clean("; ".join(texts))
 
 
 def between(found: ExplanationReport) -> list[tuple[str, str, str]]:

@@ -38,7 +38,6 @@ def course(
     *,
     points: int,
     answers: int,
-    monotone: bool = True,
 ) -> Course:
     """Tell a search its trials, and look at its belief on the way.
 
@@ -47,19 +46,14 @@ def course(
         told: Combination and whether it showed the target, in order.
         points: How often to look at most; fewer where a look is dear (a large matrix).
         answers: How many answers to follow at most.
-        monotone: Whether the search held on to the assumption that axes change as their directions say. Then
-            it need not be doubted again all the time, which takes most of the time in a large matrix.
     """
     masses = [search.probabilities]
-    # Before and after that assumption was given up; rarely both.
+    # Whether axes were taken to change as their directions say; rarely both.
     assumed = [search.is_monotone]
     looks = _looks(len(told), points if len(masses[0]) <= _SMALL else max(2, points // 5))
     since: Counter[tuple[Index, bool]] = Counter()
     for number, (index, hit) in enumerate(told, start=1):
-        if monotone:
-            since[index, hit] += 1
-        else:
-            search.tell(index, hit=hit)
+        since[index, hit] += 1
         if number in looks:
             for (cell, was), times in since.items():
                 search.tell_counts(cell, times if was else 0, times)

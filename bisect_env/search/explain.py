@@ -26,17 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc, logsumexp
 
-from bisect_env.matrix.grid import Direction, Index
+from bisect_env.matrix.grid import Index
 from bisect_env.search.families import FloatArray
-from bisect_env.search.posterior import Belief, Counts, update
-from bisect_env.search.space import Hypothesis, HypothesisSpace
+from bisect_env.search.posterior import Counts
+from bisect_env.search.space import Hypothesis
 
 SURPRISE = 0.01
 """Chance of naming any combination of a study whose verdict is right, roughly."""
-WIDER = 20.0
-"""Bayes factor from which on a history that is not monotone is believed to be one: *strong* evidence in the
-scale of Kass and Raftery."""
-_MOST_SETS = 20_000
 _LARGEST = 300.0
 
 
@@ -120,28 +116,3 @@ def log10_bayes_factor(
     if for_me <= 0:
         return -_LARGEST
     return max(-_LARGEST, min(_LARGEST, math.log10(for_me) - math.log10(for_it)))
-
-
-def wider_space(
-    shape: tuple[int, ...], directions: list[Direction], *, any_of: bool
-) -> HypothesisSpace | None:
-    """Hypotheses without the assumption that an ordered axis changes once; None where they are too many."""
-    wide = [d if d is Direction.UNORDERED else Direction.EITHER for d in directions]
-    if wide == directions:
-        return None
-    space = HypothesisSpace(shape, wide, most=_MOST_SETS, any_of=any_of)
-    return space if space.size <= 3 * _MOST_SETS else None
-
-
-def not_monotone(narrow: Belief, best: Hypothesis, counts: Counts, wide: HypothesisSpace) -> bool:
-    """Whether a broken-and-fixed history explains the counts better than any that changes once.
-
-    Args:
-        narrow: Belief over hypotheses that change once along each ordered axis.
-        best: The best of them.
-        counts: What was seen.
-        wide: Hypotheses that may change more often.
-    """
-    if not unexplained(best, counts):
-        return False
-    return update(wide, counts).log_evidence - narrow.log_evidence > math.log(WIDER)

@@ -23,7 +23,7 @@ _PREFIX_SHARE = 0.25
 _GAP_SHARE = 0.04
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Family:
     """Candidate sets of bad values on one axis.
 

@@ -5,24 +5,24 @@ Pure: counts, the posterior over hypotheses and rates, and which hypotheses can 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.classes import Classes
-from bisect_env.search.explain import not_monotone, unexplained, wider_space
 from bisect_env.search.families import Family, FloatArray
+from bisect_env.search.history import Histories, Values, looked_at
 from bisect_env.search.posterior import Belief, Counts, update
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis, HypothesisSpace
 
 # Odds that a stated end is not as stated: people state what they saw, on another machine perhaps.
 _STATED_END_DOUBT = 0.1
-# When to look whether the history is monotone at all: at every fifth trial, later at every twentieth.
-_LOOK_EARLY, _LOOK_LATE, _EARLY = 5, 20, 200
 
 
 class Knowledge:
@@ -36,7 +36,7 @@ class Knowledge:
         nothing: Prior of *never bad*; None leaves what the space gives it.
         any_of: Whether one answer may name several causes that suffice each.
         stray: As for `Counts`.
-        families: As for `HypothesisSpace`; with them the space stays as it is.
+        families: As for `HypothesisSpace`.
     """
 
     def __init__(
@@ -55,7 +55,11 @@ class Knowledge:
         self._nothing, self._any_of = nothing, any_of
         space = HypothesisSpace(grid.shape, self._directions, any_of=any_of, families=families)
         self._space = self._believing(space, groups)
-        self._widened, self._may_widen = False, families is None
+        # With families of a caller's, values of an axis may be missing.
+        self._whole = families is None
+        # Which hypotheses change along each axis as its direction says; None where all do.
+        self._plain: NDArray[np.bool_] | None = None
+        self._looked_at: tuple[Histories, list[Index], HypothesisSpace, NDArray[np.bool_]] | None = None
         self.rates = RateGrid.default(min_rate)
         self._counts = Counts(grid.shape, self.rates, stray=stray)
         self._group = np.full(grid.shape, -1, dtype=np.intp)
@@ -64,7 +68,7 @@ class Knowledge:
         # Trials that were under way when their combination was set aside are told all the same, and what was
         # counted there stays on record.
         self._stands_for = dict(groups)
-        self._forget()
+        self.forget()
 
     def _believing(self, space: HypothesisSpace, groups: Mapping[Index, Index]) -> HypothesisSpace:
         """The space with what is said of the ends in its prior."""
@@ -75,41 +79,35 @@ class Knowledge:
             space.expect_nothing(self._nothing)
         return space
 
+    def over(self, histories: Histories) -> Self:
+        """The same trials, seen with hypotheses that may change more often.
+
+        Counts are shared: what is told to either is known to both, once `forget` was called on the other.
+        """
+        twin = copy.copy(self)
+        space = HypothesisSpace(
+            self._grid.shape, self._directions, any_of=self._any_of, families=histories.families
+        )
+        twin._space = self._believing(space, self._stands_for)
+        twin._plain = space.made_of(histories.plain)
+        twin.forget()
+        return twin
+
     # -- telling -----------------------------------------------------------------------------------------
 
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial of a combination: good or bad. Other outcomes and void trials are never told."""
         self._counts.add(self._standing_for(index), int(hit), 1)
-        self._forget(classes=False)
-        if self.trials % (_LOOK_EARLY if self.trials <= _EARLY else _LOOK_LATE) == 0:
-            self._widen_if_needed()
+        self.forget(classes=False)
 
     def tell_counts(self, index: Index, hits: int, trials: int) -> None:
         """Count several trials of a combination at once."""
         self._counts.add(self._standing_for(index), hits, trials)
-        self._forget(classes=False)
+        self.forget(classes=False)
 
     def can_be_told(self, index: Index) -> bool:
         """Whether the combination was one that can be run when the search began."""
         return index in self._stands_for
-
-    def _widen_if_needed(self) -> None:
-        """Give up the assumption that an axis changes once, where the counts contradict it.
-
-        Looked for at fixed numbers of trials, so that a study that is resumed does the same.
-        """
-        if self._widened or not self._may_widen or not self._counts.hits.any():
-            return
-        leading = self._space.hypothesis(int(self._belief.hypotheses.argmax()))
-        if not unexplained(leading, self._counts):
-            return
-        wide = wider_space(self._grid.shape, self._directions, any_of=self._any_of)
-        if wide is None:
-            return
-        wide = self._believing(wide, self._stands_for)
-        if not_monotone(self._belief, leading, self._counts, wide):
-            self._space, self._widened = wide, True
-            self._forget()
 
     def set_aside(self, index: Index) -> None:
         """Nothing more can be learnt at this combination (unbuildable, skipped, always failing another way).
@@ -118,9 +116,10 @@ class Knowledge:
         """
         if self._group[index] >= 0:
             self._group[self._group == self._group[index]] = -1
-            self._forget()
+            self.forget()
 
-    def _forget(self, *, classes: bool = True) -> None:
+    def forget(self, *, classes: bool = True) -> None:
+        """Drop what followed from earlier counts, and with `classes` from what could be tried."""
         for name in (
             "_belief",
             "_masses",
@@ -128,7 +127,7 @@ class Knowledge:
             "_required",
             "_clean",
             "verdict",
-            *(("_classes", "_visible", "_ends", "_spread") if classes else ()),
+            *(("_classes", "_plain_classes", "_visible", "_ends", "_spread") if classes else ()),
         ):
             self.__dict__.pop(name, None)
 
@@ -191,7 +190,7 @@ class Knowledge:
     def probabilities(self) -> FloatArray:
         """Posterior of each class of hypotheses, shape (classes,).
 
-        Classes are numbered anew when a combination is set aside or `is_monotone` turns false.
+        Classes are numbered anew when a combination is set aside.
         """
         return self._masses
 
@@ -200,9 +199,50 @@ class Knowledge:
         return self._classes.spokesman(number, self._group)
 
     @property
-    def is_monotone(self) -> bool:
-        """Whether axes are still taken to change as their directions say."""
-        return not self._widened
+    def tried(self) -> Values:
+        """Per axis the values of combinations that were tried, and of the stated ends."""
+        ends = [self._stands_for[end] for end in (self._grid.good, self._grid.bad) if end in self._stands_for]
+        cells = [*self._counts.own_rate, *ends]
+        return tuple(tuple(sorted({cell[axis] for cell in cells})) for axis in range(len(self._grid.shape)))
+
+    def chance_not_monotone(self, histories: Histories) -> float:
+        """Posterior that some axis changes more often than its direction says, by what was tried.
+
+        Histories that agree wherever something was tried are one here, and one that a plain history agrees
+        with is plain: what nothing speaks for is not doubted. That is the posterior of the whole lattice.
+        """
+        cells = sorted(self._counts.own_rate)
+        if self._looked_at is None or self._looked_at[:2] != (histories, cells):
+            self._looked_at = (histories, cells, *self._look_at(histories, self.tried))
+        _, _, space, plain = self._looked_at
+        return float(update(space, self._counts.at(self.tried)).hypotheses[~plain].sum())
+
+    def _look_at(self, histories: Histories, values: Values) -> tuple[HypothesisSpace, NDArray[np.bool_]]:
+        """Histories on some values, and which of them agree with a plain one wherever something was tried."""
+        part = looked_at(histories, values)
+        shape = [len(some) for some in values]
+        space = HypothesisSpace(shape, self._directions, any_of=self._any_of, families=part.families)
+        place = [{value: i for i, value in enumerate(some)} for some in values]
+        ends = {
+            end: tuple(at[i] for at, i in zip(place, self._stands_for[end], strict=True))
+            for end in (self._grid.good, self._grid.bad)
+            if end is not None and end in self._stands_for
+        }
+        space = self._believing(space, ends)
+        of = Classes(space, self._counts.at(values).trials > 0).of
+        plain = np.bincount(of, weights=space.made_of(part.plain)) > 0
+        return space, np.asarray(plain[of])
+
+    def _is_plain(self, number: int) -> bool:
+        """Whether a class changes along each axis as its direction says."""
+        return self._plain_classes is None or bool(self._plain_classes[number])
+
+    @cached_property
+    def _plain_classes(self) -> NDArray[np.bool_] | None:
+        """Classes that change as the directions say, as far as can be tried, shape (classes,)."""
+        if self._plain is None:
+            return None
+        return np.bincount(self._classes.of, weights=self._plain, minlength=self._classes.count) > 0
 
     def by_set(self) -> list[FloatArray]:
         """Posterior of each set of bad values, per axis; the first is "does not matter"."""

@@ -12,6 +12,7 @@ Counts are sufficient: the belief is rebuilt from stored trials alone, in any or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,6 +97,20 @@ class Counts:
             share = np.exp(evidence + np.log(self.stray) - self.log_good[index])
         astray = columns @ (own @ by_rate)
         return np.asarray((1 - share[:, None]) * by_p0 + share[:, None] * astray, dtype=np.float64)
+
+    def at(self, values: Sequence[Sequence[int]]) -> Counts:
+        """The same on some values of each axis; for a posterior, not to be added to.
+
+        Args:
+            values: Per axis, positions.
+        """
+        part = object.__new__(Counts)
+        part.grid, part.stray = self.grid, self.stray
+        here = np.ix_(*values)
+        part.hits, part.trials = self.hits[here], self.trials[here]
+        part.log_bad, part.log_good = self.log_bad[here], self.log_good[here]
+        part.own_rate = {}
+        return part
 
     def copy(self) -> Counts:
         """An independent copy, for looking ahead."""

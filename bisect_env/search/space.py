@@ -144,6 +144,21 @@ class HypothesisSpace:
             parts.append(_normalised(any_of).ravel() * any_share)
         return _normalised(np.concatenate([*parts, np.array([NEVER_PRIOR])]))
 
+    def made_of(self, rows: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """Hypotheses that choose certain sets alone.
+
+        Args:
+            rows: Per axis 0/1 over its sets, shape (sets,).
+
+        Returns:
+            Shape (hypotheses,); *never bad* chooses none, hence is one of them.
+        """
+        chosen = np.ones((), dtype=bool)
+        for row in rows:
+            chosen = np.logical_and.outer(chosen, row)
+        kinds = [chosen.ravel()] * (2 if self._any else 1)
+        return np.concatenate([*kinds, np.ones(1, dtype=bool)])
+
     def expect(self, index: Index, *, bad: bool, doubt: float) -> None:
         """Lower the prior of hypotheses that contradict what is said of a combination.
 

@@ -9,8 +9,8 @@ import numpy as np
 from bisect_env.search.families import FloatArray
 from bisect_env.search.verdict import Answer, Status
 
-# How likely a bad combination may still have shown nothing where a confirmed verdict says last good.
-_MISS = 0.05
+MISS = 0.05
+"""How likely a bad combination may still have shown nothing where a confirmed verdict says last good."""
 CAUTION = 0.05
 """Quantile of the bad rate at which that is reckoned. The mean would let a failure that was seen in three
 trials of three count as certain, and one pass at the last good combination as proof."""
@@ -42,12 +42,12 @@ def required_confidence(stated: float, bad_rate: float, background: float) -> fl
 
 
 def clean_trials(rate: float) -> int:
-    """Passes in a row after which a combination of this rate would have failed with probability 1 - `_MISS`.
+    """Passes in a row after which a combination of this rate would have failed with probability 1 - `MISS`.
 
     `(1 − rate)^n ≤ miss`, at least one; rates above `1 − miss` ask for no more than that.
     """
     # One trial is exactly enough at the highest rate, whatever rounding makes of the quotient.
-    return math.ceil(math.log(_MISS) / math.log1p(-min(rate, 1.0 - _MISS)) - 1e-9)
+    return math.ceil(math.log(MISS) / math.log1p(-min(rate, 1.0 - MISS)) - 1e-9)
 
 
 def judge(best: Answer, *, required: float, agreed: bool, lacking: bool) -> tuple[Status, str]:
@@ -57,7 +57,7 @@ def judge(best: Answer, *, required: float, agreed: bool, lacking: bool) -> tupl
         best: The most probable answer.
         required: Posterior at which it is sure.
         agreed: Whether it is the best one under every model of the rates that is still believed.
-        lacking: Whether a side of its boundary was tried too little.
+        lacking: Whether a side of its boundary, or a stretch far from it, was tried too little.
     """
     sure = best.probability >= required
     if best.hypothesis.kind == "never":
@@ -77,7 +77,7 @@ def judge(best: Answer, *, required: float, agreed: bool, lacking: bool) -> tupl
     if not sure:
         return Status.LIKELY, f"probability {best.probability:.3f}, below the {required:.3g} asked for"
     if lacking:
-        return Status.LIKELY, "both sides of the boundary need more trials"
+        return Status.LIKELY, "both sides of the boundary, or versions far from it, need more trials"
     if not agreed:
         return Status.LIKELY, "the answer depends on whether bad combinations share one crash rate"
     return Status.CONFIRMED, f"probability {best.probability:.3f}, and both sides of the boundary were tried"

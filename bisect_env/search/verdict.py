@@ -54,7 +54,8 @@ class Answer:
 
     Attributes:
         hypothesis: The member that speaks for it.
-        boundaries: One per culprit axis that shows a feasible boundary.
+        boundaries: One per culprit axis that shows a feasible boundary; of a history that changes more often
+            than its axis's direction says, one per change.
         first_bad: The bad cell of the boundary, None when nothing or everything is bad. Where no boundary can
             be run, the bad and the good cell that are nearest to each other.
         last_good: Its good neighbour.
@@ -86,6 +87,29 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Assumed:
+    """A stretch of combinations along one axis of which an answer says more than trials do.
+
+    Attributes:
+        axis: Position of the axis.
+        first: The lowest of them.
+        last: The highest; the two differ on `axis` alone.
+        called_bad: What the answer says of them.
+        length: How many there are, those that cannot be run left out.
+        trials: Counted trials there, none of which failed if they are called bad.
+        chance: That so many trials all pass where combinations fail as often as bad ones do.
+    """
+
+    axis: int
+    first: Index
+    last: Index
+    called_bad: bool
+    length: int
+    trials: int
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The state of the answer after some trials.
 
@@ -104,8 +128,8 @@ class Verdict:
         against_nothing: Decimal logarithm of the Bayes factor of `best` against *never* and *always bad*.
         against_next: The same against the second answer.
         unexplained: Combinations whose trials `best` does not explain.
-        monotone: Whether ordered axes are taken to change as their directions say; False once the trials
-            contradicted that.
+        monotone: Whether ordered axes change as their directions say under `best`.
+        assumed: Per ordered culprit axis the longest stretch that `best` takes for granted, if any.
     """
 
     status: Status
@@ -123,6 +147,7 @@ class Verdict:
     against_next: float | None = None
     unexplained: tuple[Unexplained, ...] = ()
     monotone: bool = True
+    assumed: tuple[Assumed, ...] = ()
 
 
 def answer(
@@ -131,6 +156,8 @@ def answer(
     feasible: NDArray[np.bool_],
     hits: FloatArray,
     trials: FloatArray,
+    *,
+    every_change: bool = False,
 ) -> Answer:
     """Find where a hypothesis's boundary runs through combinations that can be run.
 
@@ -138,6 +165,14 @@ def answer(
     good neighbours show that every culprit axis is needed; for *any of* the last good cell, whose bad
     neighbours show that each alone suffices. A window's beginning comes before its end, pairs that were tried
     before pairs that were not, then the one nearest to the low end of every axis.
+
+    Args:
+        hypothesis: What it says.
+        probability: Of its class.
+        feasible: Which cells can be run, shape of the lattice.
+        hits: Target outcomes, those of a cell's whole group, same shape.
+        trials: Counted trials, likewise.
+        every_change: Whether each place at which an axis changes is a boundary, not one per axis alone.
     """
     if not hypothesis.culprits:
         return Answer(hypothesis, (), None, None, probability)
@@ -184,6 +219,13 @@ def answer(
         return (pivot not in (b.bad, b.good), -len(hypothesis.sets[b.axis]), b.axis)
 
     first = min(boundaries, key=headline_rank)
+    if every_change:
+        boundaries = [
+            Boundary(one.axis, *pair, _between(one.axis, *pair))
+            for one in boundaries
+            for pair in boundary_pairs(bad, feasible, one.axis)
+            if _same_line(one.axis, pair[0], one.bad)
+        ]
     return Answer(hypothesis, tuple(boundaries), first.bad, first.good, probability)
 
 
@@ -202,6 +244,10 @@ def _nearest(bad: NDArray[np.bool_], feasible: NDArray[np.bool_]) -> tuple[Index
         best = rank if best is None else min(best, rank)
     assert best is not None
     return best[2], best[3]
+
+
+def _same_line(axis: int, one: Index, other: Index) -> bool:
+    return one[:axis] == other[:axis] and one[axis + 1 :] == other[axis + 1 :]
 
 
 def _between(axis: int, bad: Index, good: Index) -> tuple[Index, ...]:

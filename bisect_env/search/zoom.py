@@ -29,6 +29,7 @@ from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.coarse import CoarseAxis, alike, is_large
 from bisect_env.search.every import SearchAll
 from bisect_env.search.families import FloatArray, family
+from bisect_env.search.question import Question
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.verdict import Answer, Boundary, Verdict, entropy_bits
@@ -74,7 +75,7 @@ class ZoomedSearch:
         self._aside: list[Index] = []
         self._pending: frozenset[Index] = frozenset()
         self._axes: list[CoarseAxis] = []
-        self._search: Search | None = None
+        self._search: Question | None = None
         self._looked_at = -1
         self.trials = 0
 
@@ -147,7 +148,7 @@ class ZoomedSearch:
         known = {cell: running for cell, running in here.items() if cell is not None}
         return [self._there(cell) for cell in search.foresee(known, self._prices(search, build_cost))]
 
-    def _prices(self, search: Search, build_cost: Mapping[Index, float] | None) -> dict[Index, float]:
+    def _prices(self, search: Question, build_cost: Mapping[Index, float] | None) -> dict[Index, float]:
         if not build_cost:
             return {}
         prices = {
@@ -207,7 +208,7 @@ class ZoomedSearch:
 
     # -- which values are active ---------------------------------------------------------------------------
 
-    def _with(self, pending: Mapping[Index, int]) -> Search:
+    def _with(self, pending: Mapping[Index, int]) -> Question:
         """The search, with the combinations that run now among its own."""
         self._pending = frozenset(self._groups[index] for index in pending if index in self._groups)
         search = self._now()
@@ -216,7 +217,7 @@ class ZoomedSearch:
             search = self._now()
         return search
 
-    def _now(self) -> Search:
+    def _now(self) -> Question:
         """The search over the values that are active by now."""
         if self._search is not None and self._looked_at != self.trials:
             self._looked_at = self.trials
@@ -250,7 +251,7 @@ class ZoomedSearch:
         cells = [*self._told, *self._pending, *(end for end in (self._grid.good, self._grid.bad) if end)]
         return sorted({0, size - 1, *(cell[axis] for cell in cells)})
 
-    def _over(self, active: list[list[int]]) -> Search:
+    def _over(self, active: list[list[int]]) -> Question:
         """A search over some values of each axis, told all that is known."""
         self._axes = [
             CoarseAxis.over(fine, values) for fine, values in zip(self._families, active, strict=True)
@@ -268,7 +269,7 @@ class ZoomedSearch:
                 groups[cell] = first.setdefault(stands_for, cell)
         self._first = first
         ends = [self._place(end) if end is not None else None for end in (self._grid.good, self._grid.bad)]
-        search = Search(
+        search = Question(
             Grid(axes, good=ends[0], bad=ends[1]),
             groups,
             self.settings,
@@ -283,7 +284,7 @@ class ZoomedSearch:
                 search.set_aside(here)
         return search
 
-    def _shares(self, search: Search) -> list[FloatArray]:
+    def _shares(self, search: Question) -> list[FloatArray]:
         """Posterior of each fine set of each axis, row 0 being "does not matter"."""
         shares = []
         for coarse, fine, axis in zip(search.by_set(), self._families, self._axes, strict=True):
@@ -312,7 +313,7 @@ class ZoomedSearch:
                 return value
         return None
 
-    def _hidden_bits(self, search: Search) -> float:
+    def _hidden_bits(self, search: Question) -> float:
         """Entropy within the sets that are not split yet, about."""
         shares = self._shares(search)
         coarse = search.by_set()

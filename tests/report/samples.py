@@ -288,6 +288,17 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
             good_rate=rate(0, 9),
             trials=17,
             monotone=False,
+            assumed=[
+                {
+                    "axis": "torch",
+                    "first": last_good,
+                    "last": last_good,
+                    "called_bad": False,
+                    "length": 1,
+                    "trials": 3,
+                    "chance": 0.61,
+                }
+            ],
             expected_left=12.0,
             expected_environments_left=2,
             ends_wrong=["good"],

@@ -90,6 +90,9 @@ def needles(report: Report) -> dict[str, list[str]]:
         "verdict.others": ["also bad from"],
         "verdict.no_other": ["nothing else fails"],
         "verdict.monotone": ["not monotone"],
+        "verdict.assumed": [
+            "that torch version 2.2 did not fail (3 trials there; a failure as frequent goes"
+        ],
         "verdict.models": ["share one rate"],
         "verdict.typical_bad_rate": ["typical rate"],
         "verdict.background_rate": ["background rate"],

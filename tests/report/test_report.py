@@ -470,3 +470,16 @@ def test_what_can_be_done_where_nothing_failed() -> None:
     assert "min_crash_rate" in said
     assert verdict_warnings({"status": "none", "kind": "never", "trials": 0}) == []
     assert verdict_warnings({"status": "confirmed", "kind": "all", "trials": 40}) == []
+
+
+def test_the_hint_at_either_is_given_where_it_would_help() -> None:
+    def document(changes: int, direction: str) -> dict[str, Any]:
+        boundaries = [{"axis": "lib"}] * changes
+        return {"status": "confirmed", "kind": "all", "monotone": False, "boundaries": boundaries} | {
+            "directions": {"lib": direction}
+        }
+
+    assert "direction: either" in verdict_warnings(document(2, "regression"))[0]
+    assert "direction: either" not in verdict_warnings(document(3, "regression"))[0]
+    assert "direction: either" not in verdict_warnings(document(3, "either"))[0]
+    assert "not monotone" in verdict_warnings(document(3, "either"))[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -184,3 +185,58 @@ def test_sides_without_trials_claim_no_rates() -> None:
         "orjson 3.9.11 is the first bad version (last good 3.9.10); probability"
     )
     assert " against " not in sentence(orjson_verdict(good_rate=None))
+
+
+@pytest.mark.parametrize(
+    ("direction", "bad", "expected"),
+    [
+        (
+            "regression",
+            "1.2 1.4",
+            "broken in 1.2 and from 1.4 on (last good 1.1, fixed in 1.3, last good 1.3)",
+        ),
+        ("regression", "1.0 1.3 1.4", "broken up to 1.0 and from 1.3 on (fixed in 1.1, last good 1.2)"),
+        ("regression", "1.1 1.2", "broken from 1.1 to 1.2 (last good 1.0, fixed in 1.3)"),
+        (
+            "fixed",
+            "1.0 1.2 1.3",
+            "broken up to 1.0 and from 1.2 to 1.3 (fixed in 1.1, last good 1.1, fixed in 1.4)",
+        ),
+        (
+            "either",
+            "1.1 1.3",
+            "broken in 1.1 and in 1.3 (last good 1.0, fixed in 1.2, last good 1.2, fixed in 1.4)",
+        ),
+    ],
+)
+def test_a_history_that_is_not_monotone(direction: str, bad: str, expected: str) -> None:
+    values = ["1.0", "1.1", "1.2", "1.3", "1.4"]
+    pairs = [
+        (one, other) if one in bad.split() else (other, one)
+        for one, other in itertools.pairwise(values)
+        if (one in bad.split()) != (other in bad.split())
+    ]
+    axes = [axis("lib", *values, direction=direction)]
+    document = verdict(
+        axes,
+        {"lib": pairs[0][0]},
+        {"lib": pairs[0][1]},
+        bad_values={"lib": bad.split()},
+        monotone=False,
+        boundaries=[{"axis": "lib", "bad": {"lib": b}, "good": {"lib": g}, "between": []} for b, g in pairs],
+    )
+    assert sentence(document, axes).startswith(f"lib is {expected}")
+
+
+def test_one_of_several_culprits_may_have_two_runs() -> None:
+    axes = [axis("lib", "1", "2", "3", "4"), axis("numpy", "1.26", "2.0")]
+    document = verdict(
+        axes,
+        {"lib": "2", "numpy": "2.0"},
+        {"lib": "1", "numpy": "2.0"},
+        bad_values={"lib": ["2", "4"], "numpy": ["2.0"]},
+        culprit_axes=["lib", "numpy"],
+        monotone=False,
+    )
+    said = sentence(document, axes)
+    assert said.startswith("lib in 2 and from 4 on with numpy ≥ 2.0 is broken")

@@ -381,9 +381,9 @@ def test_deterministic_truths_need_few_trials() -> None:
         costs[len(play(search, rates(corner((32,), {0: first}), 1.0), RNG(0)))] += 1
         assert search.verdict.best.first_bad == (first,)
     # The mean tells; a single boundary may cost a few more to certify, for rates may differ.
-    assert sum(cost * n for cost, n in costs.items()) / costs.total() <= 11, costs
+    assert sum(cost * n for cost, n in costs.items()) / costs.total() <= 11.5, costs
     assert max(costs) <= 16, costs
-    assert sum(cost * times for cost, times in costs.items()) / 31 <= 11, costs
+    assert sum(cost * times for cost, times in costs.items()) / 31 <= 11.5, costs
 
 
 def test_the_good_end_is_tried_as_often_as_it_takes_to_show_anything() -> None:

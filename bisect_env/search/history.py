@@ -1,0 +1,181 @@
+"""Histories that change more often than an axis's direction says: broken, fixed, and broken again.
+
+The search believes in directions first: among hypotheses that change once along an ordered axis, few trials
+find the change. Whether the belief holds is asked of a wider space in which everything of the narrow one
+keeps its proportions, with all but `RARE` of the prior, and other histories share `RARE`:
+
+    P(not monotone | counts) = Σ_{h not monotone} π(h) P(counts | h) / Σ_h π(h) P(counts | h)
+
+Each axis gets as many of them as a step of the search can weigh: windows, fixes where a regression was said
+and the other way round, their complements, and two separate bad runs. Along a long axis those that change
+most often do so next to values that were tried.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from bisect_env.matrix.grid import Direction
+from bisect_env.search.coarse import CoarseAxis
+from bisect_env.search.families import Family, family
+from bisect_env.search.posterior import Belief, Counts
+from bisect_env.search.space import HypothesisSpace
+
+RARE = 0.04
+"""Prior of all histories that an axis's direction does not speak of, if the axis matters."""
+DOUBT = math.log(20.0)
+"""By what log factor some history must be able to explain the counts better before all are weighed."""
+MOST_SETS = 20_000
+"""Combinations of value sets up to which a space is weighed trial after trial."""
+_MOST_NEAR = 40_000
+"""The same for histories that change next to what was tried alone."""
+_LONGEST = 1000
+"""Values of an axis on which other histories are looked for."""
+
+# By the number of changes: once but the other way round, twice, three times. A window is the common story.
+_WEIGHTS = {1: 1.0, 2: 5.0, 3: 4.0}
+
+Values = tuple[tuple[int, ...], ...]
+"""Per axis the positions of some of its values, ascending."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Histories:
+    """Families of value sets that may change more often, one per axis.
+
+    Attributes:
+        families: For `HypothesisSpace`.
+        plain: Per axis which of its sets follow the direction, shape (sets,).
+    """
+
+    families: tuple[Family, ...]
+    plain: tuple[NDArray[np.bool_], ...]
+
+
+def histories(shape: Sequence[int], directions: Sequence[Direction], tried: Values) -> Histories | None:
+    """The histories that can be weighed beside the plain ones; None where there are none.
+
+    The longest axis comes first, and two bad runs are the last to be added.
+
+    Args:
+        shape: Number of values of each axis.
+        directions: Where the bad values may lie, one per axis.
+        tried: Values that were tried.
+
+    Returns:
+        The same object as before where nothing else was tried that matters.
+    """
+    # As the space itself has them: of too many sets the complements of windows are left out.
+    plain = [_plain(d, n, True) for d, n in zip(directions, shape, strict=True)]
+    if math.prod(len(f.sets) for f in plain) > MOST_SETS:
+        plain = [_plain(d, n, False) for d, n in zip(directions, shape, strict=True)]
+    wide = list(plain)
+    longest = sorted(range(len(shape)), key=lambda axis: -shape[axis])
+    for changes, axis in itertools.product((2, 3), longest):
+        size = shape[axis]
+        if directions[axis] is Direction.UNORDERED or not changes < size <= _LONGEST:
+            continue
+        others = math.prod(len(f.sets) for i, f in enumerate(wide) if i != axis)
+        near = tuple(sorted({place for v in tried[axis] for place in (v, v + 1) if 0 < place < size}))
+        # Everywhere, or from so many changes on next to what was tried alone.
+        for limit, most in ((changes + 1, MOST_SETS), (changes, _MOST_NEAR), (2, _MOST_NEAR)):
+            places = [size - 1 if k < limit else len(near) for k in range(1, changes + 1)]
+            if others * (1 + 2 * sum(math.comb(n, k) for k, n in enumerate(places, start=1))) <= most:
+                wide[axis] = _wider(plain[axis], changes, near if limit <= changes else (), limit)
+                break
+    return None if wide == plain else _together(tuple(wide), tuple(len(f.sets) for f in plain))
+
+
+@functools.lru_cache(maxsize=64)
+def _plain(direction: Direction, size: int, gaps: bool) -> Family:
+    return family(direction, size, gaps=gaps)
+
+
+@functools.lru_cache(maxsize=16)
+def _together(families: tuple[Family, ...], plain: tuple[int, ...]) -> Histories:
+    return Histories(
+        families, tuple(np.arange(len(f.sets)) < n for f, n in zip(families, plain, strict=True))
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _wider(plain: Family, changes: int, near: tuple[int, ...], limit: int) -> Family:
+    """A family with all sets that change so often at most; those it had come first.
+
+    Args:
+        plain: The family.
+        changes: How often, 2 or 3.
+        near: Where sets that change `limit` times or more do so.
+        limit: Sets that change less often may do so everywhere.
+    """
+    size = plain.sets.shape[1]
+    known = {row.tobytes() for row in plain.sets > 0}
+    often = set(np.count_nonzero(np.diff(plain.sets), axis=1).tolist())
+    sets, weights = [plain.sets], [(1.0 - RARE) * plain.prior]
+    rare = 0.0
+    for k in range(1, changes + 1):
+        rows = _changing(size, k, tuple(range(1, size)) if k < limit else near)
+        if k in often:
+            rows = rows[[row.tobytes() not in known for row in rows]]
+        if len(rows):
+            sets.append(rows.astype(np.float64))
+            weights.append(np.full(len(rows), RARE * _WEIGHTS[k] / len(rows)))
+            rare += _WEIGHTS[k]
+    if not rare:
+        return plain
+    return Family(np.concatenate(sets), np.concatenate([weights[0], *(w / rare for w in weights[1:])]))
+
+
+def _changing(size: int, changes: int, places: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Every set of values that turns from good to bad or back so often, at some places alone."""
+    chosen = np.array(list(itertools.combinations(places, changes)), dtype=np.intp).reshape(-1, changes)
+    values = np.arange(size)
+    odd = np.zeros((len(chosen), size), dtype=bool)
+    for column in chosen.T:
+        odd ^= values >= column[:, None]
+    return np.concatenate([odd, ~odd])
+
+
+def looked_at(of: Histories, active: Values) -> Histories:
+    """What is left of histories where only some values are looked at: sets that agree there are one.
+
+    Args:
+        of: The histories.
+        active: The values.
+    """
+    axes = [CoarseAxis.over(fine, values) for fine, values in zip(of.families, active, strict=True)]
+    plain = tuple(
+        np.bincount(axis.of, weights=fine, minlength=len(axis.coarse.sets)) > 0
+        for axis, fine in zip(axes, of.plain, strict=True)
+    )
+    return Histories(tuple(axis.coarse for axis in axes), plain)
+
+
+def could_be_better(counts: Counts, belief: Belief, space: HypothesisSpace) -> float:
+    """How much better than the best hypothesis any set of bad combinations could explain the counts.
+
+    Each combination is taken as good or bad as suits it best, at every pair of rates:
+
+        log Σ_{j,k} P(m_j, σ_j, p0_k) · Π_x max(B_j(x), G_k(x))  −  log P(counts | best hypothesis)
+
+    No history exceeds that, so that a small value spares weighing them all.
+
+    Args:
+        counts: What was seen, at one combination at least.
+        belief: The posterior of it.
+        space: The hypotheses of that belief.
+    """
+    tried = tuple(np.array(list(counts.own_rate)).T)
+    either = np.maximum(counts.log_bad[tried][:, :, None], counts.log_good[tried][:, None, :]).sum(axis=0)
+    with np.errstate(divide="ignore"):
+        most = float(logsumexp(either + np.log(counts.grid.joint)))
+    best = int(belief.hypotheses.argmax())
+    return most - (belief.log_evidence + math.log(belief.hypotheses[best] / space.prior[best]))

@@ -1,0 +1,410 @@
+"""A question put to one space of hypotheses: what to try next, and what is known by now. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.matrix.grid import Grid, Index
+from bisect_env.search.acquisition import ONE, choose, information
+from bisect_env.search.explain import log10_bayes_factor, unexplained
+from bisect_env.search.families import Family, FloatArray
+from bisect_env.search.history import DOUBT, could_be_better
+from bisect_env.search.knowledge import Knowledge, position
+from bisect_env.search.posterior import Belief, Counts, update
+from bisect_env.search.stopping import CAUTION, clean_trials, judge, quantile, required_confidence
+from bisect_env.search.stretches import assumed, checks, passes
+from bisect_env.search.verdict import Answer, Status, Verdict, answer, capacity, entropy_bits
+
+# How sure the prior must be of an end before trials go there first.
+_END_CERTAINTY = 0.9
+# How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly.
+_FAILURES = 2
+_MOST_CANDIDATES = 10
+# How often the bad end should have failed before the search leaves it, if it does not always fail.
+_END_FAILURES = 3
+_END_TRIALS = 180
+# Before "never" or "always", combinations spread over the whole lattice are tried at least once each.
+_SPREAD = 5
+# Share of the bad rate at which the good end may fail.
+_CONTROL = 0.5
+# How often the good end is tried before an answer is confirmed, where fewer passes would show nothing.
+_CONTROLS = 8
+# Pending cells whose hit is thought through: each costs an update of the posterior.
+_FORESEEN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """When to stop.
+
+    Attributes:
+        confidence: Posterior that the answer must hold.
+        min_crash_rate: Smallest crash rate that is looked for.
+        max_trials: Counted trials after which the search ends whatever is known.
+    """
+
+    confidence: float = 0.95
+    min_crash_rate: float = 0.02
+    max_trials: int = 5000
+
+
+class Question(Knowledge):
+    """One question: where in the grid do trials begin to show the target?
+
+    Args:
+        grid: The lattice of combinations, with stated ends if there are any.
+        groups: For each cell the cell that stands for it (combinations with one measurement share a group),
+            missing for cells that cannot be run.
+        settings: When to stop.
+        nothing: Prior of *never bad*; None leaves what the space gives it.
+        any_of: Whether one answer may name several causes that suffice each.
+        stray: Chance that a combination is bad for a reason that the answer is not about.
+        families: Of value sets, one per axis, instead of those that belong to the axes' directions.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        groups: Mapping[Index, Index],
+        settings: SearchSettings | None = None,
+        *,
+        nothing: float | None = None,
+        any_of: bool = True,
+        stray: float = 0.0,
+        families: Sequence[Family] | None = None,
+    ) -> None:
+        self.settings = settings or SearchSettings()
+        super().__init__(
+            grid,
+            groups,
+            min_rate=self.settings.min_crash_rate,
+            nothing=nothing,
+            any_of=any_of,
+            stray=stray,
+            families=families,
+        )
+
+    # -- asking ------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        count: int,
+        *,
+        pending: Mapping[Index, int] | None = None,
+        build_cost: Mapping[Index, float] | None = None,
+        only: Collection[Index] | None = None,
+        worth: float = 0.0,
+    ) -> list[Index]:
+        """Choose the next trials.
+
+        Args:
+            count: How many can start now.
+            pending: Trials of each combination that run at this moment.
+            build_cost: Price of each combination's environment in trials; missing = it exists.
+            only: Choose among these alone, because the others have to wait; None for all.
+            worth: With `only`, what the best of them must tell, as a share of what the best of all would.
+
+        Returns:
+            Cells that stand for their groups, `count` of them (fewer only when nothing can be run, or nothing
+            of `only` is worth it).
+            A running or chosen trial counts as a pass that is still to come, which keeps parallel
+            workers from all asking the same question.
+        """
+        if not self._visible.any():
+            return []
+        ahead = self._counts.copy()
+        for index, running in (pending or {}).items():
+            ahead.add(self._standing_for(index), 0, running)
+        cost = np.zeros(self._grid.shape)
+        for index, price in (build_cost or {}).items():
+            if self._group[index] >= 0:
+                cost[self._standing_for(index)] = price
+        chosen: list[Index] = []
+        while len(chosen) < count:
+            belief = update(self._space, ahead) if chosen or pending else self._belief
+            wanted = self._next(ahead, belief, cost)
+            cell = wanted if only is None or wanted in only else self._best_of(only, ahead, belief, worth)
+            if cell is None:
+                break
+            chosen.append(cell)
+            ahead.add(cell, 0, 1)
+            cost[cell] = 0.0
+        return chosen
+
+    def foresee(
+        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
+    ) -> list[Index]:
+        """What would be asked next if one of the pending trials showed the target, most likely bad first.
+
+        What would be asked if all passed is what `ask` says. Together they are the environments worth making
+        while those trials run.
+
+        Args:
+            pending: Trials of each combination that run at this moment.
+            build_cost: As in `ask`.
+        """
+        if not self._visible.any():
+            return []
+        cost = np.zeros(self._grid.shape)
+        for index, price in (build_cost or {}).items():
+            if self._group[index] >= 0:
+                cost[self._standing_for(index)] = price
+        bad = self.probability_bad()
+        cells = sorted({self._standing_for(index) for index in pending}, key=lambda cell: (-bad[cell], cell))
+        wanted: list[Index] = []
+        for cell in cells[:_FORESEEN]:
+            ahead = self._counts.copy()
+            ahead.add(cell, 1, 1)
+            wanted.append(self._next(ahead, update(self._space, ahead), cost))
+        return list(dict.fromkeys(wanted))
+
+    def _next(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
+        return self._end_first(ahead, belief) or self._to_certify(ahead) or self._best(ahead, belief, cost)
+
+    def _end_first(self, ahead: Counts, belief: Belief) -> Index | None:
+        """A control at the good end, then the bad end until it shows the target or is doubted."""
+        good, bad = self._ends
+        if good is not None and ahead.trials[good] == 0:
+            return good
+        if bad is None or not self._more_at_bad_end(bad, ahead):
+            return None
+        doubted = float(self._space.bad_mass(belief.hypotheses[:, None])[(*bad, 0)]) < 0.5
+        return None if doubted else bad
+
+    def _more_at_bad_end(self, bad: Index, ahead: Counts) -> bool:
+        """Whether the bad rate is still too little known to be worth searching with.
+
+        Every later step is cheaper for knowing it: until the target showed anywhere, and at this end, unless
+        each trial there showed it, `_END_FAILURES` times.
+        """
+        if not self._counts.hits.any():
+            return True
+        hits, trials = int(self._counts.hits[bad]), int(self._counts.trials[bad])
+        return hits < _END_FAILURES and hits < trials and ahead.trials[bad] < _END_TRIALS
+
+    @cached_property
+    def _ends(self) -> tuple[Index | None, Index | None]:
+        """The stated ends, else the cells of which the prior is sure."""
+        prior = self._space.bad_mass(self._space.prior[:, None])[..., 0]
+        lowest = np.where(self._visible, prior, np.inf)
+        highest = np.where(self._visible, prior, -np.inf)
+        good: Index | None = position(lowest.argmin(), self._grid.shape)
+        bad: Index | None = position(highest.argmax(), self._grid.shape)
+        good = good if good is not None and lowest[good] <= 1 - _END_CERTAINTY else None
+        bad = bad if bad is not None and highest[bad] >= _END_CERTAINTY else None
+        if self._grid.good is not None and self._group[self._grid.good] >= 0:
+            good = self._standing_for(self._grid.good)
+        if self._grid.bad is not None and self._group[self._grid.bad] >= 0:
+            bad = self._standing_for(self._grid.bad)
+        return good, bad
+
+    def _to_certify(self, ahead: Counts) -> Index | None:
+        """Once one answer is sure: the side of its boundary that was tried too little."""
+        if not self._sure:
+            return None
+        verdict = self.verdict
+        for cell, wanted in self._wanted(verdict.best):
+            if ahead.trials[cell] < wanted:
+                return cell
+        return None
+
+    def _wanted(self, best: Answer) -> list[tuple[Index, float]]:
+        """Trials that each side of every boundary must have before the answer is confirmed."""
+        if best.hypothesis.kind in ("never", "always"):
+            # Where failures are frequent, a combination that passed is not yet one that fails as well.
+            enough = passes(self._typical_rates()[0]) or 1
+            always = best.hypothesis.kind == "always"
+            return [(cell, enough if always and not self._counts.hits[cell] else 1) for cell in self._spread]
+        wanted: list[tuple[Index, float]] = []
+        pairs = [(b.bad, b.good) for b in best.boundaries]
+        if not pairs and best.first_bad is not None and best.last_good is not None:
+            pairs = [(best.first_bad, best.last_good)]
+        for pair in pairs:
+            bad, good = (self._standing_for(cell) for cell in pair)
+            if self._counts.hits[bad] < _FAILURES:
+                wanted.append((bad, math.inf))
+            wanted.append((good, self._clean))
+        end = self._ends[0]
+        if end is not None and not best.hypothesis.is_bad(end):
+            hits = float(self._counts.hits[end])
+            # A control that failed as often as bad combinations do is none until it passes, too; and one
+            # pass shows nothing where bad combinations often pass.
+            controls = hits / (_CONTROL * self._typical_rates()[0])
+            passed = (self._counts.trials - self._counts.hits)[best.hypothesis.bad_cells()]
+            wanted.append((end, max(controls, min(self._clean, _CONTROLS) if passed.any() else 0)))
+        if self._whole:
+            checked = checks(best, self._grid, self._group >= 0, self.counts, self._typical_rates()[0])
+            wanted += [(self._standing_for(cell), trials) for cell, trials in checked]
+        return wanted
+
+    @cached_property
+    def _spread(self) -> list[Index]:
+        """Some cells from one end of the lattice to the other."""
+        cells = np.flatnonzero(self._visible)
+        if not len(cells):
+            return []
+        places = np.unique(np.linspace(0, len(cells) - 1, _SPREAD).round().astype(int))
+        return [position(int(cells[place]), self._grid.shape) for place in places]
+
+    @cached_property
+    def _clean(self) -> int:
+        """Passes that show a combination to be good, at a cautious estimate of the bad rate."""
+        chances = self._belief.with_bad_rate.sum(axis=0) @ self.rates.kernel
+        return clean_trials(quantile(self.rates.rates, chances, CAUTION))
+
+    def _lacking(self, best: Answer) -> list[Index]:
+        return [cell for cell, wanted in self._wanted(best) if self._counts.trials[cell] < wanted]
+
+    def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
+        leading = float(self._classes.masses(belief.hypotheses).max())
+        cell = choose(self._space, ahead, belief, cost, self._visible, leading)
+        return position(cell, self._grid.shape)
+
+    def _best_of(self, only: Collection[Index], ahead: Counts, belief: Belief, worth: float) -> Index | None:
+        told = np.where(self._visible, information(self._space, ahead, belief, ONE)[..., 0], -np.inf)
+        best = max((cell for cell in only if self._visible[cell]), key=lambda cell: told[cell], default=None)
+        return best if best is not None and told[best] >= worth * told.max() else None
+
+    # -- answering ---------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether more trials are not wanted: confirmed, or decided that nothing changes, or budget spent."""
+        return self.trials >= self.settings.max_trials or not self._visible.any() or self._decided
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the verdict is confirmed."""
+        return self._sure and self.verdict.status is Status.CONFIRMED
+
+    @property
+    def may_be_doubted(self) -> bool:
+        """Whether to ask if the hypotheses are too narrow: at the end, or where trials speak against them."""
+        if not self._counts.hits.any():
+            return False
+        return self.is_confirmed or could_be_better(self._counts, self._belief, self._space) > DOUBT
+
+    @property
+    def _decided(self) -> bool:
+        if self._ends_wrong():
+            return True
+        if not self._sure:
+            return False
+        verdict = self.verdict
+        if verdict.best.hypothesis.kind in ("never", "always"):
+            return not self._lacking(verdict.best)
+        if verdict.status is Status.CONFIRMED:
+            return True
+        return not verdict.best.boundaries and not self._lacking(verdict.best)
+
+    @cached_property
+    def _sure(self) -> bool:
+        """Whether some answer holds the stated confidence; much cheaper than the whole verdict."""
+        return bool(self._masses.max() >= self._required)
+
+    @cached_property
+    def _required(self) -> float:
+        """Posterior at which an answer counts as sure."""
+        bad_rate, _ = self._typical_rates()
+        # The median: before many good trials the mean is made of backgrounds that nothing speaks for.
+        chances = self._belief.with_background.sum(axis=0)
+        return required_confidence(self.settings.confidence, bad_rate, quantile(self.rates.p0, chances, 0.5))
+
+    def _typical_rates(self) -> tuple[float, float]:
+        """Posterior means of the target rate of bad combinations and of good ones."""
+        belief = self._belief
+        bad_rate = float(belief.with_bad_rate.sum(axis=0) @ (self.rates.kernel @ self.rates.rates))
+        return bad_rate, float(belief.with_background.sum(axis=0) @ self.rates.p0)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The answer by now; a pure function of the counts."""
+        belief = self._belief
+        masses = self._masses
+        order = np.argsort(-masses, kind="stable")
+        cut = int(np.searchsorted(np.cumsum(masses[order]), self.settings.confidence)) + 1
+        shown = order[: min(cut, _MOST_CANDIDATES)]
+        candidates = tuple(self._answer(int(c), float(masses[c])) for c in shown)
+        best = candidates[0]
+        # Posterior of each rate model, and of the best answer under it.
+        sub = {}
+        for sharing in (True, False):
+            columns = (self.rates.spread == 0.0) == sharing
+            joint = self._classes.masses(belief.with_bad_rate[:, columns].sum(axis=1))
+            weight = float(joint.sum())
+            under = joint / weight if weight > 0 else joint
+            agrees = int(under.argmax()) == int(shown[0]) or weight < 1 - self.settings.confidence
+            sub[sharing] = (float(under[shown[0]]), agrees)
+        bad_rate, background = self._typical_rates()
+        status, reason = judge(
+            best,
+            required=self._required,
+            agreed=all(agrees for _, agrees in sub.values()),
+            lacking=bool(self._lacking(best)),
+        )
+        of, beliefs = self._classes.of, (belief.hypotheses, self._space.prior)
+        these = of == order[0]
+        left = entropy_bits(masses) / max(capacity(background, bad_rate), 1e-6)
+        return Verdict(
+            status=status,
+            reason=reason,
+            best=best,
+            candidates=candidates,
+            sharing=sub[True][0],
+            differing=sub[False][0],
+            bad_rate=bad_rate,
+            background=background,
+            ends_wrong=self._ends_wrong(),
+            expected_left=0.0 if self._is_over(status, best) else left,
+            expected_environments=0 if self._is_over(status, best) else self._environments_left(masses),
+            against_nothing=log10_bayes_factor(*beliefs, these, self._no_difference),
+            against_next=None if len(order) < 2 else log10_bayes_factor(*beliefs, these, of == order[1]),
+            unexplained=unexplained(best.hypothesis, self._counts),
+            assumed=assumed(best, self._grid, self._group >= 0, self.counts, bad_rate) if self._whole else (),
+            monotone=self._is_plain(int(order[0])),
+        )
+
+    def _is_over(self, status: Status, best: Answer) -> bool:
+        return status is Status.CONFIRMED or (
+            best.hypothesis.kind in ("never", "always") and self._sure and not self._lacking(best)
+        )
+
+    @property
+    def _no_difference(self) -> NDArray[np.bool_]:
+        classes = self._classes
+        return np.isin(classes.of, (classes.never, classes.always))
+
+    def _environments_left(self, masses: FloatArray) -> int:
+        """About one new environment for each bit that is missing, as in plain bisection."""
+        untried = int(np.count_nonzero(self._visible & (self._counts.trials == 0)))
+        return min(untried, math.ceil(entropy_bits(masses) - 1e-9))
+
+    def _answer(self, number: int, probability: float) -> Answer:
+        # Groups share their measurement, so that every member shows its group's counts.
+        feasible = self._group >= 0
+        flat = np.where(feasible, self._group, 0)
+        return answer(
+            self._classes.spokesman(number, self._group),
+            probability,
+            feasible,
+            self._counts.hits.ravel()[flat],
+            self._counts.trials.ravel()[flat],
+            every_change=not self._is_plain(number),
+        )
+
+    def _ends_wrong(self) -> tuple[str, ...]:
+        wrong = []
+        bad = self.probability_bad()
+        for name, end, is_bad in (("good", self._grid.good, False), ("bad", self._grid.bad, True)):
+            if end is None or self._group[end] < 0:
+                continue
+            chance = float(bad[end])
+            if (1 - chance if is_bad else chance) >= self.settings.confidence:
+                wrong.append(name)
+        return tuple(wrong)

@@ -1,0 +1,131 @@
+"""Stretches of versions that an answer says more of than trials do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from bisect_env.matrix.grid import Grid, Index
+from bisect_env.search.searcher import Search
+from bisect_env.search.space import Hypothesis, HypothesisSpace
+from bisect_env.search.stretches import Tally, assumed, checks, passes
+from bisect_env.search.verdict import Answer, Assumed, answer
+from tests.search.worlds import REGRESSION, UNORDERED, alone, corner, grid, play, rates
+
+
+def answer_of(lattice: Grid, first: int) -> Answer:
+    directions = [axis.direction for axis in lattice.axes]
+    space = HypothesisSpace(lattice.shape, directions)
+    bad = corner(lattice.shape, {0: first})
+
+    def says_so(hypothesis: Hypothesis) -> bool:
+        return bool(np.array_equal(hypothesis.bad_cells(), bad))
+
+    found = next(h for n in range(space.size) if says_so(h := space.hypothesis(n)))
+    nothing = np.zeros(lattice.shape)
+    return answer(found, 1.0, np.ones(lattice.shape, dtype=bool), nothing, nothing)
+
+
+def tally_of(told: Mapping[int, tuple[int, int]]) -> Tally:
+    return lambda cell: told.get(cell[0], (0, 0))
+
+
+def everywhere(
+    lattice: Grid, without: Sequence[Index] = ()
+) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    can_run = np.ones(lattice.shape, dtype=bool)
+    for cell in without:
+        can_run[cell] = False
+    return can_run
+
+
+def test_the_middle_of_a_long_stretch_is_checked() -> None:
+    lattice = grid((32,))
+    tally = tally_of({0: (0, 1), 19: (0, 1), 20: (2, 2), 31: (1, 1)})
+    assert checks(answer_of(lattice, 20), lattice, everywhere(lattice), tally, 0.99) == [
+        ((10,), 1),
+        ((26,), 1),
+    ]
+
+
+def test_shorter_and_shorter_until_a_quarter_is_left() -> None:
+    lattice, told = grid((32,)), {0: (0, 3), 29: (0, 3), 30: (3, 3), 31: (1, 1)}
+    asked = []
+    while found := checks(answer_of(lattice, 30), lattice, everywhere(lattice), tally_of(told), 0.99):
+        (cell,), trials = found[0]
+        asked.append(cell)
+        told[cell] = (0, trials)
+    assert len(asked) <= 3
+    assert max(np.diff(sorted(told))) - 1 <= 8
+
+
+def test_a_good_version_needs_passes_and_a_bad_one_a_failure() -> None:
+    lattice = grid((16,))
+    known = {0: (0, 9), 4: (0, 4), 7: (0, 9), 8: (3, 4), 12: (0, 1), 15: (2, 3)}
+    best = answer_of(lattice, 8)
+    assert passes(0.5) == 5
+    assert checks(best, lattice, everywhere(lattice), tally_of(known), 0.5) == [((12,), 5), ((4,), 5)]
+    known |= {4: (0, 5), 12: (1, 2)}
+    assert checks(best, lattice, everywhere(lattice), tally_of(known), 0.5) == []
+
+
+def test_what_few_trials_say_otherwise_is_tried_again() -> None:
+    lattice = grid((8,))
+    told = {0: (0, 9), 2: (1, 4), 3: (0, 9), 4: (5, 5), 6: (0, 2), 7: (1, 2)}
+    best = answer_of(lattice, 4)
+    assert checks(best, lattice, everywhere(lattice), tally_of(told), 0.5) == [((2,), 10), ((6,), 5)]
+    told |= {2: (1, 10), 6: (0, 5)}
+    assert checks(best, lattice, everywhere(lattice), tally_of(told), 0.5) == []
+
+
+def test_rare_failures_and_short_axes_are_not_checked_for() -> None:
+    lattice = grid((32,))
+    assert passes(0.39) is None
+    assert checks(answer_of(lattice, 20), lattice, everywhere(lattice), tally_of({}), 0.3) == []
+    short = grid((4,))
+    assert checks(answer_of(short, 2), short, everywhere(short), tally_of({}), 1.0) == []
+
+
+def test_axes_without_order_have_no_stretches() -> None:
+    lattice = grid((9,), UNORDERED)
+    space = HypothesisSpace((9,), [UNORDERED])
+    one = next(h for n in range(space.size) if (h := space.hypothesis(n)).bad_cells().sum() == 1)
+    best = answer(one, 1.0, everywhere(lattice), np.zeros(9), np.zeros(9))
+    assert checks(best, lattice, everywhere(lattice), tally_of({}), 1.0) == []
+    assert assumed(best, lattice, everywhere(lattice), tally_of({}), 1.0) == ()
+
+
+def test_the_longest_stretch_that_could_hide_a_window_is_named() -> None:
+    lattice = grid((16,))
+    told = {0: (0, 5), 5: (0, 1), 9: (0, 9), 10: (4, 4), 15: (1, 1)}
+    (found,) = assumed(answer_of(lattice, 10), lattice, everywhere(lattice), tally_of(told), 0.5)
+    assert found == Assumed(0, (1,), (8,), False, length=8, trials=1, chance=0.5)
+
+
+def test_a_failure_ends_a_stretch_of_the_bad_side_and_gaps_do_not_count() -> None:
+    lattice = grid((16,))
+    told = {0: (0, 9), 1: (0, 9), 2: (4, 4), 9: (1, 1), 15: (1, 1)}
+    can_run = everywhere(lattice, [(4,), (5,), (6,)])
+    (found,) = assumed(answer_of(lattice, 2), lattice, can_run, tally_of(told), 0.9)
+    assert (found.first, found.last, found.called_bad) == ((10,), (14,), True)
+    assert (found.length, found.trials, found.chance) == (5, 0, 1.0)
+
+
+def test_nothing_is_assumed_where_every_version_was_tried() -> None:
+    lattice = grid((6,))
+    told = {cell: (9, 9) if cell >= 3 else (0, 9) for cell in range(6)}
+    assert assumed(answer_of(lattice, 3), lattice, everywhere(lattice), tally_of(told), 0.9) == ()
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.6])
+def test_a_confirmed_study_has_no_long_stretch_that_was_not_tried(rate: float) -> None:
+    lattice = grid((32,), REGRESSION)
+    for seed in range(5):
+        search = Search(lattice, alone(lattice))
+        play(search, rates(corner((32,), {0: 3 + 6 * seed}), rate), np.random.default_rng(seed))
+        (found,) = search.verdict.assumed
+        middle = [search.counts((i,))[1] for i in range(found.first[0], found.last[0] + 1)]
+        assert found.trials == sum(middle)
+        assert found.length <= 16, f"seed {seed}"
