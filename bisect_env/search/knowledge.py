@@ -143,6 +143,12 @@ class Knowledge:
     def _belief(self) -> Belief:
         return update(self._space, self._counts)
 
+    def _typical_rates(self) -> tuple[float, float]:
+        """Posterior means of the target rate of bad combinations and of good ones."""
+        belief = self._belief
+        bad_rate = float(belief.with_bad_rate.sum(axis=0) @ (self.rates.kernel @ self.rates.rates))
+        return bad_rate, float(belief.with_background.sum(axis=0) @ self.rates.p0)
+
     @cached_property
     def _masses(self) -> FloatArray:
         """Posterior of each class of hypotheses, shape (classes,).

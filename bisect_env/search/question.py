@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +16,14 @@ from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.history import DOUBT, could_be_better
 from bisect_env.search.knowledge import Knowledge, position
 from bisect_env.search.posterior import Belief, Counts, update
-from bisect_env.search.stopping import CAUTION, clean_trials, judge, quantile, required_confidence
+from bisect_env.search.stopping import (
+    CAUTION,
+    SearchSettings,
+    clean_trials,
+    judge,
+    quantile,
+    required_confidence,
+)
 from bisect_env.search.stretches import assumed, checks, passes
 from bisect_env.search.verdict import Answer, Status, Verdict, answer, capacity, entropy_bits
 
@@ -37,21 +43,6 @@ _CONTROL = 0.5
 _CONTROLS = 8
 # Pending cells whose hit is thought through: each costs an update of the posterior.
 _FORESEEN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class SearchSettings:
-    """When to stop.
-
-    Attributes:
-        confidence: Posterior that the answer must hold.
-        min_crash_rate: Smallest crash rate that is looked for.
-        max_trials: Counted trials after which the search ends whatever is known.
-    """
-
-    confidence: float = 0.95
-    min_crash_rate: float = 0.02
-    max_trials: int = 5000
 
 
 class Question(Knowledge):
@@ -121,10 +112,7 @@ class Question(Knowledge):
         ahead = self._counts.copy()
         for index, running in (pending or {}).items():
             ahead.add(self._standing_for(index), 0, running)
-        cost = np.zeros(self._grid.shape)
-        for index, price in (build_cost or {}).items():
-            if self._group[index] >= 0:
-                cost[self._standing_for(index)] = price
+        cost = self._prices(build_cost)
         chosen: list[Index] = []
         while len(chosen) < count:
             belief = update(self._space, ahead) if chosen or pending else self._belief
@@ -151,10 +139,7 @@ class Question(Knowledge):
         """
         if not self._visible.any():
             return []
-        cost = np.zeros(self._grid.shape)
-        for index, price in (build_cost or {}).items():
-            if self._group[index] >= 0:
-                cost[self._standing_for(index)] = price
+        cost = self._prices(build_cost)
         bad = self.probability_bad()
         cells = sorted({self._standing_for(index) for index in pending}, key=lambda cell: (-bad[cell], cell))
         wanted: list[Index] = []
@@ -163,6 +148,13 @@ class Question(Knowledge):
             ahead.add(cell, 1, 1)
             wanted.append(self._next(ahead, update(self._space, ahead), cost))
         return list(dict.fromkeys(wanted))
+
+    def _prices(self, build_cost: Mapping[Index, float] | None) -> FloatArray:
+        cost = np.zeros(self._grid.shape)
+        for index, price in (build_cost or {}).items():
+            if self._group[index] >= 0:
+                cost[self._standing_for(index)] = price
+        return cost
 
     def _next(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
         return self._end_first(ahead, belief) or self._to_certify(ahead) or self._best(ahead, belief, cost)
@@ -216,11 +208,12 @@ class Question(Knowledge):
 
     def _wanted(self, best: Answer) -> list[tuple[Index, float]]:
         """Trials that each side of every boundary must have before the answer is confirmed."""
-        if best.hypothesis.kind in ("never", "always"):
+        if best.hypothesis.kind == "never":
+            return [(cell, 1) for cell in self._spread]
+        if best.hypothesis.kind == "always":
             # Where failures are frequent, a combination that passed is not yet one that fails as well.
             enough = passes(self._typical_rates()[0]) or 1
-            always = best.hypothesis.kind == "always"
-            return [(cell, enough if always and not self._counts.hits[cell] else 1) for cell in self._spread]
+            return [(cell, 1 if self._counts.hits[cell] else enough) for cell in self._spread]
         wanted: list[tuple[Index, float]] = []
         pairs = [(b.bad, b.good) for b in best.boundaries]
         if not pairs and best.first_bad is not None and best.last_good is not None:
@@ -280,15 +273,15 @@ class Question(Knowledge):
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the verdict is confirmed."""
+        """Whether the verdict is confirmed; cheap as long as nothing is sure."""
         return self._sure and self.verdict.status is Status.CONFIRMED
 
     @property
     def may_be_doubted(self) -> bool:
         """Whether to ask if the hypotheses are too narrow: at the end, or where trials speak against them."""
-        if not self._counts.hits.any():
-            return False
-        return self.is_confirmed or could_be_better(self._counts, self._belief, self._space) > DOUBT
+        if not self._counts.hits.any() or self.is_confirmed:
+            return self.is_confirmed
+        return could_be_better(self._counts, self._belief, self._space) > DOUBT
 
     @property
     def _decided(self) -> bool:
@@ -296,12 +289,10 @@ class Question(Knowledge):
             return True
         if not self._sure:
             return False
-        verdict = self.verdict
-        if verdict.best.hypothesis.kind in ("never", "always"):
-            return not self._lacking(verdict.best)
-        if verdict.status is Status.CONFIRMED:
-            return True
-        return not verdict.best.boundaries and not self._lacking(verdict.best)
+        best = self.verdict.best
+        if best.hypothesis.kind not in ("never", "always") and best.boundaries:
+            return self.verdict.status is Status.CONFIRMED
+        return not self._lacking(best)
 
     @cached_property
     def _sure(self) -> bool:
@@ -315,12 +306,6 @@ class Question(Knowledge):
         # The median: before many good trials the mean is made of backgrounds that nothing speaks for.
         chances = self._belief.with_background.sum(axis=0)
         return required_confidence(self.settings.confidence, bad_rate, quantile(self.rates.p0, chances, 0.5))
-
-    def _typical_rates(self) -> tuple[float, float]:
-        """Posterior means of the target rate of bad combinations and of good ones."""
-        belief = self._belief
-        bad_rate = float(belief.with_bad_rate.sum(axis=0) @ (self.rates.kernel @ self.rates.rates))
-        return bad_rate, float(belief.with_background.sum(axis=0) @ self.rates.p0)
 
     @cached_property
     def verdict(self) -> Verdict:

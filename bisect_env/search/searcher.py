@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.families import FloatArray
 from bisect_env.search.history import RARE, Histories, histories
-from bisect_env.search.question import Question, SearchSettings
+from bisect_env.search.question import Question
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis
+from bisect_env.search.stopping import SearchSettings
 from bisect_env.search.verdict import Verdict
 
 __all__ = ["Search", "SearchSettings"]

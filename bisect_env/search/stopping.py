@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +21,21 @@ trials of three count as certain, and one pass at the last good combination as p
 # to a fifth (0.99 for a stated 0.95) at a ratio of one third.
 _NOISE_SLOPE = 2.4
 _LEAST_ERROR_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """When to stop.
+
+    Attributes:
+        confidence: Posterior that the answer must hold.
+        min_crash_rate: Smallest crash rate that is looked for.
+        max_trials: Counted trials after which the search ends whatever is known.
+    """
+
+    confidence: float = 0.95
+    min_crash_rate: float = 0.02
+    max_trials: int = 5000
 
 
 def quantile(values: FloatArray, chances: FloatArray, share: float) -> float:
