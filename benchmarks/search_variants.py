@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.search_methods import CONFIDENCE, this_search
 from benchmarks.search_rows import Row
-from bisect_env.search import acquisition, rates, searcher
+from bisect_env.search import acquisition, question, rates
 from bisect_env.search.families import FloatArray
 from bisect_env.search.rates import RateGrid
 
@@ -114,7 +114,7 @@ VARIANTS: dict[str, tuple[Make, dict[Any, dict[str, Any]]]] = {
     "no background likelier": (_rarely_a_background, {}),
     "floor of 1.4 to 2.8 times the background": (_as_it_is, {rates: {"_floors": _floors_of_octaves}}),
     "rates count until an answer holds 0.5": (_as_it_is, {acquisition: {"LEADING": 0.5}}),
-    "three failures at the first bad one": (_as_it_is, {searcher: {"_FAILURES": 3}}),
+    "three failures at the first bad one": (_as_it_is, {question: {"_FAILURES": 3}}),
     "as it is": (_as_it_is, {}),
 }
 _BOUNDS = 3
