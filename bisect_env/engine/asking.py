@@ -16,7 +16,7 @@ from bisect_env.engine.specs import trial_files, trial_spec
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.search.zoom import AnySearch
+from bisect_env.search.every import AnySearch
 from bisect_env.trials.perturbation import NONE, Perturbation
 
 FILLER = 0.03

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.every import SearchAll
+from bisect_env.search.every import AnySearch, SearchAll
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.search.verdict import Answer, Verdict
-from bisect_env.search.zoom import AnySearch
 
 
 def verdict_document(

@@ -39,9 +39,9 @@ from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.search.every import SearchAll
+from bisect_env.search.every import AnySearch, SearchAll, is_zoomed
 from bisect_env.search.searcher import SearchSettings
-from bisect_env.search.zoom import AnySearch, ZoomedSearch, search_for
+from bisect_env.search.zoom import search_for
 from bisect_env.storage.records import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
 from bisect_env.storage.store import Store
 from bisect_env.trials.perturbation import NONE, Perturbation
@@ -388,7 +388,7 @@ class StudyLoop:
     def _report_progress(self) -> None:
         bad = self.search.probability_bad()
         # Of a large matrix what was tried is drawn.
-        drawn = self._state.tallies if isinstance(self.search, ZoomedSearch) else self._prepared.groups
+        drawn = self._state.tallies if is_zoomed(self.search) else self._prepared.groups
         running = Counter(self.grid.combination(i) for i in self._asker.running.values())
         shown: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)

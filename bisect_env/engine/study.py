@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import math
 import platform
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -98,12 +97,6 @@ def run_study(
     as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
     grid = expand(matrix, provider.catalogue, as_of)
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
-    if every_corner and large:
-        raise UsageError(
-            f"{matrix.path}: a matrix of {math.prod(grid.shape)} combinations is too large to look for "
-            "further corners",
-            remedy="leave out --all, or shorten an axis",
-        )
     study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh))
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
     _keep_logs_within_limit(store, notify)

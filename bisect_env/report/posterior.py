@@ -13,8 +13,9 @@ from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.report.model import AnswerReport, AxisInfo, PointReport, PosteriorReport
 from bisect_env.report.sentence import bad_values_in_words
 from bisect_env.search.coarse import is_large
+from bisect_env.search.corners import CornerQuestion
 from bisect_env.search.course import course
-from bisect_env.search.every import SearchAll
+from bisect_env.search.question import Question
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.search.space import Hypothesis
 from bisect_env.storage.records import CombinationState, CombinationStatus, StoredTrial
@@ -52,7 +53,7 @@ def posterior(
         return PosteriorReport()
     names = {field.name for field in dataclasses.fields(SearchSettings)}
     chosen = SearchSettings(**{name: value for name, value in settings.items() if name in names})
-    search = SearchAll(grid, groups, chosen).first if every_corner else Search(grid, groups, chosen)
+    search = Search(grid, groups, chosen, make=CornerQuestion if every_corner else Question)
     for state in states:
         index = _index(grid, state.combination)
         if state.status != CombinationStatus.SOLVABLE and index in groups:

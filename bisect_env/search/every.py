@@ -3,25 +3,36 @@
 One answer describes one set of bad combinations. Once it is confirmed, the combinations that it calls bad
 are explained; a second search over all others, in which "nothing else fails" is as likely as not beforehand,
 either confirms a further corner or becomes sure that there is none. And so on.
+
+Two questions are asked of what is not explained. *Whether* anything else fails: one corner more or none. And,
+once that is likely, *which*: a `CornerQuestion`, for there may be two corners more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
 from bisect_env.matrix.grid import Grid, Index
+from bisect_env.search.coarse import is_large
+from bisect_env.search.corners import CornerQuestion
 from bisect_env.search.families import FloatArray
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.question import Question
+from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.verdict import Status, Verdict
+from bisect_env.search.zoom import ZoomedSearch
 
 _NO_OTHER = 0.5
-# Chance of each combination outside a corner to belong to another one.
-_STRAY = 0.03
 _MOST_CORNERS = 8
+
+AnySearch: TypeAlias = "Search | SearchAll | ZoomedSearch"
+"""What a study may be asked and told by."""
+_OneCorner: TypeAlias = "Search | ZoomedSearch"
 
 
 class SearchAll:
@@ -40,32 +51,26 @@ class SearchAll:
     ) -> None:
         self.settings = settings or SearchSettings()
         self._grid = grid
-        self._groups = dict(groups)
-        # Two causes that suffice each are two corners here, found one after the other.
-        self._first = Search(grid, groups, settings, any_of=False, stray=_STRAY)
-        # By the corners found before: the search for the next one, over what they do not explain.
-        self._later: dict[tuple[Hypothesis, ...], Search] = {}
+        self._groups = groups
+        self._first = _search(CornerQuestion, grid, groups, self.settings)
+        # By the corners found before: the searches over what they do not explain.
+        self._later: dict[tuple[Hypothesis, ...], _Rest] = {}
+        self._tried: dict[Index, None] = {}
         self._set_aside: list[Index] = []
-
-    @property
-    def first(self) -> Search:
-        """The search for the first corner."""
-        return self._first
 
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial, in every search that has the combination."""
         self._first.tell(index, hit=hit)
-        for search in self._later.values():
-            if search.can_be_told(index):
-                search.tell(index, hit=hit)
+        self._tried[self._groups[index]] = None
+        for rest in self._later.values():
+            rest.tell_counts(index, int(hit), 1)
 
     def set_aside(self, index: Index) -> None:
         """Nothing more can be learnt at this combination."""
         self._first.set_aside(index)
         self._set_aside.append(index)
-        for search in self._later.values():
-            if search.can_be_told(index):
-                search.set_aside(index)
+        for rest in self._later.values():
+            rest.set_aside(index)
 
     def ask(
         self,
@@ -77,7 +82,7 @@ class SearchAll:
         worth: float = 0.0,
     ) -> list[Index]:
         """Choose the next trials, for the corner that is being looked for; see `Search.ask`."""
-        search = self._chain()[-1]
+        search = self._asked()
         known = {i: n for i, n in (pending or {}).items() if search.can_be_told(i)}
         if only is not None:
             only = {index for index in only if search.can_be_told(index)}
@@ -87,15 +92,13 @@ class SearchAll:
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
         """What would be asked next if a pending trial showed the target; see `Search.foresee`."""
-        search = self._chain()[-1]
+        search = self._asked()
         return search.foresee({i: n for i, n in pending.items() if search.can_be_told(i)}, build_cost)
 
     @property
     def finished(self) -> bool:
         """Whether the last search is sure that nothing else fails, ended otherwise, or no budget is left."""
-        if self.trials >= self.settings.max_trials:
-            return True
-        return self._chain()[-1].finished
+        return self.trials >= self.settings.max_trials or self._asked().finished
 
     @property
     def trials(self) -> int:
@@ -112,53 +115,135 @@ class SearchAll:
         return self._first.counts(index)
 
     @property
+    def zoomed(self) -> bool:
+        """Whether the lattice is too large to look at every combination."""
+        return isinstance(self._first, ZoomedSearch)
+
+    @property
     def others(self) -> tuple[Verdict, ...]:
         """Verdicts about the further corners that are confirmed."""
-        return tuple(s.verdict for s in self._chain()[1:] if s.verdict.status is Status.CONFIRMED)
+        return tuple(search.verdict for search in self._chain()[0][1:])
 
     @property
     def no_other(self) -> float | None:
         """Posterior that nothing else fails; None while the first corner is not confirmed."""
-        last = self._chain()[-1]
-        if last is self._first:
-            # With nothing left to try, nothing else can fail.
-            return 1.0 if self.verdict.status is Status.CONFIRMED else None
-        return last.probability_of_nothing if last.verdict.status is not Status.CONFIRMED else 1.0
+        found, rest = self._chain()
+        if not found:
+            return None
+        # With nothing left to try, nothing else can fail.
+        return 1.0 if rest is None else rest.whether.probability_of_nothing
 
     def probability_bad(self) -> FloatArray:
         """Posterior that each combination is bad, on account of any corner."""
+        found, rest = self._chain()
         bad = self._first.probability_bad()
-        for search in self._chain()[1:]:
-            bad = np.where(search.has_cells, np.maximum(bad, search.probability_bad()), bad)
+        explained = np.zeros(self._grid.shape, dtype=bool)
+        later: list[_OneCorner] = [*found[1:], *([rest.asked] if rest is not None else [])]
+        for corner, search in zip(found, later, strict=False):
+            explained |= corner.verdict.best.hypothesis.bad_cells()
+            bad = np.where(explained, bad, np.maximum(bad, search.probability_bad()))
         return bad
 
-    def _chain(self) -> list[Search]:
-        """The searches so far, each over what those before it do not explain."""
-        chain = [self._first]
-        found: tuple[Hypothesis, ...] = ()
-        groups = self._groups
-        while len(found) < _MOST_CORNERS:
-            last = chain[-1]
-            if not last.finished or last.verdict.status is not Status.CONFIRMED:
-                break
-            found = (*found, last.verdict.best.hypothesis)
-            bad = found[-1].bad_cells()
-            groups = {i: cell for i, cell in groups.items() if not bad[cell]}
-            if not groups:
-                break
-            if found not in self._later:
-                self._later[found] = self._next_search(groups)
-            chain.append(self._later[found])
-        return chain
+    def _asked(self) -> _OneCorner:
+        """The search whose question is open."""
+        found, rest = self._chain()
+        if rest is not None:
+            return rest.asked
+        return found[-1] if found else self._first
 
-    def _next_search(self, groups: dict[Index, Index]) -> Search:
-        grid = replace(self._grid, good=None, bad=None)
-        search = Search(grid, groups, self.settings, nothing=_NO_OTHER, any_of=False)
-        for cell in set(groups.values()):
-            hits, trials = self.counts(cell)
-            if trials:
-                search.tell_counts(cell, hits, trials)
-        for index in self._set_aside:
-            if search.can_be_told(index):
-                search.set_aside(index)
-        return search
+    def _chain(self) -> tuple[list[_OneCorner], _Rest | None]:
+        """The searches that are confirmed, and what they leave; None where there is nothing left."""
+        found: list[_OneCorner] = []
+        rest: _Rest | None = None
+        search = self._first
+        while len(found) < _MOST_CORNERS and _is_confirmed(search):
+            found.append(search)
+            rest = self._rest(tuple(one.verdict.best.hypothesis for one in found))
+            if rest is None or rest.nothing_likely:
+                break
+            search = rest.which
+        return found, rest
+
+    def _rest(self, found: tuple[Hypothesis, ...]) -> _Rest | None:
+        if found not in self._later:
+            groups = _Unexplained(self._groups, found)
+            if next(iter(groups), None) is None:
+                return None
+            rest = _Rest(self._grid, groups, self.settings)
+            for cell in self._tried:
+                rest.tell_counts(cell, *self.counts(cell))
+            for index in self._set_aside:
+                rest.set_aside(index)
+            self._later[found] = rest
+        return self._later[found]
+
+
+def _is_confirmed(search: _OneCorner) -> bool:
+    # `finished` first: it looks no further than need be, and most of the time it is false.
+    return search.finished and search.verdict.status is Status.CONFIRMED
+
+
+def is_zoomed(search: AnySearch) -> bool:
+    """Whether a search's lattice is too large to look at every combination."""
+    return search.zoomed if isinstance(search, SearchAll) else isinstance(search, ZoomedSearch)
+
+
+class _Rest:
+    """What some corners do not explain: whether anything fails there, and which corner.
+
+    Attributes:
+        whether: One corner more or none.
+        which: One corner of several.
+    """
+
+    def __init__(self, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings) -> None:
+        grid = replace(grid, good=None, bad=None)
+        self.whether = _search(partial(Question, nothing=_NO_OTHER, any_of=False), grid, groups, settings)
+        self.which = _search(partial(CornerQuestion, nothing=_NO_OTHER), grid, groups, settings)
+
+    @property
+    def nothing_likely(self) -> bool:
+        """Whether it is at least as likely as not that nothing fails."""
+        return self.whether.probability_of_nothing >= _NO_OTHER
+
+    @property
+    def asked(self) -> _OneCorner:
+        """The one whose question is open."""
+        return self.whether if self.nothing_likely else self.which
+
+    def tell_counts(self, index: Index, hits: int, trials: int) -> None:
+        if self.whether.can_be_told(index):
+            self.whether.tell_counts(index, hits, trials)
+            self.which.tell_counts(index, hits, trials)
+
+    def set_aside(self, index: Index) -> None:
+        if self.whether.can_be_told(index):
+            self.whether.set_aside(index)
+            self.which.set_aside(index)
+
+
+class _Unexplained(Mapping[Index, Index]):
+    """The combinations that some corners do not call bad, with the cells that stand for them; not copied."""
+
+    def __init__(self, groups: Mapping[Index, Index], corners: tuple[Hypothesis, ...]) -> None:
+        self._groups, self._corners = groups, corners
+
+    def __getitem__(self, index: Index) -> Index:
+        cell = self._groups[index]
+        if any(corner.is_bad(cell) for corner in self._corners):
+            raise KeyError(index)
+        return cell
+
+    def __iter__(self) -> Iterator[Index]:
+        return (index for index in self._groups if index in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _search(
+    make: MakeQuestion, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings
+) -> _OneCorner:
+    if is_large(grid.shape, [axis.direction for axis in grid.axes]):
+        return ZoomedSearch(grid, groups, settings, make=make)
+    return Search(grid, groups, settings, make=make)

@@ -17,7 +17,7 @@ from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.classes import Classes
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.history import Histories, Values, looked_at
-from bisect_env.search.posterior import Belief, Counts, update
+from bisect_env.search.posterior import Belief, Counts, update, with_strays
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis, HypothesisSpace
 
@@ -35,7 +35,7 @@ class Knowledge:
         min_rate: Smallest crash rate that is looked for.
         nothing: Prior of *never bad*; None leaves what the space gives it.
         any_of: Whether one answer may name several causes that suffice each.
-        stray: As for `Counts`.
+        stray: Prior of each share of combinations that are bad for a reason that the answer is not about.
         families: As for `HypothesisSpace`.
     """
 
@@ -47,7 +47,7 @@ class Knowledge:
         min_rate: float,
         nothing: float | None,
         any_of: bool,
-        stray: float,
+        stray: Mapping[float, float] | None,
         families: Sequence[Family] | None = None,
     ) -> None:
         self._grid = grid
@@ -61,7 +61,10 @@ class Knowledge:
         self._plain: NDArray[np.bool_] | None = None
         self._looked_at: tuple[Histories, list[Index], HypothesisSpace, NDArray[np.bool_]] | None = None
         self.rates = RateGrid.default(min_rate)
-        self._counts = Counts(grid.shape, self.rates, stray=stray)
+        shares = None
+        if stray is not None:
+            self.rates, shares = with_strays(self.rates, stray)
+        self._counts = Counts(grid.shape, self.rates, stray=shares)
         self._group = np.full(grid.shape, -1, dtype=np.intp)
         for index, stands_for in groups.items():
             self._group[index] = np.ravel_multi_index(stands_for, grid.shape)
@@ -141,7 +144,10 @@ class Knowledge:
 
     @cached_property
     def _belief(self) -> Belief:
-        return update(self._space, self._counts)
+        return self._believe(self._counts)
+
+    def _believe(self, counts: Counts) -> Belief:
+        return update(self._space, counts)
 
     def _typical_rates(self) -> tuple[float, float]:
         """Posterior means of the target rate of bad combinations and of good ones."""
@@ -151,22 +157,8 @@ class Knowledge:
 
     @cached_property
     def _masses(self) -> FloatArray:
-        """Posterior of each class of hypotheses, shape (classes,).
-
-        Where combinations may be bad for another reason, two separate corners are both true. Then only
-        answers about the same failures are rivals: those that call bad some failing combination of the best.
-        """
-        weights = self._belief.hypotheses
-        if self._counts.stray and self._counts.hits.any():
-            best = np.array([int(weights.argmax())])
-            failed = np.flatnonzero(self._counts.hits)
-            failed = failed[self._space.judged(best, failed)[0]]
-            if len(failed):
-                rivals = np.asarray(self._space.judged(np.arange(self._space.size), failed).any(axis=1))
-                rivals[self._space.never] = True
-                weights = np.where(rivals, weights, 0.0)
-                weights = weights / weights.sum()
-        return self._classes.masses(weights)
+        """Posterior of each class of hypotheses, shape (classes,)."""
+        return self._classes.masses(self._belief.hypotheses)
 
     @cached_property
     def _visible(self) -> NDArray[np.bool_]:
@@ -191,6 +183,9 @@ class Knowledge:
     def probability_bad(self) -> FloatArray:
         """Posterior that each combination is bad, shape of the grid."""
         return self._space.bad_mass(self._belief.hypotheses[:, None])[..., 0]
+
+    def _chance_bad(self, index: Index) -> float:
+        return float(self.probability_bad()[index])
 
     @property
     def probabilities(self) -> FloatArray:
@@ -258,14 +253,6 @@ class Knowledge:
     def probability_of_nothing(self) -> float:
         """Posterior that no combination that can be run is bad."""
         return float(self._classes.masses(self._belief.hypotheses)[self._classes.never])
-
-    @property
-    def has_cells(self) -> NDArray[np.bool_]:
-        """Shape of the grid: which combinations this search is about."""
-        mine = np.zeros(self._grid.shape, dtype=bool)
-        for index in self._stands_for:
-            mine[index] = True
-        return mine
 
 
 def position(flat: np.intp | int, shape: tuple[int, ...]) -> Index:

@@ -12,8 +12,8 @@ Counts are sufficient: the belief is rebuilt from stored trials alone, in any or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,7 +32,8 @@ class Counts:
     Args:
         shape: Of the lattice.
         grid: Rates to score.
-        stray: Chance that a cell which an answer calls good is bad for another reason, each by itself:
+        stray: For each column of p0 the chance that a cell which an answer calls good is bad for another
+            reason, each by itself, shape (K,); None for never:
 
             P(counts | good, p0) → (1 − stray) · P(counts | good, p0) + stray · P(counts | bad)
 
@@ -44,7 +45,7 @@ class Counts:
         own_rate: For cells with trials: posterior of the cell's own rate if bad, shape (J, R).
     """
 
-    def __init__(self, shape: tuple[int, ...], grid: RateGrid, *, stray: float = 0.0) -> None:
+    def __init__(self, shape: tuple[int, ...], grid: RateGrid, *, stray: FloatArray | None = None) -> None:
         self.grid = grid
         self.stray = stray
         self.hits = np.zeros(shape)
@@ -60,10 +61,11 @@ class Counts:
         y, n = float(self.hits[index]), float(self.trials[index])
         self.log_bad[index], self.own_rate[index] = self.grid.if_bad(y, n)
         self.log_good[index] = self.grid.if_good(y, n)
-        if self.stray:
+        if self.stray is not None:
             _, otherwise = self._own_marginal(index)
-            otherwise += float(np.log(self.stray))
-            self.log_good[index] = np.logaddexp(self.log_good[index] + np.log1p(-self.stray), otherwise)
+            self.log_good[index] = np.logaddexp(
+                self.log_good[index] + np.log1p(-self.stray), otherwise + np.log(self.stray)
+            )
 
     def _own_marginal(self, index: Index) -> tuple[FloatArray, float]:
         """A cell taken by itself as bad: posterior of its columns, shape (J,), and log evidence."""
@@ -71,6 +73,17 @@ class Counts:
         top = float(log_columns.max())
         weights = self.grid.joint.sum(axis=1) * np.exp(log_columns - top)
         return weights / weights.sum(), top + float(np.log(weights.sum()))
+
+    def evidence_if_bad(self, index: Index) -> float:
+        """Log probability of a tried cell's counts if it is bad, all else unknown."""
+        return self._own_marginal(index)[1]
+
+    def astray(self, index: Index) -> FloatArray:
+        """Posterior, for each p0, that a tried cell that is called good is bad for another reason."""
+        if self.stray is None:
+            return np.zeros(len(self.grid.p0))
+        _, evidence = self._own_marginal(index)
+        return np.asarray(np.exp(evidence + np.log(self.stray) - self.log_good[index]), dtype=np.float64)
 
     def if_called_good(self, index: Index | None, by_p0: FloatArray, by_rate: FloatArray) -> FloatArray:
         """Chances of what comes next at a cell that is called good, for each p0.
@@ -83,18 +96,17 @@ class Counts:
         Returns:
             Shape (K, B); `by_p0` itself where no cell is stray.
         """
-        if not self.stray:
+        if self.stray is None:
             return by_p0
         if index is None:
             columns, own, share = (
                 self.grid.joint.sum(axis=1),
                 self.grid.kernel,
-                np.full(len(by_p0), self.stray),
+                self.stray,
             )
         else:
-            columns, evidence = self._own_marginal(index)
-            own = self.own_rate[index]
-            share = np.exp(evidence + np.log(self.stray) - self.log_good[index])
+            columns, _ = self._own_marginal(index)
+            own, share = self.own_rate[index], self.astray(index)
         astray = columns @ (own @ by_rate)
         return np.asarray((1 - share[:, None]) * by_p0 + share[:, None] * astray, dtype=np.float64)
 
@@ -120,6 +132,22 @@ class Counts:
         twin.log_bad, twin.log_good = self.log_bad.copy(), self.log_good.copy()
         twin.own_rate = dict(self.own_rate)
         return twin
+
+
+def with_strays(grid: RateGrid, shares: Mapping[float, float]) -> tuple[RateGrid, FloatArray]:
+    """Rates together with how many of the cells that an answer calls good are bad for another reason.
+
+    Args:
+        grid: The rates.
+        shares: Prior of each share of such cells; sums to 1.
+
+    Returns:
+        The grid with each p0 once for each share, and the share of each of its columns, shape (K,).
+    """
+    count, weights = len(shares), np.array(list(shares.values()))
+    columns = np.repeat(grid.joint, count, axis=1) * np.tile(weights, len(grid.p0))
+    wide = replace(grid, p0=np.repeat(grid.p0, count), joint=columns)
+    return wide, np.tile(np.array(list(shares)), len(grid.p0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from bisect_env.search.explain import log10_bayes_factor, unexplained
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.history import DOUBT, could_be_better
 from bisect_env.search.knowledge import Knowledge, position
-from bisect_env.search.posterior import Belief, Counts, update
+from bisect_env.search.posterior import Belief, Counts
 from bisect_env.search.stopping import (
     CAUTION,
     SearchSettings,
@@ -55,7 +55,7 @@ class Question(Knowledge):
         settings: When to stop.
         nothing: Prior of *never bad*; None leaves what the space gives it.
         any_of: Whether one answer may name several causes that suffice each.
-        stray: Chance that a combination is bad for a reason that the answer is not about.
+        stray: As for `Knowledge`.
         families: Of value sets, one per axis, instead of those that belong to the axes' directions.
     """
 
@@ -67,7 +67,7 @@ class Question(Knowledge):
         *,
         nothing: float | None = None,
         any_of: bool = True,
-        stray: float = 0.0,
+        stray: Mapping[float, float] | None = None,
         families: Sequence[Family] | None = None,
     ) -> None:
         self.settings = settings or SearchSettings()
@@ -115,7 +115,7 @@ class Question(Knowledge):
         cost = self._prices(build_cost)
         chosen: list[Index] = []
         while len(chosen) < count:
-            belief = update(self._space, ahead) if chosen or pending else self._belief
+            belief = self._believe(ahead) if chosen or pending else self._belief
             wanted = self._next(ahead, belief, cost)
             cell = wanted if only is None or wanted in only else self._best_of(only, ahead, belief, worth)
             if cell is None:
@@ -146,7 +146,7 @@ class Question(Knowledge):
         for cell in cells[:_FORESEEN]:
             ahead = self._counts.copy()
             ahead.add(cell, 1, 1)
-            wanted.append(self._next(ahead, update(self._space, ahead), cost))
+            wanted.append(self._next(ahead, self._believe(ahead), cost))
         return list(dict.fromkeys(wanted))
 
     def _prices(self, build_cost: Mapping[Index, float] | None) -> FloatArray:
@@ -220,7 +220,7 @@ class Question(Knowledge):
             pairs = [(best.first_bad, best.last_good)]
         for pair in pairs:
             bad, good = (self._standing_for(cell) for cell in pair)
-            if self._counts.hits[bad] < _FAILURES:
+            if not self._has_failed(bad):
                 wanted.append((bad, math.inf))
             wanted.append((good, self._clean))
         end = self._ends[0]
@@ -235,6 +235,10 @@ class Question(Knowledge):
             checked = checks(best, self._grid, self._group >= 0, self.counts, self._typical_rates()[0])
             wanted += [(self._standing_for(cell), trials) for cell, trials in checked]
         return wanted
+
+    def _has_failed(self, cell: Index) -> bool:
+        """Whether the first bad combination failed often enough to be called so."""
+        return bool(self._counts.hits[cell] >= _FAILURES)
 
     @cached_property
     def _spread(self) -> list[Index]:
@@ -385,11 +389,10 @@ class Question(Knowledge):
 
     def _ends_wrong(self) -> tuple[str, ...]:
         wrong = []
-        bad = self.probability_bad()
         for name, end, is_bad in (("good", self._grid.good, False), ("bad", self._grid.bad, True)):
             if end is None or self._group[end] < 0:
                 continue
-            chance = float(bad[end])
+            chance = self._chance_bad(end)
             if (1 - chance if is_bad else chance) >= self.settings.confidence:
                 wrong.append(name)
         return tuple(wrong)

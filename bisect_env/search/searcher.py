@@ -10,14 +10,12 @@ the counts, not from their order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol
 
 from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.families import FloatArray
+from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.history import RARE, Histories, histories
 from bisect_env.search.question import Question
 from bisect_env.search.rates import RateGrid
@@ -32,6 +30,21 @@ _BELIEVED = 0.5
 is 0.04 for an axis, it takes a Bayes factor of 24: *strong* evidence in the scale of Kass and Raftery."""
 
 
+class MakeQuestion(Protocol):
+    """What a `Question`, or a kind of it, is made by."""
+
+    def __call__(
+        self,
+        grid: Grid,
+        groups: Mapping[Index, Index],
+        settings: SearchSettings,
+        /,
+        *,
+        families: Sequence[Family] | None = None,
+    ) -> Question:
+        """Make one; arguments as for `Question`."""
+
+
 class Search:
     """One question: where in the grid do trials begin to show the target?
 
@@ -40,9 +53,7 @@ class Search:
         groups: For each cell the cell that stands for it (combinations with one measurement share a group),
             missing for cells that cannot be run.
         settings: When to stop.
-        nothing: Prior of *never bad*; None leaves what the space gives it.
-        any_of: Whether one answer may name several causes that suffice each.
-        stray: Chance that a combination is bad for a reason that the answer is not about.
+        make: The kind of question that is put.
     """
 
     def __init__(
@@ -51,12 +62,10 @@ class Search:
         groups: Mapping[Index, Index],
         settings: SearchSettings | None = None,
         *,
-        nothing: float | None = None,
-        any_of: bool = True,
-        stray: float = 0.0,
+        make: MakeQuestion = Question,
     ) -> None:
         self.settings = settings or SearchSettings()
-        self._narrow = Question(grid, groups, self.settings, nothing=nothing, any_of=any_of, stray=stray)
+        self._narrow = make(grid, groups, self.settings)
         self._shape, self._directions = grid.shape, [axis.direction for axis in grid.axes]
         self._wide: tuple[Histories, Question] | None = None
 
@@ -174,8 +183,3 @@ class Search:
     def rates(self) -> RateGrid:
         """What is assumed about rates."""
         return self._narrow.rates
-
-    @property
-    def has_cells(self) -> NDArray[np.bool_]:
-        """Shape of the grid: which combinations this search is about."""
-        return self._narrow.has_cells

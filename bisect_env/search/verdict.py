@@ -158,13 +158,14 @@ def answer(
     trials: FloatArray,
     *,
     every_change: bool = False,
+    towards: Index | None = None,
 ) -> Answer:
     """Find where a hypothesis's boundary runs through combinations that can be run.
 
     One cell is the pivot, the same for all culprit axes if possible: for *all of* the first bad cell, whose
     good neighbours show that every culprit axis is needed; for *any of* the last good cell, whose bad
     neighbours show that each alone suffices. A window's beginning comes before its end, pairs that were tried
-    before pairs that were not, then the one nearest to the low end of every axis.
+    before pairs that were not, then the one nearest to `towards`.
 
     Args:
         hypothesis: What it says.
@@ -173,6 +174,7 @@ def answer(
         hits: Target outcomes, those of a cell's whole group, same shape.
         trials: Counted trials, likewise.
         every_change: Whether each place at which an axis changes is a boundary, not one per axis alone.
+        towards: A cell; None for the low end of every axis.
     """
     if not hypothesis.culprits:
         return Answer(hypothesis, (), None, None, probability)
@@ -198,11 +200,14 @@ def answer(
         }
         return list(per_axis.values())
 
+    def apart(pivot: Index) -> int:
+        return sum(pivot) if towards is None else sum(abs(i - j) for i, j in zip(pivot, towards, strict=True))
+
     def pivot_rank(pivot: Index) -> tuple[float, ...]:
         boundaries = chosen(pivot)
         tried = sum(hits[b.bad] > 0 and trials[b.good] > 0 for b in boundaries)
         upward = sum(b.good > b.bad for b in boundaries)
-        return (-len(boundaries), upward, -tried, -float(trials[pivot] > 0), sum(pivot), *pivot)
+        return (-len(boundaries), upward, -tried, -float(trials[pivot] > 0), apart(pivot), *pivot)
 
     pivot = min(by_pivot, key=pivot_rank)
     boundaries = chosen(pivot)

@@ -20,17 +20,15 @@ import itertools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.coarse import CoarseAxis, alike, is_large
-from bisect_env.search.every import SearchAll
 from bisect_env.search.families import FloatArray, family
 from bisect_env.search.question import Question
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.verdict import Answer, Boundary, Verdict, entropy_bits
 
@@ -40,10 +38,6 @@ _COARSEST_ELSE = 0.2
 # An axis less likely than this to matter is not split at all.
 _MATTERS = 0.02
 _PATIENCE = 2.0
-
-
-AnySearch: TypeAlias = "Search | SearchAll | ZoomedSearch"
-"""What a study may be asked and told by."""
 
 
 def search_for(
@@ -61,13 +55,19 @@ class ZoomedSearch:
         grid: The lattice.
         groups: As in `Search`; looked up, never listed.
         settings: When to stop.
+        make: The kind of question that is put to the active values.
     """
 
     def __init__(
-        self, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings | None = None
+        self,
+        grid: Grid,
+        groups: Mapping[Index, Index],
+        settings: SearchSettings | None = None,
+        *,
+        make: MakeQuestion = Question,
     ) -> None:
         self.settings = settings or SearchSettings()
-        self._grid, self._groups = grid, groups
+        self._grid, self._groups, self._make = grid, groups, make
         self._families = [family(axis.direction, len(axis.values), gaps=False) for axis in grid.axes]
         choices = sum(n > 1 for n in grid.shape)
         self._coarsest = _COARSEST.get(choices, _COARSEST_ELSE)
@@ -188,6 +188,11 @@ class ZoomedSearch:
             unexplained=tuple(replace(one, index=self._there(one.index)) for one in verdict.unexplained),
         )
 
+    @property
+    def probability_of_nothing(self) -> float:
+        """Posterior that no combination that can be run is bad."""
+        return self._now().probability_of_nothing
+
     def counts(self, index: Index) -> tuple[int, int]:
         """Hits and counted trials of a combination (those of its whole group)."""
         return self._told.get(self._standing_for(index), (0, 0))
@@ -269,7 +274,7 @@ class ZoomedSearch:
                 groups[cell] = first.setdefault(stands_for, cell)
         self._first = first
         ends = [self._place(end) if end is not None else None for end in (self._grid.good, self._grid.bad)]
-        search = Question(
+        search = self._make(
             Grid(axes, good=ends[0], bad=ends[1]),
             groups,
             self.settings,

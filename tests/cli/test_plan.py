@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.errors import ExitCode
 from tests.cli.test_db import RunCommand, run
 from tests.engine.studies import Studies
 
@@ -73,12 +72,3 @@ def test_a_large_matrix_is_counted_not_listed(large: Path, run: RunCommand) -> N
     (cost,) = document["forecast"]
     assert cost["studies"] == 3
     assert cost["trials"] < 60
-
-
-def test_a_large_matrix_is_not_searched_for_further_corners(
-    large: Path, tmp_path: Path, run: RunCommand
-) -> None:
-    code, out, err = run("run", str(large), "--all", "--db", str(tmp_path / "s.db"))
-    assert code == ExitCode.USAGE
-    assert "too large to look for further corners" in out + err
-    assert "leave out --all" in out + err

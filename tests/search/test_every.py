@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import permutations
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from bisect_env.search.every import SearchAll
+from bisect_env.matrix.grid import Direction, Index
+from bisect_env.search import every
+from bisect_env.search.coarse import is_large
+from bisect_env.search.every import SearchAll, is_zoomed
+from bisect_env.search.families import family
 from bisect_env.search.searcher import SearchSettings
 from bisect_env.search.verdict import Status
-from tests.search.worlds import REGRESSION, UNORDERED, alone, corner, grid, play, rates
+from tests.search.worlds import FIXED, REGRESSION, UNORDERED, alone, corner, grid, play, rates
 
 RNG = np.random.default_rng
+MOST = 600
+
+
+def starts(search: SearchAll) -> set[Index]:
+    """Where the corners begin that were found on a lattice of regressions."""
+    verdicts = [search.verdict, *search.others] if search.no_other is not None else []
+    return {tuple(int(bad.argmax()) for bad in v.best.hypothesis.sets) for v in verdicts}
+
+
+def planted(shape: tuple[int, ...], corners: Iterable[Index]) -> NDArray[np.bool_]:
+    return np.any([corner(shape, dict(enumerate(start))) for start in corners], axis=0)
+
+
+def drawn(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> list[Index]:
+    """Corners none of which lies inside another."""
+    while True:
+        cells = [tuple(int(rng.integers(n)) for n in shape) for _ in range(count)]
+        apart = all(
+            any(a > b for a, b in zip(one, other, strict=True)) for one, other in permutations(cells, 2)
+        )
+        if apart and all(any(cell) for cell in cells):
+            return cells
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])
@@ -19,7 +49,7 @@ def test_two_corners_are_both_found(rate: float) -> None:
     search = SearchAll(lattice, alone(lattice))
     first, second = np.zeros((3, 8), dtype=bool), np.zeros((3, 8), dtype=bool)
     first[0, 3:] = second[1, 6:] = True
-    play(search, rates(first | second, rate), RNG(1), at_most=4000)
+    play(search, rates(first | second, rate), RNG(4), at_most=4000)
     assert search.verdict.status is Status.CONFIRMED
     found = [search.verdict, *search.others]
     said = np.any([v.best.hypothesis.bad_cells() for v in found], axis=0)
@@ -72,3 +102,133 @@ def test_combinations_set_aside_stay_so_in_later_searches() -> None:
     search.set_aside((2,))
     tried = play(search, rates(corner((8,), {0: 5}), 1.0), RNG(0))
     assert (2,) not in tried
+
+
+@pytest.mark.parametrize(
+    "corners",
+    [
+        # Each explains the failures of the overlap as well as the other.
+        [(3, 1), (1, 3)],
+        # A failure of the first makes it look as if axis 0 did not matter to the second.
+        [(0, 4), (3, 2)],
+        [(2, 3), (3, 2), (0, 5)],
+        # All but three combinations fail.
+        [(2, 0), (1, 1), (0, 2)],
+    ],
+)
+def test_certain_corners_that_overlap_are_told_apart(corners: list[Index]) -> None:
+    lattice = grid((6, 6))
+    search = SearchAll(lattice, alone(lattice))
+    play(search, rates(planted((6, 6), corners), 1.0), RNG(0), at_most=MOST)
+    assert starts(search) == set(corners)
+    assert search.no_other is not None
+    assert search.no_other >= 0.95
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_certain_corners_are_found_and_nothing_else_is_named(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = RNG(seed)
+    shape = [(5, 5), (3, 7), (3, 3, 3), (4, 5)][seed % 4]
+    corners = drawn(shape, 2, rng)
+    lattice = grid(shape)
+    # A tenth cannot be run, but for where a corner begins.
+    without = [i for i in lattice.indices() if i not in corners and rng.random() < 0.1]
+    groups = alone(lattice, without)
+    bad = planted(shape, corners)
+    search = SearchAll(lattice, groups)
+    tried = play(search, rates(bad, 1.0), rng, at_most=MOST)
+    assert not set(tried) & set(without)
+    found = [v.best.hypothesis for v in (search.verdict, *search.others)]
+    assert search.verdict.status is Status.CONFIRMED
+    assert all(bad[cell] for one in found for cell in groups if one.is_bad(cell)), "names what passes"
+    missed = [cell for cell in groups if bad[cell] and not any(one.is_bad(cell) for one in found)]
+    assert search.no_other is not None
+    assert not missed or search.no_other < 0.95
+    if not without:
+        assert starts(search) == set(corners)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_corners_of_axes_of_other_directions(seed: int) -> None:
+    """Axes without order, with fixes; combinations that cannot be run, and some that share a measurement."""
+    print(f"seed {seed}")
+    rng = RNG(seed)
+    shape = [(5, 4), (3, 6), (3, 3, 3)][seed % 3]
+    directions = [(REGRESSION, FIXED, UNORDERED)[int(rng.integers(3))] for _ in shape]
+    lattice = grid(shape, directions)
+    bad = np.zeros(shape, dtype=bool)
+    for _ in range(2):
+        bad |= box(directions, shape, rng)
+    groups = alone(lattice, [i for i in lattice.indices() if rng.random() < 0.1])
+    for index in list(groups):
+        before = (max(0, index[0] - 1), *index[1:])
+        if before in groups and rng.random() < 0.15:
+            groups[index] = groups[before]
+    cells = set(groups.values())
+    search = SearchAll(lattice, groups)
+    play(search, rates(bad, 1.0), rng, at_most=MOST)
+    found = (
+        [v.best.hypothesis for v in (search.verdict, *search.others)] if search.no_other is not None else []
+    )
+    assert all(bad[cell] for one in found for cell in cells if one.is_bad(cell)), "names what passes"
+    if found:
+        missed = [cell for cell in cells if bad[cell] and not any(one.is_bad(cell) for one in found)]
+        assert not missed or (search.no_other is not None and search.no_other < 0.95)
+    else:
+        assert search.verdict.best.hypothesis.kind == ("always" if all(bad[c] for c in cells) else "never")
+
+
+def box(directions: list[Direction], shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Bad combinations of one random corner, which at least the first axis matters to."""
+    bad = np.ones(shape, dtype=bool)
+    for axis, (direction, size) in enumerate(zip(directions, shape, strict=True)):
+        sets = family(direction, size).sets
+        row = int(rng.integers(1, len(sets))) if axis == 0 or rng.random() < 0.6 else 0
+        bad &= (sets[row] > 0).reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    return bad
+
+
+def test_a_bad_end_that_another_corner_explains_is_not_wrong() -> None:
+    """With axes without order a stated bad end need not belong to the corner that is found first."""
+    lattice = grid((3, 6), [UNORDERED, REGRESSION], good=(2, 0), bad=(1, 5))
+    bad = np.zeros((3, 6), dtype=bool)
+    bad[0, 1:] = bad[1, 4:] = True
+    search = SearchAll(lattice, alone(lattice))
+    play(search, rates(bad, 1.0), RNG(0), at_most=MOST)
+    found = [v.best.hypothesis.bad_cells() for v in (search.verdict, *search.others)]
+    assert search.verdict.ends_wrong == ()
+    assert np.any(found, axis=0).tolist() == bad.tolist()
+
+
+def test_a_zoomed_search_finds_the_same_corners(monkeypatch: pytest.MonkeyPatch) -> None:
+    lattice = grid((24, 7))
+    corners = [(15, 2), (4, 5)]
+    truth = rates(planted((24, 7), corners), 1.0)
+    monkeypatch.setattr(every, "is_large", lambda *_: True)
+    zoomed = SearchAll(lattice, alone(lattice))
+    assert is_zoomed(zoomed)
+    tried = play(zoomed, truth, RNG(0), at_most=MOST)
+    monkeypatch.setattr(every, "is_large", is_large)
+    exact = SearchAll(lattice, alone(lattice))
+    assert not is_zoomed(exact)
+    for cell in tried:
+        exact.tell(cell, hit=bool(truth[cell]))
+    # The plain search makes sure of more: of long stretches that nothing was tried on.
+    play(exact, truth, RNG(0), at_most=MOST)
+    assert starts(zoomed) == starts(exact) == set(corners)
+    assert min(zoomed.no_other or 0, exact.no_other or 0) >= 0.95
+
+
+def test_two_corners_of_a_large_lattice() -> None:
+    shape, corners = (260, 120), [(171, 40), (33, 101)]
+    search = SearchAll(grid(shape), alone(grid(shape)))
+    assert is_zoomed(search)
+    play(search, rates(planted(shape, corners), 1.0), RNG(0), at_most=MOST)
+    assert starts(search) == set(corners)
+    assert search.no_other is not None
+    assert search.no_other >= 0.95
+    bad = search.probability_bad()
+    assert bad[171, 40] > 0.9
+    assert bad[33, 101] > 0.9
+    assert bad[32, 40] < 0.1
