@@ -37,6 +37,7 @@ MOST_SETS = 20_000
 """Combinations of value sets up to which a space is weighed trial after trial."""
 _MOST_NEAR = 40_000
 """The same for histories that change next to what was tried alone."""
+_MOST_CHANGES = 3
 _LONGEST = 1000
 """Values of an axis on which other histories are looked for."""
 
@@ -160,22 +161,37 @@ def looked_at(of: Histories, active: Values) -> Histories:
 
 
 def could_be_better(counts: Counts, belief: Belief, space: HypothesisSpace) -> float:
-    """How much better than the best hypothesis any set of bad combinations could explain the counts.
+    """How much better than the best hypothesis another history could explain the counts, at most.
 
     Each combination is taken as good or bad as suits it best, at every pair of rates:
 
         log Σ_{j,k} P(m_j, σ_j, p0_k) · Π_x max(B_j(x), G_k(x))  −  log P(counts | best hypothesis)
 
-    No history exceeds that, so that a small value spares weighing them all.
+    No history exceeds that, so that a small value spares weighing them all. On a lattice of one axis the best
+    choice that changes `_MOST_CHANGES` times is taken instead, by dynamic programming along the axis: noise
+    makes a value that is good here and there look better as bad, but few histories change as often.
 
     Args:
         counts: What was seen, at one combination at least.
         belief: The posterior of it.
         space: The hypotheses of that belief.
     """
-    tried = tuple(np.array(list(counts.own_rate)).T)
-    either = np.maximum(counts.log_bad[tried][:, :, None], counts.log_good[tried][:, None, :]).sum(axis=0)
-    with np.errstate(divide="ignore"):
-        most = float(logsumexp(either + np.log(counts.grid.joint)))
+    cells = sorted(counts.own_rate)
+    tried = tuple(np.array(cells).T)
+    columns, backgrounds = np.nonzero(counts.grid.joint)
+    log_prior = np.log(counts.grid.joint[columns, backgrounds])
+    # Of each combination if it is bad and if it is good, shape (2, cells, pairs of rates).
+    fit = np.stack([counts.log_bad[tried][:, columns], counts.log_good[tried][:, backgrounds]])
     best = int(belief.hypotheses.argmax())
-    return most - (belief.log_evidence + math.log(belief.hypotheses[best] / space.prior[best]))
+    known = belief.log_evidence + math.log(belief.hypotheses[best] / space.prior[best])
+    most = float(logsumexp(fit.max(axis=0).sum(axis=0) + log_prior)) - known
+    if most <= DOUBT or sum(size > 1 for size in space.shape) > 1:
+        return most
+    # By number of changes so far, and whether the last value is bad or good: (changes + 1, 2, pairs).
+    reached = np.full((_MOST_CHANGES + 1, 2, len(columns)), -np.inf)
+    reached[0] = fit[:, 0]
+    for here in fit.transpose(1, 0, 2)[1:]:
+        turned = reached[:-1, ::-1].copy()
+        np.maximum(reached[1:], turned, out=reached[1:])
+        reached += here
+    return float(logsumexp(reached.max(axis=(0, 1)) + log_prior)) - known

@@ -17,7 +17,7 @@ from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.classes import Classes
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.history import Histories, Values, looked_at
-from bisect_env.search.posterior import Belief, Counts, update, with_strays
+from bisect_env.search.posterior import Belief, Counts, share, update, with_strays
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis, HypothesisSpace
 
@@ -216,7 +216,7 @@ class Knowledge:
         if self._looked_at is None or self._looked_at[:2] != (histories, cells):
             self._looked_at = (histories, cells, *self._look_at(histories, self.tried))
         _, _, space, plain = self._looked_at
-        return float(update(space, self._counts.at(self.tried)).hypotheses[~plain].sum())
+        return share(space, self._counts.at(self.tried), ~plain)
 
     def _look_at(self, histories: Histories, values: Values) -> tuple[HypothesisSpace, NDArray[np.bool_]]:
         """Histories on some values, and which of them agree with a plain one wherever something was tried."""

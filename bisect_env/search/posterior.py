@@ -16,12 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Index
 from bisect_env.search.families import FloatArray
 from bisect_env.search.rates import IMPOSSIBLE, RateGrid
 from bisect_env.search.space import HypothesisSpace
 
+# For `share`: hypotheses weighed first, and the log of what the others are left out below.
+_FIRST = 64
+_NEGLIGIBLE = -16.0
 # exp() of more overflows; only rows that are all zero anyway come near it.
 _LARGEST_EXPONENT = 700.0
 
@@ -176,12 +180,7 @@ def update(space: HypothesisSpace, counts: Counts, grid: RateGrid | None = None)
         grid: Another prior over the same grid points (`RateGrid.assuming`); the counts' own if None.
     """
     joint = (grid or counts.grid).joint
-    a = space.bad_totals(counts.log_bad)
-    all_good = counts.log_good.reshape(-1, joint.shape[1]).sum(axis=0)
-    b = all_good - space.bad_totals(counts.log_good)
-    if not space.never_may_fail:
-        # Where all combinations fail alike, and not rarely, they are bad: "never" is no name for it.
-        b[space.never, counts.grid.too_often] = IMPOSSIBLE
+    a, b = _log_likelihoods(space, counts)
     top_a, top_b = a.max(axis=1), b.max(axis=1)
     exp_a, exp_b = np.exp(a - top_a[:, None]), np.exp(b - top_b[:, None])
     with_bad_rate = exp_a * (exp_b @ joint.T)
@@ -199,3 +198,45 @@ def update(space: HypothesisSpace, counts: Counts, grid: RateGrid | None = None)
     total = float(hypotheses.sum())
     log_evidence = peak + float(np.log(total))
     return Belief(hypotheses / total, with_bad_rate / total, with_background / total, log_evidence)
+
+
+def _log_likelihoods(space: HypothesisSpace, counts: Counts) -> tuple[FloatArray, FloatArray]:
+    """Of the cells that each hypothesis calls bad, shape (H, J), and of those it calls good, (H, K)."""
+    a = space.bad_totals(counts.log_bad)
+    all_good = counts.log_good.reshape(-1, counts.log_good.shape[-1]).sum(axis=0)
+    b = all_good - space.bad_totals(counts.log_good)
+    if not space.never_may_fail:
+        # Where all combinations fail alike, and not rarely, they are bad: "never" is no name for it.
+        b[space.never, counts.grid.too_often] = IMPOSSIBLE
+    return a, b
+
+
+def share(space: HypothesisSpace, counts: Counts, these: NDArray[np.bool_]) -> float:
+    """Posterior of some hypotheses together, for less than `update` costs where there are many.
+
+    No hypothesis explains the counts better than at the best rates for its bad cells and for its good ones,
+    each taken by itself. Where that bound is `_NEGLIGIBLE` of the best one's fit the hypothesis is left out.
+
+    Args:
+        space: The hypotheses with their prior.
+        counts: What was seen.
+        these: Which of them, shape (H,).
+    """
+    a, b = _log_likelihoods(space, counts)
+    top_a, top_b = a.max(axis=1), b.max(axis=1)
+    with np.errstate(divide="ignore"):
+        bound = np.log(space.prior) + top_a + top_b
+    fit = np.full(len(bound), -np.inf)
+
+    def weigh(chosen: NDArray[np.intp]) -> None:
+        exp_a = np.exp(a[chosen] - top_a[chosen, None])
+        exp_b = np.exp(b[chosen] - top_b[chosen, None])
+        with np.errstate(divide="ignore"):
+            fit[chosen] = bound[chosen] + np.log((exp_a * (exp_b @ counts.grid.joint.T)).sum(axis=1))
+
+    order = np.argsort(-bound)
+    weigh(order[:_FIRST])
+    rest = order[_FIRST:]
+    weigh(rest[bound[rest] > fit.max() + _NEGLIGIBLE])
+    weight = np.exp(fit - fit.max())
+    return float(weight[these].sum() / weight.sum())
