@@ -53,7 +53,7 @@ bench: setup    ## measure what running trials costs beside the trials (REPODATA
 	$(BIN)/python -m benchmarks.harness
 	$(if $(REPODATA),$(BIN)/python -m benchmarks.real_metadata $(REPODATA))
 
-bench-search: setup ## compare the search with its rivals on planted truths (ARGS=--full: an hour)
+bench-search: setup ## compare the search with its rivals on planted truths (ARGS=--full: hours)
 	$(BIN)/python -m benchmarks.search $(ARGS)
 	$(BIN)/python -m benchmarks.answers
 

@@ -32,7 +32,7 @@ from benchmarks.search_methods import CONFIDENCE, METHODS, Played, methods_for
 from benchmarks.search_rows import Row, rows
 
 RESULTS = Path(__file__).parent / "results" / "search.json"
-SHORT = 0.1
+SHORT = 0.03
 _HEADINGS = (
     f"{'row':22} {'method':20} {'n':>4} {'trials':>16} {'environments':>14} {'rounds':>14} "
     f"{'trials + B x env':>16} {'wrong %':>13} {'not confirmed %':>15}"
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("rows", nargs="*", metavar="ROW", help="a row's name, or with a * how it begins")
-    parser.add_argument("--full", action="store_true", help="all repetitions instead of a tenth")
+    parser.add_argument("--full", action="store_true", help=f"all repetitions instead of {SHORT:g} of them")
     parser.add_argument("--scale", type=float, help="share of all repetitions")
     parser.add_argument("--method", action="append", choices=list(METHODS), help="these methods alone")
     parser.add_argument("--seed", type=int, default=1)

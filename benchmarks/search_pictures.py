@@ -54,7 +54,7 @@ def publish(document: Results) -> None:
         _write("calibration", calibration_table(found))
     variants = RESULTS / "search_variants.json"
     if variants.exists():
-        _write("variants", variants_table(json.loads(variants.read_text("utf-8"))))
+        _write("variants", variants_table(json.loads(variants.read_text("utf-8")), document))
     _write("benchmark", table(document))
 
 
@@ -90,9 +90,18 @@ def calibration_table(document: Results) -> str:
     return "\n".join([*lines, "", ""])
 
 
-def variants_table(document: Results) -> str:
-    """Trials and wrong answers of every variant of the search, as Markdown."""
+def variants_table(document: Results, benchmark: Results) -> str:
+    """Trials and wrong answers of every variant of the search, as Markdown.
+
+    Args:
+        document: Of `benchmarks.search_variants`.
+        benchmark: Of `benchmarks.search`, for the search as it is.
+    """
     found = {(one["variant"], one["row"]): one for one in document["rows"]}
+    played = {row for _, row in found}
+    for one in benchmark["rows"]:
+        if one["method"] == "bisect-env" and one["row"] in played:
+            found["as it is (table below)", one["row"]] = one
     variants, rows = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
     goals = [f"≤ {document['marks'][row]:g}" if row in document["marks"] else "" for row in rows]
     lines = [

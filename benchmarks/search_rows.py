@@ -23,7 +23,7 @@ class Row:
         p1: Rate of bad combinations; None = each its own (`DIFFERING`).
         workers: Trials at a time.
         build_cost: Price of an environment in trials.
-        repetitions: Studies of a full run; a short one plays a tenth.
+        repetitions: Studies of a full run; a short one plays three in a hundred.
         culprits: `some`, or `none` and `all` for truths in which nothing changes.
         marks: Largest allowed mean of a column.
     """
