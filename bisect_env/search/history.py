@@ -37,6 +37,8 @@ MOST_SETS = 20_000
 """Combinations of value sets up to which a space is weighed trial after trial."""
 _MOST_NEAR = 40_000
 """The same for histories that change next to what was tried alone."""
+_MOST_SEVERAL = 1_500
+"""Both, on a lattice of several axes."""
 _MOST_CHANGES = 3
 _LONGEST = 1000
 """Values of an axis on which other histories are looked for."""
@@ -79,6 +81,9 @@ def histories(shape: Sequence[int], directions: Sequence[Direction], tried: Valu
     if math.prod(len(f.sets) for f in plain) > MOST_SETS:
         plain = [_plain(d, n, False) for d, n in zip(directions, shape, strict=True)]
     wide = list(plain)
+    # Several axes have no cheap bound (`could_be_better`): there all are weighed again and again.
+    several = sum(n > 1 for n in shape) > 1
+    all_sets, near_sets = (_MOST_SEVERAL, _MOST_SEVERAL) if several else (MOST_SETS, _MOST_NEAR)
     longest = sorted(range(len(shape)), key=lambda axis: -shape[axis])
     for changes, axis in itertools.product((2, 3), longest):
         size = shape[axis]
@@ -87,7 +92,7 @@ def histories(shape: Sequence[int], directions: Sequence[Direction], tried: Valu
         others = math.prod(len(f.sets) for i, f in enumerate(wide) if i != axis)
         near = tuple(sorted({place for v in tried[axis] for place in (v, v + 1) if 0 < place < size}))
         # Everywhere, or from so many changes on next to what was tried alone.
-        for limit, most in ((changes + 1, MOST_SETS), (changes, _MOST_NEAR), (2, _MOST_NEAR)):
+        for limit, most in ((changes + 1, all_sets), (changes, near_sets), (2, near_sets)):
             places = [size - 1 if k < limit else len(near) for k in range(1, changes + 1)]
             if others * (1 + 2 * sum(math.comb(n, k) for k, n in enumerate(places, start=1))) <= most:
                 wide[axis] = _wider(plain[axis], changes, near if limit <= changes else (), limit)
