@@ -34,8 +34,7 @@ from bisect_env.environments.index import PypiCatalogue
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.matrix.combination import Combination
-from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
 from bisect_env.matrix.load import load_matrix
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.storage.store import Store

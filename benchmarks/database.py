@@ -21,12 +21,11 @@ from typing import Any
 
 from sqlalchemy import Connection, insert
 
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.report.document import load_report
 from bisect_env.report.text import report_text
-from bisect_env.storage.ask import ask
-from bisect_env.storage.conditions import condition, package_condition
 from bisect_env.storage.connect import open_any_schema
+from bisect_env.storage.query import ask, condition, package_condition
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
 from bisect_env.trials.records import Machine

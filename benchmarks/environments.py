@@ -20,8 +20,8 @@ from bisect_env.environments.cache import usage
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.lock import Lock
-from bisect_env.environments.locker import Locker
 from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.uv_tool import Uv
 

@@ -29,9 +29,8 @@ from typing import Any
 
 import psutil
 
-from bisect_env.cluster.gpu import GpuExecutor
-from bisect_env.cluster.gpu_choice import Gpu, choose_gpus, group_gpus
-from bisect_env.cluster.nvml import Nvml, open_nvml
+from bisect_env.cluster.gpus import Gpu, Nvml, choose_gpus, group_gpus, open_nvml
+from bisect_env.cluster.local import GpuExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import run_study
@@ -40,7 +39,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome, TrialFile, TrialRecord, TrialSpec

@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from bisect_env.cluster.gpu_trials import HostGpus
-from bisect_env.cluster.nvml import open_nvml
-from bisect_env.matrix.combination import Combination
+from bisect_env.cluster.gpus import open_nvml
+from bisect_env.cluster.worker import HostGpus
+from bisect_env.matrix.grid import Combination
 from bisect_env.trials.records import TrialFile, TrialRecord, TrialSpec
 from bisect_env.trials.run import run_trial
 

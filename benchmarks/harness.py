@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.trials.child_env import child_env
-from bisect_env.trials.phases import install, read_marks
+from bisect_env.trials.harness_marks import install, read_marks
 
 LIMIT_MS = 20.0
 MODULES = """

@@ -25,12 +25,10 @@ from bisect_env.cli.plan_command import one_line
 from bisect_env.engine.prepare import preferences
 from bisect_env.environments.conda_config import CondaConfig
 from bisect_env.environments.conda_lock import CondaSolver
-from bisect_env.environments.failures import UnsolvableError
-from bisect_env.environments.honesty import lock_warnings
-from bisect_env.environments.lock import Lock, LockResult
-from bisect_env.environments.locker import Locker
+from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
+from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
-from bisect_env.environments.virtual_packages import virtual_packages
+from bisect_env.environments.validation import lock_warnings, virtual_packages
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
 
 AXES = {

@@ -90,4 +90,4 @@ def test_only_the_command_line_prints() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     # The supervisor is a program of its own, whose standard output is its answer.
-    assert not [p for p in printing if p not in {"trials/supervisor.py", "trials/launcher.py"}]
+    assert not [p for p in printing if p not in {"trials/supervisor.py", "trials/launch.py"}]

@@ -17,8 +17,8 @@ from sqlalchemy import create_engine
 
 from bisect_env.cli.app import app
 from bisect_env.errors import EXIT_CODES
-from bisect_env.matrix.json_schema import matrix_json_schema
-from bisect_env.storage import views
+from bisect_env.matrix.schema import matrix_json_schema
+from bisect_env.storage import backend
 from bisect_env.storage.tables import METADATA
 from tools.import_graph import imports_svg, imports_table
 from tools.pages import marked, table
@@ -160,10 +160,10 @@ def views_table() -> str:
     rows = []
     with engine.begin() as connection:
         METADATA.create_all(connection)
-        views.make(connection)
-        for name in sorted(views.NAMES):
+        backend.make_views(connection)
+        for name in sorted(backend.NAMES):
             found = connection.exec_driver_sql(f"PRAGMA table_info({name})").all()
-            rows.append((f"`{name}`", views.ONE_ROW[name], ", ".join(f"`{column[1]}`" for column in found)))
+            rows.append((f"`{name}`", backend.ONE_ROW[name], ", ".join(f"`{column[1]}`" for column in found)))
     engine.dispose()
     return table(("view", "one row is", "columns"), rows)
 

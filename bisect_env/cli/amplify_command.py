@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bisect_env.cli.logs import LogFileOption, VerboseOption, logged, start_log
 from bisect_env.cli.one_session import say, tell, warn
 from bisect_env.cli.options import (
     CacheOption,
@@ -22,6 +21,7 @@ from bisect_env.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
+from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
 from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:
@@ -60,15 +60,14 @@ def amplify(
     """
     from bisect_env.engine import events
     from bisect_env.engine.amplify import Amplifier, ends
-    from bisect_env.engine.one import look_up
-    from bisect_env.engine.single import MAKING
+    from bisect_env.engine.single import MAKING, look_up
     from bisect_env.engine.study import study_date
     from bisect_env.engine.target import known_target
     from bisect_env.errors import ExitCode, UsageError
     from bisect_env.matrix.expand import expand
     from bisect_env.matrix.load import load_matrix
     from bisect_env.storage.store import Store
-    from bisect_env.trials.perturbation import NONE
+    from bisect_env.trials.records import NONE
 
     start_log("amplify", verbose=verbose, log_file=log_file)
     stopped = stop_on_signals()
@@ -114,7 +113,7 @@ def _text(grid: Grid, index: tuple[int, ...]) -> str:
 
 
 def _print(found: Amplified, *, as_json: bool) -> None:
-    from bisect_env.report.numbers import percent
+    from bisect_env.report.sentence import percent
 
     document: dict[str, Any] = found.as_json()
     if as_json:

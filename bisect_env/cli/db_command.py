@@ -22,7 +22,7 @@ db_app = typer.Typer(no_args_is_help=True, help="Look after the results database
 def path(db: DatabaseOption = None) -> None:
     """Print where the results are, without a password; nothing is opened."""
     from bisect_env.cli.output import deliver
-    from bisect_env.storage.location import shown_location
+    from bisect_env.storage.backend import shown_location
 
     deliver(f"{shown_location(db)}\n", None)
 
@@ -83,7 +83,7 @@ def export(
     db: DatabaseOption = None,
 ) -> None:
     """Write the database, or some studies, into one file, logs and all."""
-    from bisect_env.storage.exchange import export as export_database
+    from bisect_env.storage.transfer import export as export_database
 
     _tell_merged(f"{file} has", export_database(db, file, study or ()))
 
@@ -94,7 +94,7 @@ def import_(
     db: DatabaseOption = None,
 ) -> None:
     """Add what an exported file, or a copy of a database, holds."""
-    from bisect_env.storage.exchange import import_file
+    from bisect_env.storage.transfer import import_file
 
     _tell_merged("read", import_file(db, file))
 
@@ -105,7 +105,7 @@ def merge(
     db: DatabaseOption = None,
 ) -> None:
     """Add what another database holds, which stays as it is."""
-    from bisect_env.storage.exchange import merge_databases
+    from bisect_env.storage.transfer import merge_databases
 
     _tell_merged("read", merge_databases(db, other))
 

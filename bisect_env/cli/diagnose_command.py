@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisect_env.cli.logs import LogFileOption, VerboseOption, log_event, logged, start_log
 from bisect_env.cli.one_session import say, tell, warn
 from bisect_env.cli.options import (
     AtOption,
@@ -21,6 +20,7 @@ from bisect_env.cli.options import (
     MatrixArgument,
     OfflineOption,
 )
+from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, logged, start_log
 from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def diagnose(
     from bisect_env.engine import events
     from bisect_env.engine.diagnose import SANITIZERS, Tools
     from bisect_env.engine.diagnose import diagnose as run
-    from bisect_env.engine.one import look_up
-    from bisect_env.engine.single import MAKING
+    from bisect_env.engine.single import MAKING, look_up
     from bisect_env.engine.target import known_target
     from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
     from bisect_env.matrix.load import load_matrix
@@ -136,8 +135,7 @@ def _gpus(matrix: Matrix, selection: str | None) -> tuple[str, ...]:
     count = matrix.file.trial.gpus
     if not count:
         return ()
-    from bisect_env.cluster.gpu_choice import choose_gpus, group_gpus
-    from bisect_env.cluster.nvml import open_nvml
+    from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
 
     chosen = choose_gpus(open_nvml().gpus(), selection, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return group_gpus(chosen, count, None)[0]

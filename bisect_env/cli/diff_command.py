@@ -39,8 +39,7 @@ def diff(
     projects are shown for environments that exist here.
     """
     from bisect_env.cli.output import deliver
-    from bisect_env.environments.difference import difference
-    from bisect_env.environments.homes import project_homes
+    from bisect_env.environments.difference import difference, project_homes
     from bisect_env.environments.settings import default_cache_dir
 
     (old_name, old), (new_name, new), axes = _sides(before, after, study, db)

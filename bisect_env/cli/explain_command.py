@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisect_env.cli.logs import LogFileOption, VerboseOption, log_event, start_log
 from bisect_env.cli.one_session import say, warn
 from bisect_env.cli.options import (
     CacheOption,
@@ -25,10 +24,11 @@ from bisect_env.cli.options import (
     StudyArgument,
     WorkersOption,
 )
+from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
 from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:
-    from bisect_env.engine.explanation import Explanation
+    from bisect_env.engine.explain import Explanation
 
 
 def explain(
@@ -65,7 +65,7 @@ def explain(
     reaches the confidence, else with 1. The same command after an interruption goes on where it stopped.
     """
     from bisect_env.engine import events
-    from bisect_env.engine.culprit import CulpritStudy
+    from bisect_env.engine.explain import CulpritStudy
     from bisect_env.engine.single import SingleTrials
     from bisect_env.engine.stored import matrix_of
     from bisect_env.errors import ExitCode, StudyInterruptedError

@@ -14,8 +14,7 @@ from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:
     from bisect_env.engine import events
-    from bisect_env.engine.one import One
-    from bisect_env.engine.single import SingleTrials
+    from bisect_env.engine.single import One, SingleTrials
     from bisect_env.storage.store import Store
 
 _SIGNS = {"good": "✓", "bad": "✗", "other": "!", "skip": "-", "void": "?"}
@@ -48,8 +47,7 @@ def session(
         BisectEnvError: Whatever a user can mend.
     """
     from bisect_env.engine import events
-    from bisect_env.engine.one import open_one
-    from bisect_env.engine.single import SingleTrials
+    from bisect_env.engine.single import SingleTrials, open_one
     from bisect_env.matrix.load import load_matrix
     from bisect_env.storage.store import Store
 

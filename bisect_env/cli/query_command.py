@@ -17,9 +17,8 @@ def query(
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
 ) -> None:
     """Ask the results database in SQL; nothing can be changed this way."""
-    from bisect_env.cli.output import deliver
-    from bisect_env.cli.tables import as_text
-    from bisect_env.storage.ask import ask
+    from bisect_env.cli.output import as_text, deliver
+    from bisect_env.storage.query import ask
 
     with ask(db, question) as (names, found):
         rows = list(found)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisect_env.cli.logs import LogFileOption, VerboseOption, log_event, start_log
 from bisect_env.cli.options import (
     CacheOption,
     CacheSizeOption,
@@ -21,6 +20,7 @@ from bisect_env.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
+from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
 from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ def schema(
     from bisect_env.cli.output import deliver
 
     if of is Document.REPORT:
-        from bisect_env.report.json_format import report_schema_text
+        from bisect_env.report.formats import report_schema_text
 
         deliver(report_schema_text(), output)
     else:
-        from bisect_env.matrix.json_schema import schema_text
+        from bisect_env.matrix.schema import schema_text
 
         deliver(schema_text(), output)

@@ -31,7 +31,7 @@ def shell(
     What is run there is no trial. Ends as the shell ends.
     """
     from bisect_env.cli.where import Where
-    from bisect_env.engine.one import look_up
+    from bisect_env.engine.single import look_up
     from bisect_env.engine.specs import allowed_sources, trial_files
     from bisect_env.environments.images import image_of
     from bisect_env.environments.prefix import ensure_prefix

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from bisect_env.cli.logs import LogFileOption, VerboseOption, logged, start_log
 from bisect_env.cli.one_session import TrialLines, say, session
 from bisect_env.cli.options import (
     AtOption,
@@ -24,6 +23,7 @@ from bisect_env.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
+from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
 from bisect_env.cli.where import Where
 
 
@@ -52,7 +52,7 @@ def trial(
     """
     from bisect_env.engine.rules import Tally
     from bisect_env.errors import ExitCode, StudyInterruptedError
-    from bisect_env.report.numbers import interval, percent
+    from bisect_env.report.sentence import interval, percent
     from bisect_env.search.intervals import clopper_pearson
 
     start_log("trial", verbose=verbose, log_file=log_file, quiet=quiet)

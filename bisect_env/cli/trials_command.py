@@ -18,9 +18,8 @@ _SHOWN = ("recorded_at", "study", "combination", "outcome", "evidence", "detail"
 
 def studies(db: DatabaseOption = None, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
     """List the studies in the database, the newest first."""
-    from bisect_env.cli.output import deliver
-    from bisect_env.cli.tables import as_text
-    from bisect_env.storage.ask import ask
+    from bisect_env.cli.output import as_text, deliver
+    from bisect_env.storage.query import ask
 
     # Of trials alone, an index is enough; what was reused is a trial of another study.
     question = """
@@ -57,11 +56,9 @@ def trials(
     as_csv: CsvOption = False,
 ) -> None:
     """List trials, the newest first; JSON and CSV have every column of v_trials."""
-    from bisect_env.cli.output import deliver
-    from bisect_env.cli.tables import as_text, named
+    from bisect_env.cli.output import as_text, deliver, named
     from bisect_env.errors import UsageError
-    from bisect_env.storage.ask import ask
-    from bisect_env.storage.conditions import COLUMNS, condition, package_condition
+    from bisect_env.storage.query import COLUMNS, ask, condition, package_condition
 
     conditions = [condition(text) for text in where or ()]
     for text in package or ():

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisect_env.cli.logs import LogFileOption, VerboseOption, logged, start_log
 from bisect_env.cli.one_session import TrialLines, say, session
 from bisect_env.cli.options import (
     AtOption,
@@ -25,6 +24,7 @@ from bisect_env.cli.options import (
     WorkersOption,
     share,
 )
+from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
 from bisect_env.cli.where import Where
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def verify(
 
 def told(found: Verification) -> str:
     """The outcome of a test as people read it. Pure."""
-    from bisect_env.report.numbers import interval, percent
+    from bisect_env.report.sentence import interval, percent
     from bisect_env.search.ratetest import RateClaim
 
     name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bisect_env.cluster.machines import Place
+    from bisect_env.cluster.choose import Place
     from bisect_env.cluster.protocol import Executor
     from bisect_env.environments.provider import EnvironmentProvider
     from bisect_env.matrix.load import Matrix
@@ -46,8 +46,7 @@ class Where:
             UsageError: Options that exclude each other, or a size that is none.
         """
         # Imported here, so that `bisect-env --help` need not wait for Dask.
-        from bisect_env.cluster.choose import executor_maker
-        from bisect_env.cluster.machines import Place
+        from bisect_env.cluster.choose import Place, executor_maker
         from bisect_env.environments.offline import OfflineEnvironments
         from bisect_env.environments.provider import Environments
         from bisect_env.environments.settings import default_cache_dir, parse_size

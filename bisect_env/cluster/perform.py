@@ -6,7 +6,8 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from bisect_env.cluster.expectations import importable
+from packaging.utils import canonicalize_name
+
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
@@ -16,13 +17,41 @@ from bisect_env.cluster.protocol import (
     TrialLost,
     TrialRequest,
 )
-from bisect_env.environments.failures import UnbuildableError
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
+from bisect_env.environments.validation import cuda_majors, provided_to_pypi
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
-from bisect_env.trials.gpu_watch import GpuWatch
+from bisect_env.trials.harness_marks import Locked
 from bisect_env.trials.records import TrialRecord, TrialSpec
-from bisect_env.trials.run import TrialCancelledError, harness_error_record, run_trial
+from bisect_env.trials.run import GpuWatch, TrialCancelledError, harness_error_record, run_trial
+
+# --------------------------------------------------------------------------------------------------
+# What a lock says of the packages that a script can import. Pure.
+
+
+def importable(lock: Lock) -> tuple[Locked, ...]:
+    """Distributions by the names that their metadata have, and the interpreter, sorted.
+
+    None where a container image is the whole environment: what it holds is not in the lock.
+    """
+    if not lock.python:
+        return ()
+    cuda = {package.name for package in lock.packages if cuda_majors((package,))}
+    conda = [package for package in lock.packages if package.is_conda]
+    found = {"python": Locked("python", lock.python)}
+    for package in conda:
+        # One at a time: several conda packages can bring the same distribution, a CUDA build among them.
+        for name, version in provided_to_pypi((package,)).items():
+            found[name] = Locked(name, version, package.name in cuda)
+    for package in lock.packages:
+        if package.manager == "pip":
+            name = str(canonicalize_name(package.name))
+            found[name] = Locked(name, package.version, package.name in cuda)
+    return tuple(found[name] for name in sorted(found))
+
+
+# --------------------------------------------------------------------------------------------------
+# What happens on a worker for one request: make the prefix, run the trial, answer.
 
 CANCELLED = "the trial was cancelled"
 

@@ -28,16 +28,14 @@ from bisect_env.engine.specs import allowed_sources, target_of, trial_files, tri
 from bisect_env.engine.target import known_target
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, StudyInterruptedError
-from bisect_env.matrix.combination import Combination
-from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.matrix.grid import Combination, Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.schema import runs_python_body
 from bisect_env.matrix.signatures import FROM_BAD_END, shown
-from bisect_env.matrix.trial import runs_python_body
 from bisect_env.search.amplify import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target, judge
-from bisect_env.trials.perturbation import NONE, Perturbation, catalogue
-from bisect_env.trials.records import Evidence, TrialRecord
+from bisect_env.trials.records import NONE, Evidence, Perturbation, TrialRecord, catalogue
 from bisect_env.trials.signature import matches
 
 DECISION = "amplify"

@@ -13,11 +13,10 @@ from bisect_env.engine.builds import Builds, sort_out
 from bisect_env.engine.prepare import Prepared
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import trial_files, trial_spec
-from bisect_env.matrix.combination import Combination
-from bisect_env.matrix.grid import Index
+from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.every import AnySearch
-from bisect_env.trials.perturbation import NONE, Perturbation
+from bisect_env.trials.records import NONE, Perturbation
 
 FILLER = 0.03
 """While wanted environments are being made, others are tried that tell at least this share of what the

@@ -21,10 +21,9 @@ from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown as shown_signature
-from bisect_env.trials.cores import of_gdb, under_gdb
-from bisect_env.trials.debug import Debug
+from bisect_env.trials.cores import Debug, of_gdb, under_gdb
+from bisect_env.trials.harness_marks import LINGER
 from bisect_env.trials.judge import Target, judge
-from bisect_env.trials.phases import LINGER
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord, TrialSpec
 from bisect_env.trials.run import run_trial
 from bisect_env.trials.stacks import sentences

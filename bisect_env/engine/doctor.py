@@ -146,7 +146,7 @@ def _can_hardlink(folder: Path) -> bool:
 
 
 def _database(db: str | None) -> Finding:
-    from bisect_env.storage.location import database_location, shown_location
+    from bisect_env.storage.backend import database_location, shown_location
     from bisect_env.storage.store import Store
 
     shown = shown_location(db)
@@ -191,7 +191,7 @@ def _rattler() -> Finding:
 
 
 def _conda_solver() -> Finding:
-    from bisect_env.environments.conda_lock_engine import find_solver
+    from bisect_env.environments.conda_lock import find_solver
 
     try:
         return Finding("conda-lock solver", Health.OK, str(find_solver()))
@@ -235,7 +235,7 @@ def _dask() -> Finding:
 
 
 def _gpus() -> Finding:
-    from bisect_env.cluster.nvml import open_nvml
+    from bisect_env.cluster.gpus import open_nvml
 
     cost = "matrices with `trial.gpus` need a cluster that has some (--scheduler)"
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bisect_env.errors import BisectEnvError, MatrixError
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.storage.records import Origin
 from bisect_env.trials.records import Evidence, TrialRecord
 

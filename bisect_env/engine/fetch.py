@@ -13,15 +13,12 @@ from pathlib import Path
 from bisect_env.engine.prepare import Prepared, environment_request, lock_all
 from bisect_env.environments.bundle import Answers, Bundle, request_digest
 from bisect_env.environments.conda_config import mirrors_of_urls, read_conda_config
-from bisect_env.environments.conda_download import download_conda
-from bisect_env.environments.download import archive_name, obtain
-from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.download import archive_name, download_conda, obtain
 from bisect_env.environments.images import image_of, without_image
-from bisect_env.environments.interpreters import Interpreters, machine_interpreters
-from bisect_env.environments.lock import Lock, LockedPackage
-from bisect_env.environments.lock_text import build_date
+from bisect_env.environments.interpreters import Interpreters, fetch_python, machine_interpreters
+from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
+from bisect_env.environments.lockfiles import build_date
 from bisect_env.environments.offline import RecordingCatalogue
-from bisect_env.environments.offline_pythons import fetch_python
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError

@@ -36,16 +36,14 @@ from bisect_env.engine.specs import allowed_sources, lost_record, target_of
 from bisect_env.engine.standing import Standing, gist
 from bisect_env.engine.target import StudyTarget
 from bisect_env.errors import NoEnvironmentError
-from bisect_env.matrix.combination import Combination
-from bisect_env.matrix.grid import Index
+from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.every import AnySearch, SearchAll, is_zoomed
 from bisect_env.search.searcher import SearchSettings
 from bisect_env.search.zoom import search_for
 from bisect_env.storage.records import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
 from bisect_env.storage.store import Store
-from bisect_env.trials.perturbation import NONE, Perturbation
-from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
+from bisect_env.trials.records import NONE, Evidence, Machine, Outcome, Perturbation, TrialRecord
 
 SAVE_EVERY = 5.0
 """Seconds between two verdicts stored on the way, for those who look at a running study."""

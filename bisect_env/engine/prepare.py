@@ -8,17 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from bisect_env.environments.failures import UnsolvableError
-from bisect_env.environments.honesty import lock_warnings
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
-from bisect_env.environments.virtual_packages import cuda_version, virtual_packages
-from bisect_env.matrix.axes import DateAxis, PackageAxis, ValueAxis
-from bisect_env.matrix.combination import Combination
-from bisect_env.matrix.dates import cutoff
-from bisect_env.matrix.grid import AxisKind, Grid, Index
+from bisect_env.environments.validation import cuda_version, lock_warnings, virtual_packages
+from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.scalars import cutoff
+from bisect_env.matrix.schema import DateAxis, PackageAxis, ValueAxis
 from bisect_env.matrix.versions import Manager
 
 _MANY = 10_000

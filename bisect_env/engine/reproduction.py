@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from bisect_env.environments.difference import difference
 from bisect_env.environments.images import image_of
 from bisect_env.environments.lock import Lock
-from bisect_env.environments.plain_lists import explicit_text, requirements_text
-from bisect_env.matrix.combination import Combination
+from bisect_env.environments.lockfiles import explicit_text, requirements_text
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.secrets import may_be_stored
 

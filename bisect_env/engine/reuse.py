@@ -19,13 +19,12 @@ from collections.abc import Collection, Mapping
 
 from bisect_env.engine.prepare import Prepared
 from bisect_env.engine.target import Place, StudyTarget
-from bisect_env.matrix.axes import ValueAxis
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.schema import ValueAxis
 from bisect_env.storage.records import StoredTrial, WholeTrial
 from bisect_env.storage.store import Store
-from bisect_env.trials.perturbation import NONE, Perturbation
-from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
+from bisect_env.trials.records import NONE, Evidence, Machine, Outcome, Perturbation, TrialRecord
 
 _VERSION = 1
 """Of what a key covers; raised when outcomes get another meaning, so that older trials are left alone."""

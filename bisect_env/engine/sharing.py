@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bisect_env.errors import StorageError
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.storage.records import StoredTrial, Want
 from bisect_env.storage.store import Store
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from bisect_env.environments.lock import Lock
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import FROM_BAD_END, read_signature
 from bisect_env.trials.judge import Target
-from bisect_env.trials.perturbation import NONE, Perturbation
-from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord, TrialSpec
+from bisect_env.trials.records import NONE, Outcome, Perturbation, Phase, TrialFile, TrialRecord, TrialSpec
 
 
 def trial_files(matrix: Matrix) -> tuple[TrialFile, ...]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
 from bisect_env.matrix.at import find_combination
-from bisect_env.matrix.combination import Combination
-from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
 from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.storage.records import Study
 from bisect_env.storage.store import Store

@@ -30,10 +30,10 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
-from bisect_env.matrix.axes import PackageAxis
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.schema import PackageAxis
 from bisect_env.report.document import report_document
 from bisect_env.search.coarse import is_large
 from bisect_env.storage.records import (

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from bisect_env.engine.specs import target_of
 from bisect_env.errors import UsageError
-from bisect_env.matrix.combination import Combination
-from bisect_env.matrix.grid import Index
+from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import FROM_BAD_END, SIGNATURE_VERSION, read_signature
 from bisect_env.storage.store import Store

@@ -26,8 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from bisect_env.environments.download import archive_name, sha256_of
-from bisect_env.environments.failures import LockFileError, UnbuildableError, UnsolvableError
-from bisect_env.environments.lock import Lock, LockedPackage, LockResult
+from bisect_env.environments.lock import (
+    Lock,
+    LockedPackage,
+    LockFileError,
+    LockResult,
+    UnbuildableError,
+    UnsolvableError,
+)
 from bisect_env.environments.lockfiles import read_lock
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError, UsageError

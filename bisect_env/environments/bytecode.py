@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bisect_env.environments import assemble, parts
+from bisect_env.environments import install_manifest
+from bisect_env.environments.install_manifest import Part
 from bisect_env.environments.integrity import BYTECODE
-from bisect_env.environments.parts import Part
-from bisect_env.environments.process import Finished, run_tool
+from bisect_env.environments.uv_tool import Finished, run_tool
 
 _OLDEST = (3, 7)
 """Before, there is no `--invalidation-mode`."""
@@ -47,20 +47,20 @@ def add(place: Path, cache: Path, keys: Mapping[str, str], version: str, timeout
         OSError: A directory cannot be made.
     """
     for key in keys.values():
-        part = parts.load(cache, key)
+        part = install_manifest.load(cache, key)
         if part is None:
             continue
-        if assemble.is_current(part, cache):
+        if install_manifest.is_current(part, cache):
             _link(place, cache, part)
         else:
             # Its archive was fetched again since: the times of its modules are others.
-            parts.discard(cache, key)
+            install_manifest.discard(cache, key)
     return compile_modules(place, tuple(int(piece) for piece in version.split(".")[:2]), timeout)
 
 
 def _link(place: Path, cache: Path, part: Part) -> None:
     for links in part.links:
-        if links.to.endswith(f"/{BYTECODE}") and links.of.startswith(f"{parts.FOLDER}/"):
+        if links.to.endswith(f"/{BYTECODE}") and links.of.startswith(f"{install_manifest.FOLDER}/"):
             folder = place / links.to
             folder.mkdir(exist_ok=True)
             for name, source in zip(links.names, links.sources, strict=True):

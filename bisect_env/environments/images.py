@@ -13,9 +13,8 @@ from typing import Any
 from bisect_env.containers import images
 from bisect_env.containers.engine import find_engine
 from bisect_env.containers.trial import Inside
-from bisect_env.environments.failures import UnbuildableError, UnsolvableError
-from bisect_env.environments.lock import Lock, LockedPackage
-from bisect_env.environments.lock_text import build_date, make_lock
+from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError, UnsolvableError
+from bisect_env.environments.lockfiles import build_date, make_lock
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.errors import InfrastructureError
 

@@ -1,34 +1,244 @@
-"""What a package index lists: releases with their dates, and files with their hashes."""
+"""What an index lists: releases with dates, files with hashes, wheels that fit, names that are near."""
 
 from __future__ import annotations
 
+import difflib
 import functools
+import json
+import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import requests
+from packaging import tags
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pypi_simple import (
     ACCEPT_JSON_PREFERRED,
     DistributionPackage,
+    IndexPage,
     ProjectPage,
     RepositoryPage,
     UnsupportedContentTypeError,
     UnsupportedRepoVersionError,
 )
 
-from bisect_env.environments.failures import PackageNotFoundError
-from bisect_env.environments.interpreters import Interpreters, machine_interpreters, uv_python_versions
+from bisect_env.environments.interpreters import (
+    Interpreter,
+    Interpreters,
+    machine_interpreters,
+    uv_python_versions,
+)
+from bisect_env.environments.lock import PackageNotFoundError
 from bisect_env.environments.settings import configured_index, without_credentials
-from bisect_env.environments.wheels import fits_platform, pythons_of
 from bisect_env.errors import IndexUnavailableError, UsageError
 from bisect_env.matrix.catalogue import Release
 from bisect_env.matrix.versions import Manager
+
+# --------------------------------------------------------------------------------------------------
+# Which of a release's wheels an interpreter on this host would install. Pure but for the host's libc.
+
+Ranks = Mapping[tags.Tag, int]
+"""Tag to preference, 0 first."""
+
+
+_INTERPRETER = re.compile(r"(?:cp|py)(\d)(\d+)?")
+_LAST_MINOR = 30
+"""The stable ABI has no end; this one is years away."""
+
+
+@functools.cache
+def host_platforms() -> tuple[str, ...]:
+    """Platform tags of this host, most specific first (manylinux by its glibc)."""
+    return tuple(tags.platform_tags())
+
+
+@functools.cache
+def tag_ranks(interpreter: Interpreter, platforms: Sequence[str] | None = None) -> Ranks:
+    """The tags that an interpreter accepts, in its order of preference.
+
+    The interpreter is not asked for them: those before 3.6 have no library that could tell.
+    """
+    platforms = host_platforms() if platforms is None else platforms
+    version = interpreter.release[:2]
+    short = f"cp{version[0]}{version[1]}"
+    own = tags.cpython_tags(version, abis=[interpreter.abi], platforms=platforms)
+    common = tags.compatible_tags(version, interpreter=short, platforms=platforms)
+    ranks: dict[tags.Tag, int] = {}
+    for tag in (*own, *common):
+        ranks.setdefault(tag, len(ranks))
+    return ranks
+
+
+def choose_wheel(filenames: Iterable[str], ranks: Ranks) -> str | None:
+    """The wheel that an installer would take: best tag, then highest build number, then name.
+
+    Names that are no wheels are passed over, so that a page's whole listing can be given.
+    """
+    best: tuple[int, tuple[int, str], str] | None = None
+    for filename in sorted(filenames):
+        parts = _split(filename)
+        if parts is None:
+            continue
+        build, tag_set = parts
+        rank = min((ranks[tag] for tag in tag_set if tag in ranks), default=None)
+        if rank is None:
+            continue
+        key = (rank, (-build[0], build[1]), filename)
+        if best is None or key < best:
+            best = key
+    return None if best is None else best[2]
+
+
+def fits_platform(filename: str, platforms: Sequence[str] | None = None) -> bool:
+    """Whether a wheel can be used on this host by some interpreter."""
+    parts = _split(filename)
+    accepted = {"any", *(host_platforms() if platforms is None else platforms)}
+    return parts is not None and any(tag.platform in accepted for tag in parts[1])
+
+
+def pythons_of(filename: str) -> frozenset[str] | None:
+    """Minor versions of Python (`3.11`) that a wheel is for; None for every Python 3."""
+    parts = _split(filename)
+    found: set[str] = set()
+    for tag in parts[1] if parts is not None else ():
+        if tag.interpreter == "py3":
+            return None
+        match = _INTERPRETER.fullmatch(tag.interpreter)
+        if match is None:
+            continue
+        major, minor = int(match[1]), int(match[2] or 0)
+        last = _LAST_MINOR if tag.abi == "abi3" else minor
+        found |= {f"{major}.{n}" for n in range(minor, last + 1)}
+    return frozenset(found)
+
+
+def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:
+    # By hand, because names and versions of old wheels are not in the form that parse_wheel_filename asks
+    # for, and only the tags matter here.
+    if not filename.endswith(".whl"):
+        return None
+    parts = filename.removesuffix(".whl").split("-")
+    if len(parts) not in (5, 6):
+        return None
+    build = (0, "")
+    if len(parts) == 6:
+        digits = len(parts[2]) - len(parts[2].lstrip("0123456789"))
+        if not digits:
+            return None
+        build = (int(parts[2][:digits]), parts[2][digits:])
+    return build, tags.parse_tag("-".join(parts[-3:]))
+
+
+# --------------------------------------------------------------------------------------------------
+# Which packages of an index were perhaps meant by a name that it does not have.
+#
+# A small index lists all its names on its first page. The large ones have half a million of them: there,
+# names that differ by one slip of the finger are asked for one by one, a few at a time.
+
+_SMALL = 1_000_000
+"""Bytes of a first page that are read; what has more is a large index."""
+_ASKED = 48
+"""Names that are asked for at most."""
+_SHOWN = 3
+_NAMES_TIMEOUT = (3.0, 5.0)
+
+_IMPORTED = {
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python",
+    "dateutil": "python-dateutil",
+    "pil": "pillow",
+    "pytorch": "torch",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""What people import, or call it elsewhere, and what it is called on an index."""
+
+
+@functools.lru_cache(64)
+def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
+    """Names that the index has and that are near to one that it does not have, the nearest first.
+
+    Args:
+        package: The name that is not there.
+        base: URL of the index; None for the configured one.
+
+    Returns:
+        At most three; none if the index does not answer: this is advice, and its lack is no failure.
+    """
+    base = (base or configured_index()).rstrip("/")
+    name = str(canonicalize_name(package.partition("[")[0]))
+    try:
+        listed = _listed(base)
+        if listed is not None:
+            known = [_IMPORTED[name]] if _IMPORTED.get(name) in listed else []
+            near = difflib.get_close_matches(name, sorted(listed), n=_SHOWN, cutoff=0.7)
+            return tuple(dict.fromkeys([*known, *near]))[:_SHOWN]
+        wanted = list(dict.fromkeys(one for one in islice(slips(name), _ASKED)))
+        with ThreadPoolExecutor(8) as pool:
+            there = list(pool.map(lambda one: _exists(base, one), wanted))
+    except (requests.RequestException, OSError, ValueError):
+        return ()
+    return tuple(one for one, known in zip(wanted, there, strict=True) if known)[:_SHOWN]
+
+
+def advice(package: str, base: str | None = None) -> str:
+    """`; did you mean torch?`, or "" if no name is near."""
+    near = near_names(package, base)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def slips(name: str) -> Iterator[str]:
+    """Names from which one slip makes this one, the likeliest first. Pure."""
+    if name in _IMPORTED:
+        yield _IMPORTED[name]
+    yield from (f"python-{name}", f"py{name}") if not name.startswith("py") else (name.removeprefix("py"),)
+    yield from (name.replace("-", ""), name.removesuffix("-python"), name.removeprefix("python-"))
+    for i in range(len(name) - 1):  # two letters exchanged
+        if name[i] != name[i + 1]:
+            yield name[:i] + name[i + 1] + name[i] + name[i + 2 :]
+    for i in range(len(name)):  # one too many
+        yield name[:i] + name[i + 1 :]
+    for i in range(len(name)):  # one of a double letter left out
+        yield name[: i + 1] + name[i] + name[i + 1 :]
+    yield f"{name}s"
+
+
+def _listed(base: str) -> frozenset[str] | None:
+    """All names of a small index; None of a large one."""
+    if urlsplit(base).scheme == "file":
+        folder = Path(unquote(urlsplit(base).path))
+        return frozenset(path.name for path in folder.iterdir() if path.is_dir())
+    with requests.get(
+        f"{base}/", headers={"Accept": ACCEPT_JSON_PREFERRED}, timeout=_NAMES_TIMEOUT, stream=True
+    ) as answer:
+        if not answer.ok:
+            return None
+        content = b""
+        for piece in answer.iter_content(1 << 16):
+            content += piece
+            if len(content) > _SMALL:
+                return None
+        is_json = "json" in answer.headers.get("content-type", "")
+    page = IndexPage.from_json_data(json.loads(content)) if is_json else IndexPage.from_html(content)
+    return frozenset(str(canonicalize_name(name)) for name in page.projects)
+
+
+def _exists(base: str, name: str) -> bool:
+    if not name or name.strip("-") != name:
+        return False
+    return bool(requests.head(f"{base}/{name}/", timeout=_NAMES_TIMEOUT, allow_redirects=True).ok)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a package index lists: releases with their dates, and files with their hashes.
 
 _TIMEOUT = (10.0, 30.0)  # seconds to connect, and between two pieces of an answer
 

@@ -13,10 +13,9 @@ from installer.exceptions import InstallerError
 from installer.sources import WheelFile
 
 from bisect_env.environments.download import obtain
-from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.interpreters import Interpreter
-from bisect_env.environments.lock import LockedPackage
-from bisect_env.environments.process import run_tool
+from bisect_env.environments.lock import LockedPackage, UnbuildableError
+from bisect_env.environments.uv_tool import run_tool
 
 OLDEST_FOR_UV = (3, 6)
 """Older interpreters cannot be run by uv (they have no `-I`)."""

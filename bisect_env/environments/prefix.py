@@ -1,4 +1,4 @@
-"""Prefixes: installed environments on this host, one directory for each lock, shared by every trial.
+"""Prefixes: installed environments on this host, one directory for each lock, shared by every trial of it.
 
 **What holds.** A directory `prefixes/<content hash>` with a marker in it is whole, for it was built beside
 its place and renamed when finished; nothing else is ever used. Builders of one lock exclude each other by
@@ -8,12 +8,17 @@ next one. Prefixes are read-only for their users: their files are hardlinks into
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import csv
 import errno
+import hashlib
+import io
 import json
+import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,29 +26,168 @@ import filelock
 
 from bisect_env.containers.trial import Inside
 from bisect_env.environments import (
-    assemble,
     bytecode,
-    conda_prefix,
-    honesty,
+    conda_process,
+    install_manifest,
     integrity,
+    lockfiles,
     old_python,
-    parts,
-    scripts,
-    uv_prefix,
+    validation,
 )
 from bisect_env.environments.bundle import Bundle
-from bisect_env.environments.cache import MARKER, damage, drop_damaged_archives, evict
-from bisect_env.environments.failures import UnbuildableError
-from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
-from bisect_env.environments.lease import Lease, archives, hold
-from bisect_env.environments.lock import Lock, LockedPackage
-from bisect_env.environments.lock_text import build_date
-from bisect_env.environments.offline_pythons import offline_environment, offline_interpreters
+from bisect_env.environments.cache import MARKER, Lease, archives, damage, drop_damaged_archives, evict, hold
+from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, remember
+from bisect_env.environments.interpreters import (
+    Interpreter,
+    Interpreters,
+    machine_interpreters,
+    offline_environment,
+    offline_interpreters,
+)
+from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
+from bisect_env.environments.lockfiles import build_date
 from bisect_env.environments.old_python import OLDEST_FOR_UV
-from bisect_env.environments.remember import CONDA_BASE, Contents, contents, remember
-from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
-from bisect_env.environments.uv_tool import Uv
+from bisect_env.environments.settings import (
+    default_cache_dir,
+    default_cache_limit,
+    default_offline,
+    without_credentials,
+)
+from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
+
+# --------------------------------------------------------------------------------------------------
+# Commands in a prefix that is made in one place and used in another.
+
+_LONGEST_LINE = 4096
+
+
+def move(place: Path, final: Path) -> None:
+    """Let commands that name the interpreter in one directory name the one in another.
+
+    uv makes commands relocatable in virtual environments alone; in a conda prefix they begin with
+    `#!<place>/bin/python`. Each is written anew beside itself, for it may be a hardlink, and the lists of
+    what packages hold are told of it.
+
+    Args:
+        place: Where the prefix is.
+        final: Where it will be.
+    """
+    changed = {}
+    for path in sorted((place / "bin").iterdir()):
+        if path.is_file() and not path.is_symlink() and (text := _moved(path, place, final)) is not None:
+            _write(path, text, path.stat().st_mode & 0o7777)
+            changed[path] = text
+    if changed:
+        for record in place.glob("lib/python*/site-packages/*.dist-info/RECORD"):
+            _state(record, changed)
+
+
+def _moved(path: Path, place: Path, final: Path) -> bytes | None:
+    here = os.fsencode(str(place / "bin")) + b"/"
+    there = os.fsencode(str(final / "bin")) + b"/"
+    with path.open("rb") as stream:
+        first = stream.readline(_LONGEST_LINE)
+        if not first.startswith(b"#!"):
+            return None
+        # Of a path that is too long for a shebang line there is a shell's `exec` in the second one.
+        head = first + stream.readline(_LONGEST_LINE)
+        return head.replace(here, there) + stream.read() if here in head else None
+
+
+def _state(record: Path, changed: dict[Path, bytes]) -> None:
+    site = record.parent.parent
+    with record.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.reader(stream))
+    hit = False
+    for row in rows:
+        path = Path(os.path.normpath(site / row[0])) if row else site
+        if path in changed:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(changed[path]).digest()).rstrip(b"=").decode()
+            row[1:] = [f"sha256={digest}", str(len(changed[path]))]
+            hit = True
+    if hit:
+        _write(record, _csv(rows), record.stat().st_mode & 0o7777)
+
+
+def _csv(rows: Iterable[list[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    beside.write_bytes(content)
+    beside.chmod(mode)
+    beside.replace(path)
+
+
+# --------------------------------------------------------------------------------------------------
+# What uv does for a prefix: an empty environment, and wheels in it.
+
+
+def make_empty(uv: Uv, place: Path, interpreter: Interpreter, timeout: float) -> None:
+    """Make an environment without packages.
+
+    Raises:
+        UnbuildableError: uv cannot.
+    """
+    # Relocatable, for scripts in bin/ are to work after the rename.
+    args: list[str | Path] = ["venv", "--relocatable", "--no-project", "--quiet"]
+    _run(uv, [*args, "-p", interpreter.path, place], place.parent, timeout, builds=False)
+
+
+def install(
+    uv: Uv, place: Path, packages: Sequence[LockedPackage], timeout: float, *, date: str | None = None
+) -> None:
+    """Install packages, and nothing that they depend on.
+
+    Args:
+        uv: With the cache that their archives are kept in.
+        place: An environment.
+        packages: With the addresses that archives are taken from.
+        timeout: Seconds.
+        date: Newest upload that what a source distribution is built with may have; None for any.
+
+    Raises:
+        UnbuildableError: It cannot be done; `transient` tells whether that says anything about the lock.
+    """
+    if not packages:
+        return
+    builds = any(package.is_source for package in packages)
+    listing = place / "pylock.toml"
+    listing.write_text(lockfiles.text(packages, without_credentials(uv.index)), "utf-8")
+    args: list[str | Path] = ["pip", "install", "--preview-features", "pylock", "--no-deps"]
+    args += ["--link-mode", "hardlink", "-p", place / "bin" / "python", "-r", listing]
+    if not builds:
+        args.append("--no-build")
+    elif date is not None:
+        args += ["--exclude-newer", date]
+    _run(uv, args, place, timeout, builds=builds)
+    listing.unlink()
+    # uv's own, against others who install here at the same time: nobody ever does.
+    (place / ".lock").unlink(missing_ok=True)
+
+
+def _run(uv: Uv, args: list[str | Path], cwd: Path, timeout: float, *, builds: bool) -> None:
+    finished = uv.run(args, cwd=cwd, timeout=timeout)
+    if finished.returncode != 0 or finished.timed_out:
+        raise _failure(finished, timeout, builds=builds)
+
+
+def _failure(finished: Finished, timeout: float, *, builds: bool) -> UnbuildableError:
+    words = plain_words(finished.stderr)
+    if finished.timed_out:
+        # A download that stalls says nothing about the environment; a build that never ends does.
+        return UnbuildableError(f"not finished in {timeout:.0f} s: {words}", transient=not builds)
+    if finished.returncode < 0:
+        return UnbuildableError(f"uv was killed by signal {-finished.returncode}: {words}", transient=True)
+    return UnbuildableError(words or f"uv ended with {finished.returncode}", transient=is_transient(words))
+
+
+# --------------------------------------------------------------------------------------------------
+# Prefixes: installed environments on this host, one directory for each lock, shared by every trial.
 
 _unchanged: set[tuple[str, str]] = set()
 """Prefixes, with their snapshots, that this process has seen to be as they were made."""
@@ -229,20 +373,22 @@ class _Builder:
         # What a source distribution becomes depends on more than the archive.
         if any(package.is_source for package in self.lock.packages):
             return {}
-        return parts.keys(self.lock, self.cache, interpreter)
+        return install_manifest.keys(self.lock, self.cache, interpreter)
 
     def _assemble(self, place: Path, keys: dict[str, str]) -> str | None:
         """Fill a prefix from parts, if all of them are known; gives its snapshot."""
-        found = {key: part for key in keys.values() if (part := parts.load(self.cache, key)) is not None}
+        found = {
+            key: part for key in keys.values() if (part := install_manifest.load(self.cache, key)) is not None
+        }
         if not keys or len(found) < len(keys):
             return None
         try:
-            assembled = assemble.assemble(place, self.final, self.cache, found)
-        except assemble.UnfitError as error:
+            assembled = install_manifest.assemble(place, self.final, self.cache, found)
+        except install_manifest.UnfitError as error:
             # The installer looks into it: it reads what has changed since, and fetches what is gone.
             integrity.remove_tree(place)
             if error.key is not None:
-                parts.discard(self.cache, error.key)
+                install_manifest.discard(self.cache, error.key)
             return None
         self._compare(assembled.held)
         return integrity.digest([*assembled.lines, self._write_lock(place)])
@@ -253,7 +399,7 @@ class _Builder:
                 base = self._fill(place, interpreter)
             damaged = [name for name, files in damage(place, memory=self.cache / "verified") if files]
             if not damaged:
-                self._compare(honesty.held_by(place))
+                self._compare(validation.held_by(place))
                 if keys:
                     with self._archives():
                         version = interpreter.version if interpreter else self.lock.python
@@ -278,9 +424,9 @@ class _Builder:
                 raise UnbuildableError("the cache is being emptied", transient=True)
             yield
 
-    def _compare(self, held: honesty.Held) -> None:
+    def _compare(self, held: validation.Held) -> None:
         """What the new prefix says it holds: another environment than the lock's is none."""
-        comparison = honesty.compare(self.lock, held)
+        comparison = validation.compare(self.lock, held)
         if comparison.errors:
             raise UnbuildableError(
                 f"the prefix is not what was locked: {'; '.join(comparison.errors)}", transient=False
@@ -311,17 +457,17 @@ class _Builder:
     def _fill(self, place: Path, interpreter: Interpreter | None) -> Contents:
         """Let the installers fill a prefix; gives what was in it before the first package."""
         if interpreter is None:
-            conda_prefix.fill(
+            conda_process.fill(
                 place, self.final, self.lock, self.cache, self.timeout, archives=self._conda_archives()
             )
             if any(not package.is_conda for package in self.lock.packages):
                 self._install(place)
-                scripts.move(place, self.final)
+                move(place, self.final)
             return Contents(contents(place).files & CONDA_BASE, frozenset())
         if interpreter.release < OLDEST_FOR_UV:
             old_python.fill(place, self.final, interpreter, self._wheels(), self.cache)
             return Contents(frozenset(), frozenset())
-        uv_prefix.make_empty(self._uv_tool(), place, interpreter, self.timeout)
+        make_empty(self._uv_tool(), place, interpreter, self.timeout)
         empty = contents(place)
         self._install(place)
         return empty
@@ -366,7 +512,7 @@ class _Builder:
         return Uv(self.cache, environ=None if self.offline is None else offline_environment(self.offline))
 
     def _install(self, place: Path) -> None:
-        uv_prefix.install(self._uv_tool(), place, self._wheels(), self.timeout, date=build_date(self.lock))
+        install(self._uv_tool(), place, self._wheels(), self.timeout, date=build_date(self.lock))
 
 
 def _lock_path(folder: Path, content_hash: str) -> Path:

@@ -1,23 +1,284 @@
-"""Environments as the engine sees them; another package manager stands behind the same four methods."""
+"""Environments as the engine sees them: what there is to choose from, locks, prefixes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+import fnmatch
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from bisect_env.environments.catalogue import Catalogue
 from bisect_env.environments.conda_lock import CondaSolver
-from bisect_env.environments.images import ensure_environment
-from bisect_env.environments.index import PypiCatalogue
+from bisect_env.environments.images import ensure_environment, locked_image, without_image
+from bisect_env.environments.index import PypiCatalogue, advice
 from bisect_env.environments.interpreters import Interpreters, machine_interpreters
-from bisect_env.environments.lock import Lock, LockResult
-from bisect_env.environments.locker import Locker
+from bisect_env.environments.lock import (
+    Lock,
+    LockedPackage,
+    LockResult,
+    PackageNotFoundError,
+    UnsolvableError,
+)
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
-from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.environments.pypi_lock import PypiSolver
+from bisect_env.environments.request import EnvironmentRequest, host_platform
 from bisect_env.environments.settings import default_cache_dir
-from bisect_env.matrix.catalogue import VersionCatalogue
+from bisect_env.environments.validation import provided_to_pypi
+from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.catalogue import Release, VersionCatalogue
+from bisect_env.matrix.versions import Manager
+
+# --------------------------------------------------------------------------------------------------
+# What there is to choose from: releases on a PyPI-like index and in conda channels.
+
+
+class Catalogue:
+    """Lists releases of both managers; each is looked up when it is asked for.
+
+    Args:
+        pypi: The index.
+        conda: Knows where channels are.
+    """
+
+    def __init__(self, pypi: PypiCatalogue, conda: CondaSolver) -> None:
+        self.pypi = pypi
+        self._conda = conda
+
+    def versions(
+        self, package: str, *, manager: Manager = Manager.PYPI, index: str | None = None
+    ) -> list[Release]:
+        """See `PypiCatalogue.versions`.
+
+        Raises:
+            PackageNotFoundError: The index does not know the package, and has some with near names.
+        """
+        found = self.pypi.versions(package, manager=manager, index=index)
+        if not found and (meant := advice(package, index)):
+            raise PackageNotFoundError(
+                f"the index has no package {package!r}{meant}", remedy="correct the name in the matrix"
+            )
+        return found
+
+    def python_versions(self) -> list[str]:
+        """See `PypiCatalogue.python_versions`."""
+        return self.pypi.python_versions()
+
+    def conda_versions(
+        self, package: str, *, channels: Sequence[str], platform: str, build: str | None = None
+    ) -> list[Release]:
+        """Every version of a conda package in the first channel that has it, oldest build first.
+
+        `uploaded` is the time of a version's first build, where one is stated.
+
+        Raises:
+            PackageNotFoundError: No channel has it; the message has near names.
+            IndexUnavailableError: A channel does not answer, or not with repodata.
+        """
+        answer = self._conda.versions(package, channels, platform)
+        return conda_releases(answer["records"], answer["elsewhere"], platform, build)
+
+
+def conda_releases(
+    records: Sequence[Mapping[str, Any]], elsewhere: Sequence[str], platform: str, build: str | None
+) -> list[Release]:
+    """Group builds into releases. Pure.
+
+    Args:
+        records: Version, build string, timestamp (ms) and minor versions of Python of each build.
+        elsewhere: Versions that other platforms have.
+        platform: The one that is asked about.
+        build: Pattern that build strings have to match, or None.
+    """
+    versions: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        versions.setdefault(record["version"], []).append(record)
+    releases = []
+    for version, builds in versions.items():
+        fitting = [r for r in builds if build is None or fnmatch.fnmatchcase(r["build"], build)]
+        stamps = [r["timestamp"] for r in fitting or builds if r["timestamp"]]
+        bound = all(r["pythons"] is not None for r in fitting)
+        releases.append(
+            Release(
+                version,
+                uploaded=datetime.fromtimestamp(min(stamps) / 1000, UTC) if stamps else None,
+                pythons=frozenset(p for r in fitting for p in r["pythons"]) if bound else None,
+                lacks="" if fitting else f"no build matches {build}",
+            )
+        )
+    missing = [version for version in elsewhere if version not in versions]
+    return [*releases, *(Release(v, has_wheel=False, lacks=f"no build for {platform}") for v in missing)]
+
+
+# --------------------------------------------------------------------------------------------------
+# From requests to locks: several at once, each like its neighbour.
+
+
+class Locker:
+    """Turns requests into locks.
+
+    Args:
+        cache_dir: Our cache directory.
+        interpreters: Where Pythons are looked for.
+        timeout: Seconds for one solution, builds for metadata included.
+        conda: Solves what comes from conda channels.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path,
+        *,
+        interpreters: Interpreters | None = None,
+        timeout: float = 900.0,
+        conda: CondaSolver | None = None,
+    ) -> None:
+        self._pypi = PypiSolver(cache_dir, interpreters=interpreters, timeout=timeout)
+        self._conda = conda or CondaSolver(cache_dir, timeout=timeout)
+        self._images: dict[str, LockedPackage] = {}
+        self._looking_up = threading.Lock()
+
+    def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> Lock:
+        """Lock one environment; the same request on the same index gives the same text, byte for byte.
+
+        Args:
+            request: What is asked for.
+            prefer: A neighbour's lock, whose packages are taken again where nothing speaks against it.
+
+        Raises:
+            UnsolvableError: Nothing satisfies the request.
+            InterpreterNotFoundError: Its Python is not to be had.
+            PackageNotFoundError: No conda channel has a package of that name.
+            IndexUnavailableError: The index, or a channel, fails.
+            InfrastructureError: The solver cannot work here, or the platform is not this machine's.
+        """
+        if request.platform != host_platform():
+            raise InfrastructureError(
+                f"an environment for {request.platform} cannot be locked on {host_platform()}",
+                remedy="leave `platform` out, or lock on a machine of that platform",
+            )
+        known = without_image(prefer).packages if prefer else ()
+        image = self._image(request)
+        if image and not request.python and request.conda is None:
+            return make_lock("", request.platform, image)
+        if request.conda is None:
+            packages = self._pypi.solve(request, known)
+            return make_lock(
+                request.python, request.platform, [*packages, *image], request.exclude_newer_text
+            )
+        solved = self._conda.solve(request, known)
+        packages = list(solved.packages)
+        if request.requirements:
+            provided = provided_to_pypi(solved.packages)
+            packages += self._pypi.solve_upon(request, solved.packages, provided, known)
+        return make_lock(
+            solved.python,
+            request.platform,
+            [*packages, *image],
+            request.exclude_newer_text,
+            records=solved.records,
+        )
+
+    def _image(self, request: EnvironmentRequest) -> list[LockedPackage]:
+        """The image of a request; a name stands for one image as long as this object lives."""
+        if not request.image:
+            return []
+        with self._looking_up:
+            if request.image not in self._images:
+                self._images[request.image] = locked_image(request.image)
+            return [self._images[request.image]]
+
+    def lock_many(
+        self,
+        requests: Sequence[EnvironmentRequest],
+        workers: int = 2,
+        on_done: Callable[[int, LockResult], None] | None = None,
+        *,
+        prefer: Sequence[Sequence[int]] | None = None,
+    ) -> list[LockResult]:
+        """Lock several environments at the same time; equal requests are solved once.
+
+        What comes out depends on the requests and on `prefer` alone, never on how many are solved at once or
+        on which is ready first.
+
+        Args:
+            requests: Any number.
+            workers: How many solvers run at once.
+            on_done: Called in the calling thread with the position of each request that is answered.
+            prefer: For each request the positions of earlier ones, most welcome first: it is to be like the
+                first of them that has a lock.
+
+        Returns:
+            For each request its lock, or why there is none, in order.
+
+        Raises:
+            InfrastructureError: The first failure that is not a property of a combination; solutions that
+                were not begun are given up.
+        """
+        positions: dict[str, list[int]] = {}
+        for position, request in enumerate(requests):
+            positions.setdefault(request.key, []).append(position)
+        models = _models(requests, positions, prefer)
+        results: dict[str, LockResult] = {}
+        waiting: dict[str, list[str]] = {}
+        pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="lock")
+        running: dict[Future[LockResult], str] = {}
+
+        def consider(key: str) -> None:
+            """Begin with a request, or let it wait for the first model that is not decided."""
+            for model in models[key]:
+                if model not in results:
+                    waiting.setdefault(model, []).append(key)
+                    return
+                if isinstance(found := results[model], Lock):
+                    break
+            else:
+                found = None
+            running[pool.submit(self._attempt, requests[positions[key][0]], found)] = key
+
+        try:
+            for key in positions:
+                consider(key)
+            while running:
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    key = running.pop(future)
+                    results[key] = future.result()
+                    for follower in waiting.pop(key, ()):
+                        consider(follower)
+                    if on_done is not None:
+                        for position in positions[key]:
+                            on_done(position, results[key])
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        return [results[request.key] for request in requests]
+
+    def _attempt(self, request: EnvironmentRequest, prefer: Lock | None) -> LockResult:
+        try:
+            return self.lock(request, prefer)
+        except UnsolvableError as error:
+            return error
+
+
+def _models(
+    requests: Sequence[EnvironmentRequest],
+    positions: dict[str, list[int]],
+    prefer: Sequence[Sequence[int]] | None,
+) -> dict[str, list[str]]:
+    """For each distinct request those that it may be like, in order; who asks for it first decides."""
+    models: dict[str, list[str]] = {}
+    for key, (leader, *_) in positions.items():
+        wanted = prefer[leader] if prefer is not None else ()
+        if any(position >= leader for position in wanted):
+            raise ValueError(f"request {leader} prefers one that does not come before it")
+        # An earlier position may ask for the same: its models are then these.
+        models[key] = list(dict.fromkeys(k for k in (requests[p].key for p in wanted) if k != key))
+    return models
+
+
+# --------------------------------------------------------------------------------------------------
+# Environments as the engine sees them; another package manager stands behind the same four methods.
 
 
 class EnvironmentProvider(Protocol):

@@ -16,18 +16,14 @@ import requests
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from bisect_env.environments import pylock
-from bisect_env.environments.failures import PackageNotFoundError, UnsolvableError
-from bisect_env.environments.index import IndexFile, PypiCatalogue
+from bisect_env.environments import lockfiles
+from bisect_env.environments.index import IndexFile, PypiCatalogue, advice, choose_wheel, tag_ranks
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
-from bisect_env.environments.lock import LockedPackage
-from bisect_env.environments.near_names import advice
+from bisect_env.environments.lock import LockedPackage, PackageNotFoundError, UnsolvableError
 from bisect_env.environments.old_python import OLDEST_FOR_UV
-from bisect_env.environments.process import Finished
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import without_credentials
-from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
-from bisect_env.environments.wheels import choose_wheel, tag_ranks
+from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
 
 _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
@@ -214,7 +210,7 @@ class PypiSolver:
             wheels = [package for package in prefer if not package.is_conda]
             if wheels:
                 # What stands in the file that uv is to write, it takes again if it may.
-                known = pylock.text(wheels, without_credentials(uv.index))
+                known = lockfiles.text(wheels, without_credentials(uv.index))
                 (cwd / "pylock.toml").write_text(known, "utf-8")
                 args += ["-o", "pylock.toml"]
             if provided:

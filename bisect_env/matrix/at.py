@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 
 from bisect_env.errors import UsageError
-from bisect_env.matrix.combination import Combination
-from bisect_env.matrix.grid import Grid, GridAxis
+from bisect_env.matrix.grid import Combination, Grid, GridAxis
 from bisect_env.matrix.problems import near
 
 NAMED = ("first-bad", "last-good")

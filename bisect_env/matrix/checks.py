@@ -8,14 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from bisect_env.matrix.axes import Axis, DateAxis, PackageAxis, ValueAxis
 from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.problems import Path, Problem, near
 from bisect_env.matrix.rules import check_comparison, is_comparison, matching
 from bisect_env.matrix.scalars import package_of
-from bisect_env.matrix.schema import Packages, Rule
+from bisect_env.matrix.schema import (
+    Axis,
+    DateAxis,
+    PackageAxis,
+    Packages,
+    Rule,
+    Trial,
+    ValueAxis,
+    placeholders,
+    variable,
+)
 from bisect_env.matrix.signatures import FROM_BAD_END
-from bisect_env.matrix.trial import Trial, placeholders, variable
 from bisect_env.matrix.versions import Manager, order_key
 
 

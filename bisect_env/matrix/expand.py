@@ -9,14 +9,14 @@ from datetime import datetime
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.matrix.axes import Axis, PackageAxis
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
 from bisect_env.matrix.checks import end_value_problem, listed_values
-from bisect_env.matrix.dates import cutoff
 from bisect_env.matrix.grid import Grid, GridAxis, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.problems import Problem, matrix_error
 from bisect_env.matrix.rules import RuleSet, matching
+from bisect_env.matrix.scalars import cutoff
+from bisect_env.matrix.schema import Axis, PackageAxis
 from bisect_env.matrix.versions import Manager, newest_of_each, parse_range
 
 MAX_COMBINATIONS = 250_000

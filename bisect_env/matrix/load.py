@@ -1,4 +1,4 @@
-"""From a path to a checked matrix, or to everything that is wrong with it."""
+"""From a path to a checked matrix with the files that it needs, or to everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,140 @@ import json
 import os
 import platform as host
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from bisect_env.errors import MatrixError
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.axes import Axis, DateAxis, DateRange, PackageAxis, ValueAxis
 from bisect_env.matrix.checks import Parts, cross_checks
-from bisect_env.matrix.combination import Combination
-from bisect_env.matrix.files import StudyFile, read_files
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.problems import Path as Loc
 from bisect_env.matrix.problems import Problem, matrix_error, near, of_validation
-from bisect_env.matrix.schema import AxisName, ContainerExecutor, MatrixFile, Packages, Rule, Search, Solver
-from bisect_env.matrix.trial import TargetRule, Trial, fill, variable
+from bisect_env.matrix.schema import (
+    Axis,
+    AxisName,
+    ContainerExecutor,
+    DateAxis,
+    DateRange,
+    MatrixFile,
+    PackageAxis,
+    Packages,
+    Rule,
+    Search,
+    Solver,
+    TargetRule,
+    Trial,
+    ValueAxis,
+    fill,
+    variable,
+)
+
+# --------------------------------------------------------------------------------------------------
+# The files that a trial needs, read from beside the matrix file.
+
+MAX_TOTAL = 16 * 1024 * 1024
+"""Files travel with every trial; data sets are fetched or mounted, not carried."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyFile:
+    """A file that the script needs.
+
+    Attributes:
+        name: Relative path with forward slashes, the same beside the matrix file and in a trial.
+        content: The bytes.
+        executable: Whether the owner may execute it.
+    """
+
+    name: str
+    content: bytes
+    executable: bool
+
+
+def name_problem(name: str) -> str | None:
+    """Why a path cannot be carried along, or None.
+
+    A trial runs in a fresh folder into which the files are written under the same relative paths, so that
+    nothing outside the matrix's own folder has a place there.
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute():
+        return f"the path {name!r} is absolute; put the file beside the matrix and name it from there"
+    if ".." in path.parts:
+        return (
+            f"the path {name!r} leaves the folder of the matrix; put the file beside the matrix or below it"
+        )
+    return None
+
+
+def read_files(folder: Path, names: Iterable[str]) -> tuple[tuple[StudyFile, ...], dict[str, str]]:
+    """Read the files of a study.
+
+    Args:
+        folder: Where the matrix file lies.
+        names: Relative paths.
+
+    Returns:
+        The files that could be read, and name to problem for the others.
+    """
+    files: list[StudyFile] = []
+    problems: dict[str, str] = {}
+    total = 0
+    for name in names:
+        problem = name_problem(name)
+        if problem is None:
+            try:
+                file = _read(folder, name, MAX_TOTAL - total)
+            except (OSError, ValueError) as error:
+                problem = _why(folder, name, error)
+            else:
+                total += len(file.content)
+                files.append(file)
+        if problem is not None:
+            problems[name] = problem
+    return tuple(files), problems
+
+
+class _TooLargeError(ValueError):
+    pass
+
+
+def _read(folder: Path, name: str, room: int) -> StudyFile:
+    path = folder / name
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError
+    if not stat.S_ISREG(status.st_mode):
+        # Opening a pipe would wait for its other end.
+        raise ValueError("neither a file nor a folder")
+    if status.st_size > room:
+        raise _TooLargeError
+    return StudyFile(name, path.read_bytes(), os.access(path, os.X_OK))
+
+
+def _why(folder: Path, name: str, error: Exception) -> str:
+    match error:
+        case FileNotFoundError() | NotADirectoryError():
+            return f"the file {name!r} does not exist beside the matrix; correct the path or add the file"
+        case IsADirectoryError():
+            return f"{name!r} is a folder; list the files in it"
+        case PermissionError():
+            return f"the file {name!r} may not be read; change its permissions"
+        case _TooLargeError():
+            size = MAX_TOTAL // (1024 * 1024)
+            return f"with {name!r} the files exceed {size} MiB in all; let the script fetch its data itself"
+        case OSError():
+            return f"the file {name!r} cannot be read ({error.strerror}); correct the path"
+        case _:
+            return f"{name!r} cannot be read ({error}); name a regular file"
+
+
+# --------------------------------------------------------------------------------------------------
+# From a path to a checked matrix, or to everything that is wrong with it.
 
 MAX_BYTES = 256 * 1024
 

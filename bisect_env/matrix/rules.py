@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from packaging.specifiers import SpecifierSet
 
-from bisect_env.matrix.axes import Axis, DateAxis, PackageAxis
-from bisect_env.matrix.combination import Combination
-from bisect_env.matrix.dates import cutoff
-from bisect_env.matrix.schema import Rule
+from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.scalars import cutoff
+from bisect_env.matrix.schema import Axis, DateAxis, PackageAxis, Rule
 from bisect_env.matrix.versions import order_key, parse_range, same_version
 
 _COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>|~=|=)")

@@ -1,41 +1,489 @@
-"""The matrix file, version 1, as a whole.
+"""The matrix file, version 1, as a whole: its axes, its trial, its search, and its JSON schema.
 
 What one key alone can get wrong is refused here; what two keys get wrong together is in `checks`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+import itertools
+import json
+import shlex
+import string
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self, get_args
 
 from packaging.utils import canonicalize_name
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Discriminator,
     Field,
     GetJsonSchemaHandler,
     Tag,
+    ValidationInfo,
     WithJsonSchema,
+    field_validator,
+    model_validator,
 )
 from pydantic_core import CoreSchema
 
-from bisect_env.matrix.axes import Axis, PackageAxis, StrictModel, ValueAxis
+from bisect_env.matrix.grid import AxisKind, Direction
 from bisect_env.matrix.scalars import (
+    BuildPattern,
     ChannelName,
     CondaSpec,
     DateText,
+    DayText,
+    EnvName,
+    ExitStatus,
     IndexUrl,
     PackageName,
     PypiRequirement,
+    Regex,
     Seconds,
+    SignalNumber,
     Slug,
+    StepText,
     Text,
     Value,
+    VersionText,
     VirtualPackage,
     check_axis_name,
+    cutoff,
+    days_between,
 )
-from bisect_env.matrix.trial import Trial
-from bisect_env.matrix.versions import Manager
+from bisect_env.matrix.signatures import FROM_BAD_END, SIGNATURE_VERSION, read_signature
+from bisect_env.matrix.versions import Manager, Step, check_version, order_key, parse_range, same_version
+
+# --------------------------------------------------------------------------------------------------
+# The three kinds of axes of a matrix file.
+
+
+class StrictModel(BaseModel):
+    """Frozen, and refuses keys that it does not know: a misspelt key must never be ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _list_or_text(value: Any) -> str:
+    return "range" if isinstance(value, str) else "list"
+
+
+def _list_or_mapping(value: Any) -> str:
+    return "range" if isinstance(value, Mapping | BaseModel) else "list"
+
+
+Versions = Annotated[
+    Annotated[tuple[VersionText, ...], Field(min_length=1), Tag("list")] | Annotated[Text, Tag("range")],
+    Discriminator(_list_or_text),
+]
+
+
+class PackageAxis(StrictModel):
+    """An axis whose values are exact versions of one package."""
+
+    package: PackageName = Field(description="Name of the package; `python` is the interpreter itself.")
+    manager: Manager = Field(default=Manager.PYPI, description="Where the package comes from.")
+    build: BuildPattern | None = Field(
+        default=None, description="Of a conda package: a pattern for its build string, such as 'cuda*'."
+    )
+    versions: Versions = Field(
+        description="A list of exact versions (withdrawn ones too), or a range such as '>=2.1,<2.6'."
+    )
+    step: Step = Field(
+        default=Step.MINOR,
+        description="Of a range: the newest release of each major, minor or patch version, or every one.",
+    )
+    prereleases: bool = Field(default=False, description="Of a range: take pre-releases too.")
+    yanked: bool = Field(default=False, description="Of a range: take withdrawn releases too.")
+    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad versions may lie.")
+
+    @field_validator("versions")
+    @classmethod
+    def _versions_make_sense(cls, versions: tuple[str, ...] | str, info: ValidationInfo) -> Any:
+        manager = info.data.get("manager", Manager.PYPI)
+        if isinstance(versions, str):
+            parse_range(versions)
+            return versions
+        for version in versions:
+            check_version(version, manager)
+        # Sorting is stable: of two equal versions the one written first comes first.
+        ordered = sorted(versions, key=lambda version: order_key(version, manager))
+        for earlier, version in itertools.pairwise(ordered):
+            if same_version(earlier, version, manager):
+                same = "stands twice" if earlier == version else f"is the same as {earlier!r}"
+                raise ValueError(f"version {version!r} {same}; remove one")
+        return versions
+
+    @model_validator(mode="after")
+    def _range_keys_need_a_range(self) -> Self:
+        extra = sorted({"step", "prereleases", "yanked"} & self.model_fields_set)
+        if extra and not isinstance(self.versions, str):
+            raise ValueError(
+                f"`{extra[0]}` belongs to a range, and `versions` is a list; remove it, or write a range"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _builds_are_condas(self) -> Self:
+        if self.build is not None and self.manager is not Manager.CONDA:
+            raise ValueError("`build` belongs to conda packages; remove it, or add `manager: conda`")
+        return self
+
+    @property
+    def kind(self) -> AxisKind:
+        """Always `AxisKind.PACKAGE`."""
+        return AxisKind.PACKAGE
+
+    @property
+    def is_python(self) -> bool:
+        """Whether this axis is the interpreter."""
+        return self.canonical_package == "python"
+
+    @property
+    def canonical_package(self) -> str:
+        """The package's name as its manager writes it: to conda `a_b` and `a-b` are two packages."""
+        return self.package.lower() if self.manager is Manager.CONDA else str(canonicalize_name(self.package))
+
+
+class ValueAxis(StrictModel):
+    """An axis whose values reach the script and leave the environment as it is."""
+
+    values: Annotated[tuple[Value, ...], Field(min_length=1)] = Field(
+        description="The values in their order; they reach the script as BISECT_ENV_<AXIS> and as {axis}."
+    )
+    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad values may lie.")
+
+    @field_validator("values")
+    @classmethod
+    def _no_duplicates(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        seen: set[str] = set()
+        for value in values:
+            if value in seen:
+                raise ValueError(f"value {value!r} stands twice; remove one")
+            seen.add(value)
+        return values
+
+    @property
+    def kind(self) -> AxisKind:
+        """Always `AxisKind.VALUE`."""
+        return AxisKind.VALUE
+
+
+class DateRange(StrictModel):
+    """Every so many days from one day to another, both included."""
+
+    from_: DayText = Field(alias="from", description="First day.")
+    to: DayText = Field(description="Last day; it belongs to the axis even where the step would miss it.")
+    step: StepText = Field(default="1d", description="Days between two values: 1d, 2w, or a number of days.")
+
+    @model_validator(mode="after")
+    def _days_make_sense(self) -> Self:
+        days_between(self.from_, self.to, self.step)
+        return self
+
+    @property
+    def days(self) -> tuple[str, ...]:
+        """All days, ascending."""
+        return days_between(self.from_, self.to, self.step)
+
+
+class DateAxis(StrictModel):
+    """An axis of days: what is not pinned is resolved as the index stood then."""
+
+    dates: Annotated[
+        Annotated[tuple[DateText, ...], Field(min_length=1), Tag("list")]
+        | Annotated[DateRange, Tag("range")],
+        Discriminator(_list_or_mapping),
+    ] = Field(description="A list of days or instants, or {from, to, step}. A day counts whole.")
+    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad days may lie.")
+
+    @field_validator("dates")
+    @classmethod
+    def _no_duplicates(cls, dates: tuple[str, ...] | DateRange) -> Any:
+        seen: dict[datetime, str] = {}
+        for i, date in enumerate(() if isinstance(dates, DateRange) else dates):
+            earlier = seen.setdefault(cutoff(date), date)
+            if len(seen) <= i:
+                same = "stands twice" if earlier == date else f"is the same as {earlier!r}"
+                raise ValueError(f"date {date!r} {same}; remove one")
+        return dates
+
+    @property
+    def kind(self) -> AxisKind:
+        """Always `AxisKind.DATE`."""
+        return AxisKind.DATE
+
+    @property
+    def expanded(self) -> tuple[str, ...]:
+        """All dates, ascending."""
+        if isinstance(self.dates, DateRange):
+            return self.dates.days
+        return tuple(sorted(self.dates, key=cutoff))
+
+
+_NEITHER = "neither"
+_TELLING_KEYS = (
+    ("package", "package-axis"),
+    ("values", "value-axis"),
+    ("dates", "date-axis"),
+    ("versions", "package-axis"),
+)
+_TAGS: dict[type, str] = {PackageAxis: "package-axis", ValueAxis: "value-axis", DateAxis: "date-axis"}
+
+
+def _axis_kind(value: Any) -> str:
+    """Which kind an axis is, told by the key that only this kind has."""
+    if isinstance(value, BaseModel):
+        return _TAGS.get(type(value), _NEITHER)
+    keys = value if isinstance(value, Mapping) else {}
+    for key, kind in _TELLING_KEYS:
+        if key in keys:
+            return kind
+    return _NEITHER
+
+
+Axis = Annotated[
+    Annotated[PackageAxis, Tag("package-axis")]
+    | Annotated[ValueAxis, Tag("value-axis")]
+    | Annotated[DateAxis, Tag("date-axis")],
+    Discriminator(
+        _axis_kind,
+        custom_error_type="axis_kind",
+        custom_error_message="an axis needs one of `package` with `versions`, `values`, or `dates`; add one",
+    ),
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# What the matrix file says about one trial, and how its command is filled in. Pure.
+
+TargetOutcome = Literal[
+    "crash", "hang", "cuda-fault", "cuda-oom", "cuda-init", "import-error", "exit-fail", "host-oom"
+]
+"""The outcomes that may be what a study looks for. A pass, a skip and trouble of the machine may not."""
+
+DEFAULT_TARGET: tuple[TargetOutcome, ...] = ("crash", "hang", "cuda-fault", "import-error", "exit-fail")
+
+SKIP_EXIT_CODE = 125
+"""git's convention: the script says that it can learn nothing here."""
+
+
+class TargetRule(StrictModel):
+    """Which failures are the one that the study is about; every condition given must hold.
+
+    `signals` narrows crashes, `exit_codes` narrows exit-fail and import-error, `output` and `signature`
+    narrow all.
+    """
+
+    outcomes: Annotated[tuple[TargetOutcome, ...], Field(min_length=1)] = Field(
+        default=DEFAULT_TARGET, description="The outcome is one of these."
+    )
+    signals: tuple[SignalNumber, ...] = Field(
+        default=(), description="A crash counts only when it died by one of these signals (all, when empty)."
+    )
+    exit_codes: tuple[ExitStatus, ...] = Field(
+        default=(), description="A failed exit counts only with one of these codes (all, when empty)."
+    )
+    output: tuple[Regex, ...] = Field(
+        default=(),
+        description="The failure counts only when stdout or stderr matches one of these regular expressions.",
+    )
+
+    signature: Text = Field(
+        default="",
+        description="The failure counts only when its signature matches this one, copied from a report; "
+        "`from-bad-end`: that of the first failure at the known bad end (any, when empty).",
+    )
+
+    @model_validator(mode="after")
+    def _signature_can_match(self) -> Self:
+        if not self.signature or self.signature == FROM_BAD_END:
+            return self
+        try:
+            parts = read_signature(self.signature)
+        except ValueError:
+            raise ValueError(
+                f"{self.signature!r} is no signature; copy one from a report "
+                f"(`crash:SIGSEGV in body, at a.py:f (v{SIGNATURE_VERSION})`), or say `{FROM_BAD_END}`"
+            ) from None
+        if parts.version != SIGNATURE_VERSION:
+            raise ValueError(
+                f"the signature is of version {parts.version}, and this release compares those of version "
+                f"{SIGNATURE_VERSION}; copy it from a report of this release"
+            )
+        if parts.outcome not in self.outcomes:
+            raise ValueError(
+                f"the signature is of a {parts.outcome}, which `outcomes` lacks; add it, or correct it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _codes_can_happen(self) -> Self:
+        if SKIP_EXIT_CODE in self.exit_codes:
+            raise ValueError(
+                f"exit code {SKIP_EXIT_CODE} means 'skip this combination' and never counts; remove it"
+            )
+        if self.signals and "crash" not in self.outcomes:
+            raise ValueError(
+                "`signals` narrows crashes, and `outcomes` has no crash; add it or remove `signals`"
+            )
+        if self.exit_codes and not {"exit-fail", "import-error"} & set(self.outcomes):
+            raise ValueError(
+                "`exit_codes` narrows exit-fail, and `outcomes` lacks it; add it or remove `exit_codes`"
+            )
+        return self
+
+
+def _split_command(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise ValueError(f"the command cannot be split into words ({error}); close the quotes") from None
+
+
+def _text_is_one(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+class Trial(StrictModel):
+    """How the script is run once."""
+
+    command: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_split_command),
+        WithJsonSchema({"type": ["string", "array"], "items": {"type": ["string", "number"]}}),
+    ] = Field(
+        default=(),
+        description="Program and arguments, as one text (split as a shell would) or a list. "
+        "`{axis}` stands for the axis's value, `{{` and `}}` for braces. Default: python and the first file.",
+    )
+    files: Annotated[
+        tuple[Text, ...],
+        BeforeValidator(_text_is_one),
+        WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
+    ] = Field(
+        default=(),
+        description="Files the script needs, relative to the matrix file; they keep their relative paths.",
+    )
+    timeout: Seconds = Field(
+        default=60.0, description="Limit of wall-clock time: seconds, or a text like 90s or 2m."
+    )
+    concurrency: int = Field(
+        default=1, ge=1, le=1024, description="Copies started at once on one worker; together one trial."
+    )
+    repeat_within: int = Field(
+        default=1,
+        ge=1,
+        le=100_000,
+        description="How often the script's body is run within one process, until it fails: for scripts that "
+        "take longer to start than to run.",
+    )
+    env: dict[EnvName, Value] = Field(default_factory=dict, description="Environment variables to add.")
+    gpus: int = Field(default=0, ge=0, le=64, description="GPUs that one trial needs.")
+    bad: TargetRule = Field(default_factory=TargetRule, description="Which failures count as bad.")
+
+    @model_validator(mode="after")
+    def _something_to_run(self) -> Self:
+        if not self.command and not self.files:
+            raise ValueError("the trial has nothing to run; add `command`, or `files` with the script first")
+        if self.repeat_within > 1 and not runs_python_body(self.effective_command):
+            raise ValueError(
+                "`repeat_within` runs a Python script's body again, and the command is none; "
+                "write `python SCRIPT ...`, `python -m MODULE ...` or remove it"
+            )
+        return self
+
+    @property
+    def effective_command(self) -> tuple[str, ...]:
+        """The command with its default filled in, placeholders as they are."""
+        return self.command or ("python", _braces_kept(self.files[0]))
+
+    @property
+    def scripts(self) -> tuple[str, ...]:
+        """Arguments that name a script beside the matrix file: carried even where `files` lacks them."""
+        return tuple(
+            word
+            for word in self.effective_command
+            if word.endswith((".py", ".sh"))
+            and not word.startswith(("-", "/"))
+            and not placeholders(word)
+            and not any(character.isspace() for character in word)
+        )
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """Every file to carry, `files` first, in normal form and without duplicates."""
+        names = (*self.files, *(unbraced(script) for script in self.scripts))
+        return tuple(dict.fromkeys(str(PurePosixPath(name)) for name in names))
+
+
+def runs_python_body(command: Sequence[str]) -> bool:
+    """Whether a command is Python with a script, a module or code: what can be run again within a process."""
+    name = command[0].rpartition("/")[2]
+    return name.startswith("python") and any(
+        word in ("-m", "-c") or not word.startswith("-") for word in command[1:]
+    )
+
+
+def _braces_kept(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def unbraced(word: str) -> str:
+    """A word without placeholders as the script's command line will have it."""
+    return word.replace("{{", "{").replace("}}", "}")
+
+
+def placeholders(word: str) -> tuple[str, ...]:
+    """The axis names between braces.
+
+    Raises:
+        ValueError: A brace stands alone, or more than a name stands between two; the message names a remedy.
+    """
+    refusal = f"{word!r} has a brace that is no placeholder; write {{axis}}, or {{{{ and }}}} for braces"
+    try:
+        fields = [field[1:] for field in string.Formatter().parse(word) if field[1] is not None]
+    except ValueError:
+        raise ValueError(refusal) from None
+    names = []
+    for name, spec, conversion in fields:
+        if not name or spec or conversion:
+            raise ValueError(refusal)
+        names.append(name)
+    return tuple(names)
+
+
+def fill(command: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
+    """Put the values of a combination into a command; each word stays one word.
+
+    Raises:
+        KeyError: A placeholder names no axis (the loader has refused that).
+    """
+    filled = []
+    for word in command:
+        parts = []
+        for literal, name, _, _ in string.Formatter().parse(word):
+            parts.append(literal)
+            if name is not None:
+                parts.append(values[name])
+        filled.append("".join(parts))
+    return tuple(filled)
+
+
+def variable(axis: str) -> str:
+    """The environment variable that carries an axis's value: `cuda-arch` is `BISECT_ENV_CUDA_ARCH`."""
+    return "BISECT_ENV_" + axis.upper().replace("-", "_")
+
+
+# --------------------------------------------------------------------------------------------------
+# The matrix file, version 1, as a whole.
 
 Platform = Literal["linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-arm64", "win-64"]
 
@@ -254,3 +702,18 @@ class MatrixFile(StrictModel):
         return bool(self.packages.conda) or any(
             isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA for axis in axes
         )
+
+
+# --------------------------------------------------------------------------------------------------
+# The JSON schema of matrix files, for editors; `matrices/schema.json` is its committed form.
+
+
+def matrix_json_schema() -> dict[str, Any]:
+    """The schema of matrix file version 1 (JSON Schema, draft 2020-12)."""
+    schema = MatrixFile.model_json_schema(by_alias=True, mode="validation")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def schema_text() -> str:
+    """The schema as it is written to a file: the same bytes for the same schema."""
+    return json.dumps(matrix_json_schema(), indent=2, ensure_ascii=False) + "\n"

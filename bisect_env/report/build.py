@@ -1,16 +1,24 @@
-"""From what the store holds to the report. Pure."""
+"""From what the store holds to the report: posterior, timeline, circumstances, ways to reproduce. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
+
+from bisect_env.environments.images import image_of
 from bisect_env.environments.lock import Lock
-from bisect_env.matrix.combination import Combination
+from bisect_env.environments.lockfiles import plain_lists
+from bisect_env.matrix import yaml_source
+from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis, Index
+from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.signatures import shown
-from bisect_env.report.circumstances import amplified, with_bodies
 from bisect_env.report.doubts import (
     machine_warnings,
     other_failures,
@@ -19,6 +27,7 @@ from bisect_env.report.doubts import (
     verdict_warnings,
 )
 from bisect_env.report.model import (
+    AnswerReport,
     AxisInfo,
     CombinationReport,
     DifferenceReport,
@@ -26,17 +35,28 @@ from bisect_env.report.model import (
     FailureReport,
     MachineReport,
     OriginReport,
+    PointReport,
+    PosteriorReport,
     Report,
+    StepReport,
     StudyInfo,
+    TimedBuild,
+    TimedTrial,
+    TimelineReport,
     TrialCounts,
     is_called_bad,
 )
-from bisect_env.report.posterior import posterior
-from bisect_env.report.reproduce import own_date, steps
-from bisect_env.report.sentence import sentence
-from bisect_env.report.timeline import timeline
+from bisect_env.report.sentence import bad_values_in_words, sentence
+from bisect_env.search.coarse import is_large
+from bisect_env.search.corners import CornerQuestion
+from bisect_env.search.course import course
 from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.question import Question
+from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.space import Hypothesis
 from bisect_env.storage.records import (
+    BUILD_FAILED,
+    BUILT,
     EXPLAINED,
     TARGET,
     CombinationState,
@@ -47,9 +67,313 @@ from bisect_env.storage.records import (
     Origin,
     StoredTrial,
     Study,
+    StudyStatus,
     WholeTrial,
 )
 from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence, Machine, Outcome
+
+# --------------------------------------------------------------------------------------------------
+# Under what circumstances a study's trials ran: perturbations, bodies repeated in a process. Pure.
+
+
+def with_bodies(verdict: dict[str, Any], trials: Sequence[StoredTrial]) -> dict[str, Any]:
+    """Add to the rates at both sides of the boundary those of single bodies, where bodies are repeated.
+
+    Args:
+        verdict: The verdict document.
+        trials: All trials of the study.
+    """
+    found = dict(verdict)
+    for key, end in (("bad_rate", "first_bad"), ("good_rate", "last_good")):
+        rate, combination = verdict.get(key), verdict.get(end)
+        if rate and combination and (bodies := _bodies(combination, trials)):
+            low, high = clopper_pearson(min(rate["hits"], bodies), bodies)
+            per_body = {"rate": rate["hits"] / bodies, "low": low, "high": high}
+            found[key] = {**rate, "bodies": bodies, "per_body": per_body}
+    return found
+
+
+def _bodies(combination: Mapping[str, str], trials: Sequence[StoredTrial]) -> int:
+    counted = (Evidence.GOOD, Evidence.BAD)
+    return sum(
+        trial.bodies
+        for trial in trials
+        if trial.evidence in counted and trial.combination.as_dict() == dict(combination)
+    )
+
+
+def amplified(decisions: Sequence[Decision]) -> list[str]:
+    """What should be known of a study whose trials ran under a perturbation."""
+    for decision in decisions:
+        if decision.kind == "amplify" and (name := decision.payload.get("perturbation", {}).get("name")):
+            why = decision.payload.get("reason", "")
+            ran = f"every trial ran under what makes the failure more frequent, {name} ({why})"
+            return [f"{ran}: the rates are those under it"]
+    return []
+
+
+# --------------------------------------------------------------------------------------------------
+# What ran when: trials and builds on one clock. Pure.
+
+LIMIT = 2000
+"""Trials that are listed; of more every second, third, … one."""
+
+
+def timeline(
+    states: Sequence[CombinationState], trials: Sequence[StoredTrial], decisions: Sequence[Decision]
+) -> TimelineReport:
+    """Put trials and builds on one clock.
+
+    Args:
+        states: Every combination, in the report's order.
+        trials: The study's own.
+        decisions: What was decided; builds are among it.
+    """
+    position = {state.combination: i for i, state in enumerate(states)}
+    members: defaultdict[str, list[int]] = defaultdict(list)
+    for i, state in enumerate(states):
+        if state.lock_hash:
+            members[state.lock_hash].append(i)
+    builds = [
+        (
+            decision.at - timedelta(seconds=float(decision.payload.get("seconds") or 0.0)),
+            str(decision.payload.get("lock", "")),
+            float(decision.payload.get("seconds") or 0.0),
+            str(decision.payload.get("reason") or "failed") if decision.kind == BUILD_FAILED else "",
+        )
+        for decision in decisions
+        if decision.kind in (BUILT, BUILD_FAILED)
+    ]
+    known = sorted((t for t in trials if t.combination in position), key=lambda t: (t.started_at, t.sequence))
+    moments: list[datetime] = [*(t.started_at for t in known), *(start for start, *_ in builds)]
+    if not moments:
+        return TimelineReport()
+    begin = min(moments)
+    shown = known[:: max(1, math.ceil(len(known) / LIMIT))]
+    return TimelineReport(
+        begin=begin,
+        trials=tuple(
+            TimedTrial(
+                trial=t.trial_id,
+                combination=position[t.combination],
+                outcome=str(t.outcome),
+                evidence=str(t.evidence),
+                start=_seconds(t.started_at - begin),
+                seconds=round(t.duration, 3),
+                host=t.host,
+                worker=t.worker,
+                gpu=t.gpu,
+            )
+            for t in shown
+        ),
+        builds=tuple(
+            TimedBuild(
+                lock=lock,
+                combinations=tuple(members[lock]),
+                start=_seconds(start - begin),
+                seconds=round(seconds, 3),
+                failed=failed,
+            )
+            for start, lock, seconds, failed in sorted(builds)
+        ),
+        left_out=len(known) - len(shown),
+    )
+
+
+def _seconds(delta: timedelta) -> float:
+    return round(delta.total_seconds(), 3)
+
+
+# --------------------------------------------------------------------------------------------------
+# How the posterior moved: what the store holds, told to a search again. Pure.
+
+POINTS = 200
+"""At most; a study of more trials is looked at now and then."""
+ANSWERS = 6
+"""Answers that are followed."""
+
+
+def posterior(
+    axes: Sequence[AxisInfo],
+    settings: Mapping[str, Any],
+    states: Sequence[CombinationState],
+    trials: Sequence[StoredTrial],
+    *,
+    every_corner: bool,
+) -> PosteriorReport:
+    """Tell the trials again, and follow the answers that led.
+
+    Args:
+        axes: Of the study.
+        settings: As stored with it: those of the search, and `ends`.
+        states: Every combination.
+        trials: What the study knows, in the order in which it was told.
+        every_corner: Whether the study looked for further failing corners.
+
+    Returns:
+        An empty one for a large matrix, whose answers are told apart only as far as they have to be.
+    """
+    grid = _grid(axes, settings)
+    groups = groups_of(grid, states)
+    if not groups or is_large(grid.shape, [axis.direction for axis in grid.axes]):
+        return PosteriorReport()
+    names = {field.name for field in dataclasses.fields(SearchSettings)}
+    chosen = SearchSettings(**{name: value for name, value in settings.items() if name in names})
+    search = Search(grid, groups, chosen, make=CornerQuestion if every_corner else Question)
+    for state in states:
+        index = _index(grid, state.combination)
+        if state.status != CombinationStatus.SOLVABLE and index in groups:
+            search.set_aside(index)
+    told = []
+    for trial in trials:
+        index = _index(grid, trial.combination)
+        if index in groups and trial.evidence in (Evidence.GOOD, Evidence.BAD):
+            told.append((groups[index], trial.evidence is Evidence.BAD))
+    if not told:
+        return PosteriorReport()
+    seen = course(search, told, points=POINTS, answers=ANSWERS)
+    return PosteriorReport(
+        answers=tuple(_answer(hypothesis, grid) for hypothesis in seen.answers),
+        points=tuple(
+            PointReport(trials=n, probabilities=tuple(round(float(p), 6) for p in row))
+            for n, row in zip(seen.trials, np.clip(seen.probabilities, 0.0, 1.0), strict=True)
+        ),
+    )
+
+
+def groups_of(grid: Grid, states: Sequence[CombinationState]) -> dict[Index, Index]:
+    """For each combination that has a lock the first one of the same lock and values of value axes."""
+    values = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.VALUE]
+    first: dict[tuple[Any, ...], Index] = {}
+    groups: dict[Index, Index] = {}
+    for state in states:
+        index = _index(grid, state.combination)
+        if state.lock_hash is not None and index is not None:
+            measurement = (state.lock_hash, *(index[i] for i in values))
+            groups[index] = first.setdefault(measurement, index)
+    return groups
+
+
+def _grid(axes: Sequence[AxisInfo], settings: Mapping[str, Any]) -> Grid:
+    grid = Grid(tuple(GridAxis(a.name, AxisKind(a.kind), a.values, Direction(a.direction)) for a in axes))
+    ends = settings.get("ends") or {}
+    good, bad = (
+        _index(grid, Combination.of(ends[end])) if ends.get(end) else None for end in ("good", "bad")
+    )
+    return Grid(grid.axes, good=good, bad=bad)
+
+
+def _index(grid: Grid, combination: Combination) -> Index | None:
+    try:
+        return grid.index(combination)
+    except (KeyError, ValueError):
+        # A study that went on with other axes keeps what was measured before.
+        return None
+
+
+def _answer(hypothesis: Hypothesis, grid: Grid) -> AnswerReport:
+    bad = {
+        grid.axes[i].name: tuple(
+            value for value, is_bad in zip(grid.axes[i].values, hypothesis.sets[i], strict=True) if is_bad
+        )
+        for i in hypothesis.culprits
+    }
+    return AnswerReport(
+        label=bad_values_in_words(
+            hypothesis.kind,
+            bad,
+            {axis.name: {"values": axis.values, "direction": str(axis.direction)} for axis in grid.axes},
+        ),
+        kind=hypothesis.kind,
+        bad_values=bad,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Commands that show the failure again. Pure.
+
+_SHORT_ID = 12
+
+
+def steps(
+    study: Study, axes: Sequence[AxisInfo], verdict: Mapping[str, Any], lock: Lock | None
+) -> tuple[StepReport, ...]:
+    """From the bare failure to the whole study; all but the first for those who have the matrix alone.
+
+    Args:
+        study: As stored.
+        axes: Its axes.
+        verdict: Its verdict document.
+        lock: Of the first bad combination.
+    """
+    if not study.definition.matrix_path:
+        return ()
+    path = shlex.quote(study.definition.matrix_path)
+    found = []
+    if lock is not None:
+        made = f"bisect-env reproduce first-bad --study {study.id[:_SHORT_ID]} --output repro"
+        title = "As a directory with lock, script and Dockerfile, which needs no bisect-env to be run"
+        found.append(
+            StepReport(
+                title=title, commands=(made, "cd repro", *_by_hand(lock)), files=plain_lists(lock.packages)
+            )
+        )
+    cells = (("first_bad", "first bad"), ("last_good", "last good"))
+    alone = [
+        f"bisect-env trial {path} --at {shlex.quote(at(cell, axes))} # {words}"
+        for key, words in cells
+        if (cell := verdict.get(key)) and at(cell, axes)
+    ]
+    if alone:
+        found.append(StepReport(title="Run one combination by itself", commands=tuple(alone)))
+    if verdict.get("kind") == "explanation":
+        # Its environments are none of the matrix's: another command made them.
+        found.append(StepReport(title="Look for the culprit again", commands=("bisect-env explain",)))
+        return tuple(found)
+    if study.status is not StudyStatus.FINISHED:
+        # `--fresh` would throw away what is there.
+        found.append(StepReport(title="Go on with the search", commands=(f"bisect-env run {path}",)))
+        return tuple(found)
+    title = "Answer the same matrix again"
+    if study.exclude_newer is not None and own_date(study) is None:
+        moment = f"{study.exclude_newer:%Y-%m-%dT%H:%M:%SZ}"
+        title += f" (in the same environments, with exclude_newer: {moment} in it)"
+    found.append(StepReport(title=title, commands=(f"bisect-env run {path} --fresh",)))
+    return tuple(found)
+
+
+def _by_hand(lock: Lock) -> list[str]:
+    """What the README of that directory says."""
+    if image_of(lock):
+        return ["docker build --tag repro .", "docker run --rm repro"]
+    if lock.is_conda:
+        return ["conda-lock install --prefix ./env conda-lock.yml", 'PATH="$PWD/env/bin:$PATH" ./run.sh 100']
+    return [
+        f"uv venv --python {lock.python} env",
+        "uv pip sync --python env/bin/python --require-hashes requirements.txt",
+        'PATH="$PWD/env/bin:$PATH" ./run.sh 100',
+    ]
+
+
+def own_date(study: Study) -> datetime | None:
+    """The moment that the matrix itself names in `exclude_newer`, which counts for its locks."""
+    data = yaml_source.parse(study.definition.matrix_text).data
+    named = data.get("exclude_newer") if isinstance(data, dict) else None
+    try:
+        return cutoff(str(named)) if named else None
+    except ValueError:
+        # What a newer release may write there.
+        return None
+
+
+def at(cell: Mapping[str, str], axes: Sequence[AxisInfo]) -> str:
+    """A combination as `--at` takes it; axes with one value are left out."""
+    several = {axis.name for axis in axes if len(axis.values) > 1}
+    return ",".join(f"{axis}={value}" for axis, value in cell.items() if axis in several)
+
+
+# --------------------------------------------------------------------------------------------------
+# From what the store holds to the report. Pure.
 
 STACK_LIMIT = 12_000
 """Characters of a stack in the document; the database has all of it."""

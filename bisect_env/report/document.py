@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from bisect_env.environments.difference import counted, difference
-from bisect_env.environments.homes import project_homes
+from bisect_env.environments.difference import counted, difference, project_homes
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.report.build import build_report

@@ -1,10 +1,36 @@
-"""Every format by its name. Pure."""
+"""Every format by its name, and the document that JSON shows. Pure."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import Any
 
-from bisect_env.report.model import Report
+from bisect_env.report.model import SCHEMA, Report
+
+# --------------------------------------------------------------------------------------------------
+# `--format json`: the report's document, version 1.
+
+
+def report_json_schema() -> dict[str, Any]:
+    """The schema of the document (JSON Schema, draft 2020-12): what any release of this version may write."""
+    schema = Report.model_json_schema(by_alias=True, mode="serialization")
+    schema["properties"]["schema"]["const"] = SCHEMA
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def report_schema_text() -> str:
+    """The schema as it is written to a file."""
+    return json.dumps(report_json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def json_text(report: Report) -> str:
+    """The document as text, with a final newline; pure ASCII, so that no log can confuse its reader."""
+    return json.dumps(report.document(), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# Every format by its name. Pure.
 
 
 def _text() -> Callable[[Report], str]:
@@ -27,7 +53,7 @@ def _markdown() -> Callable[[Report], str]:
 
 
 def _json() -> Callable[[Report], str]:
-    from bisect_env.report.json_format import json_text
+    # RECUT-EMPTY
 
     return json_text
 

@@ -20,10 +20,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bisect_env.report import words
-from bisect_env.report.curves import lanes_of, posterior_picture, timeline_picture
-from bisect_env.report.heatmap import cell_note, heat_map
+from bisect_env.report.charts import cell_note, heat_map, lanes_of, posterior_picture, timeline_picture
 from bisect_env.report.model import CombinationReport, Report
-from bisect_env.report.numbers import duration, interval, percent, probability
+from bisect_env.report.sentence import duration, interval, percent, probability
 from bisect_env.report.untrusted import LINE_WIDTH, clean, shortened, shown_lines
 
 LISTED = 3000

@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ET
 
 from bisect_env.report import words
 from bisect_env.report.model import CombinationReport, Report
-from bisect_env.report.numbers import interval, percent
+from bisect_env.report.sentence import interval, percent
 from bisect_env.report.untrusted import LINE_WIDTH, clean, clean_lines, shortened, shown_lines
 
 

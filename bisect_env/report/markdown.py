@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from bisect_env.report import words
 from bisect_env.report.model import FailureReport, Report, StepReport
-from bisect_env.report.table import columns, rows
 from bisect_env.report.text import stack_lines
 from bisect_env.report.untrusted import clean, shortened
+from bisect_env.report.words import columns, rows
 
 MOST = 60_000
 """Characters of the whole: GitHub takes 65 536."""

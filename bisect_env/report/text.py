@@ -17,8 +17,8 @@ from rich.text import Text
 
 from bisect_env.report import words
 from bisect_env.report.model import Report
-from bisect_env.report.table import Rows, columns, rows
 from bisect_env.report.untrusted import clean, clean_lines, shortened
+from bisect_env.report.words import Rows, columns, rows
 
 STACK_LINES = 12
 CHANGES = 12

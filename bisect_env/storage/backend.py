@@ -1,14 +1,435 @@
-"""What both back ends have in common: an open database, and the words for its two kinds of transactions."""
+"""What both back ends share: where a database is, its schema and views, and what can go wrong with it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine
+import platformdirs
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy import URL, Connection, Engine, insert, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
+
+from bisect_env.errors import StorageError, UsageError
+from bisect_env.storage.tables import METADATA, SCHEMA_VERSION, MetaRow
+
+# --------------------------------------------------------------------------------------------------
+# What goes wrong with a database, in words for people.
+
+ANOTHER = "name another database with `--db` or BISECT_ENV_DB"
+
+# Beginnings of SQLite's own error names (https://sqlite.org/rescode.html).
+_BY_NAME: tuple[tuple[str, str, str], ...] = (
+    (
+        "SQLITE_BUSY",
+        "is held by another process for too long",
+        "close what may hold it (a backup, a database browser), then start the same command again",
+    ),
+    ("SQLITE_LOCKED", "is held by another connection", "start the same command again"),
+    ("SQLITE_NOTADB", "is not a SQLite database", ANOTHER),
+    (
+        "SQLITE_CORRUPT",
+        "is damaged",
+        "take it from a backup, rescue what is readable with `sqlite3 FILE .recover`, or " + ANOTHER,
+    ),
+    ("SQLITE_READONLY", "cannot be written", "make the file and its directory writable, or " + ANOTHER),
+    ("SQLITE_PERM", "may not be accessed", "change its permissions, or " + ANOTHER),
+    ("SQLITE_FULL", "cannot grow: the disk is full", "make room, then start the same command again"),
+    ("SQLITE_CANTOPEN", "cannot be opened", "check the path and its permissions, or " + ANOTHER),
+    ("SQLITE_IOERR", "cannot be read or written: the disk reports an error", "check the disk, or " + ANOTHER),
+)
+
+_SERVER = "check that the server runs and that the URL names it, then start the same command again"
+
+# Beginnings of PostgreSQL's SQLSTATE (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+_BY_STATE: tuple[tuple[str, str, str], ...] = (
+    (
+        "55P03",
+        "is held by another writer for too long",
+        "look for it in pg_stat_activity, then start the same command again",
+    ),
+    ("28", "does not let this user in", "correct user and password, or keep them in ~/.pgpass"),
+    ("3D000", "does not exist", "make it with `createdb`, or " + ANOTHER),
+    ("25006", "cannot be written", "write to the server that is not a replica, or " + ANOTHER),
+    ("42501", "may not be accessed by this user", "let the owner grant the rights, or " + ANOTHER),
+    ("42P01", "lacks a part that it should have", "take it from a backup, or " + ANOTHER),
+    ("42703", "lacks a part that it should have", "take it from a backup, or " + ANOTHER),
+    ("53100", "cannot grow: the server's disk is full", "make room, then start the same command again"),
+    ("53300", "has no connection left", "raise `max_connections` of the server, or use fewer processes"),
+    ("57P", "was shut down", _SERVER),
+    ("25P03", "gave up on this process, which paused for too long", "start the same command again"),
+    ("08", "cannot be reached", _SERVER),
+)
+
+# libpq reports a connection that was refused without a SQLSTATE.
+_BY_WORDS: tuple[tuple[str, str], ...] = (
+    ("password authentication failed", "28"),
+    ("no password supplied", "28"),
+    ("no pg_hba.conf entry", "28"),
+    ('database "', "3D000"),
+    ("too many clients", "53300"),
+    ("connection", "08"),
+    ("could not", "08"),
+    ("failed to resolve", "08"),
+)
+
+
+def _of_server(shown: str, error: DBAPIError) -> StorageError | None:
+    if not hasattr(error.orig, "sqlstate"):
+        return None
+    text, state = " ".join(str(error.orig).split()), getattr(error.orig, "sqlstate", None)
+    if state is None and isinstance(error, OperationalError):
+        state = next((code for words, code in _BY_WORDS if words in text), None)
+    for beginning, what, remedy in _BY_STATE:
+        if state is not None and state.startswith(beginning):
+            return StorageError(f"the database {shown} {what}", tried=text, remedy=remedy)
+    return None
+
+
+def storage_error(shown: str, error: DBAPIError) -> StorageError:
+    """The message for a driver's error.
+
+    Args:
+        shown: The database as the user knows it, without a password.
+        error: As SQLAlchemy raised it.
+    """
+    name = str(getattr(error.orig, "sqlite_errorname", ""))
+    for beginning, what, remedy in _BY_NAME:
+        if name.startswith(beginning):
+            return StorageError(f"the database {shown} {what}", tried=f"{error.orig}", remedy=remedy)
+    if found := _of_server(shown, error):
+        return found
+    if "no such table" in str(error.orig) or "no such column" in str(error.orig):
+        return StorageError(
+            f"the database {shown} lacks a part that it should have",
+            tried=f"{error.orig}",
+            remedy="another program changed it: take it from a backup, or " + ANOTHER,
+        )
+    return StorageError(f"the database {shown} failed", tried=f"{error.orig}", remedy=ANOTHER)
+
+
+@contextlib.contextmanager
+def speaking(shown: str) -> Iterator[None]:
+    """Turn the driver's errors into messages; broken constraints are for the caller to explain.
+
+    Raises:
+        StorageError: Instead of what the driver raised.
+    """
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except DBAPIError as error:
+        raise storage_error(shown, error) from error
+    except json.JSONDecodeError as error:
+        raise StorageError(
+            f"the database {shown} holds JSON that cannot be read ({error})",
+            remedy="another program changed it: take it from a backup, or " + ANOTHER,
+        ) from error
+
+
+# --------------------------------------------------------------------------------------------------
+# Where the results are: what `--db` and `BISECT_ENV_DB` may say.
+
+VARIABLE = "BISECT_ENV_DB"
+_REMEDY = (
+    "name a file (`--db results.sqlite`) or a URL (`--db sqlite:////data/results.sqlite`, "
+    "`--db postgresql+psycopg://USER@HOST/DATABASE`)"
+)
+
+
+def database_location(reference: str | None, environ: Mapping[str, str] | None = None) -> Path | URL:
+    """The database that a user means.
+
+    Args:
+        reference: A path or a URL; None looks at `BISECT_ENV_DB`, then takes a file in the user's data
+            directory.
+        environ: Environment variables, `os.environ` if None.
+
+    Returns:
+        The absolute path of a SQLite file, or the URL of a PostgreSQL database; nothing is looked up.
+
+    Raises:
+        UsageError: It is a URL that this release cannot serve, or names nothing.
+    """
+    environ = os.environ if environ is None else environ
+    if reference is None:
+        reference = environ.get(VARIABLE) or None
+    if reference is None:
+        return platformdirs.user_data_path("bisect-env") / "results.sqlite"
+    if "\0" in reference or not reference.strip():
+        raise UsageError("the database has no name", tried=repr(reference), remedy=_REMEDY)
+    if "://" not in reference:
+        return Path(reference).expanduser().absolute()
+    try:
+        url = make_url(reference)
+    except (ArgumentError, ValueError):
+        # Not quoted: whatever this is, it may hold a password.
+        raise UsageError("the database URL cannot be read", remedy=_REMEDY) from None
+    match url.get_backend_name():
+        case "sqlite":
+            return Path(_file_of(url)).expanduser().absolute()
+        case "postgresql" | "postgres":
+            return _server_of(url)
+        case other:
+            raise UsageError(
+                f"{shown_url(url)}: this release keeps its results in SQLite or PostgreSQL, not in {other}",
+                remedy=_REMEDY,
+            )
+
+
+def shown_location(reference: str | None) -> str:
+    """The database that a user means, as messages name it; nothing is opened.
+
+    Raises:
+        UsageError: As for `database_location`.
+    """
+    location = database_location(reference)
+    return str(location) if isinstance(location, Path) else shown_url(location)
+
+
+def shown_url(url: URL) -> str:
+    """The URL as messages may quote it: `***` for the password, without options, which may hold another."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def _file_of(url: URL) -> str:
+    shown = shown_url(url)
+    if url.host or url.query or url.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise UsageError(
+            f"{shown}: the URL of a SQLite file has a path and nothing else (four slashes if absolute)",
+            remedy=_REMEDY,
+        )
+    if url.database in (None, "", ":memory:"):
+        raise UsageError(f"{shown}: a database in memory would forget every trial", remedy=_REMEDY)
+    return str(url.database)
+
+
+def _server_of(url: URL) -> URL:
+    shown = shown_url(url)
+    if url.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise UsageError(
+            f"{shown}: PostgreSQL is reached through psycopg",
+            remedy="begin the URL with `postgresql+psycopg://`",
+        )
+    if not url.database:
+        raise UsageError(
+            f"{shown}: the URL names no database", remedy="end it with `/DATABASE`; an empty one will do"
+        )
+    return url.set(drivername="postgresql+psycopg")
+
+
+# --------------------------------------------------------------------------------------------------
+# The views that people and other programs may rely on; `docs/reference/database.md` documents them.
+#
+# A column may be added; none is renamed, removed or given another meaning while the tables change beneath.
+
+_EVIDENCE = ("good", "bad", "other", "void", "skip")
+
+
+def _count(evidence: str) -> str:
+    # A count for each combination that is asked for, from an index: a join would count all of them.
+    return (
+        f"  (SELECT count(*) FROM trials t WHERE t.combination_id = c.id AND t.evidence = '{evidence}')\n"
+        f"  + (SELECT count(*) FROM reused r WHERE r.combination_id = c.id AND r.evidence = '{evidence}')"
+        f" AS {evidence}"
+    )
+
+
+_COMBINATIONS = f"""
+SELECT c.study_id, s.name AS study, c.key AS combination, c.status, c.reason, c.lock_hash,
+{",".join(_count(evidence) for evidence in _EVIDENCE)},
+  (SELECT count(*) FROM reused r WHERE r.combination_id = c.id) AS reused
+FROM combinations c
+JOIN studies s ON s.id = c.study_id
+"""
+
+# A subquery for a column costs nothing where the column is not asked for, while a join would be made for
+# every row of a count. The study is joined, because people choose by its name; LEFT, so that PostgreSQL may
+# leave the join out. Every row has its partners.
+_TRIALS = """
+SELECT t.trial_id, t.study_id, s.name AS study,
+  (SELECT c.key FROM combinations c WHERE c.id = t.combination_id) AS combination, t.lock_hash,
+  (SELECT l.python FROM locks l WHERE l.content_hash = t.lock_hash) AS python,
+  (SELECT l.platform FROM locks l WHERE l.content_hash = t.lock_hash) AS platform,
+  t.outcome, t.evidence, t.returncode, t.phase, t.signature, t.detail, t.started_at, t.recorded_at,
+  t.duration, t.host, t.worker, t.gpu, s.username, t.cpu, t.gpu_model, t.driver, t.trial_key
+FROM trials t
+LEFT JOIN studies s ON s.id = t.study_id
+"""
+
+_PACKAGES = """
+SELECT p.lock_hash, p.manager, p.name, p.version, p.build, p.url, p.sha256,
+  (SELECT l.python FROM locks l WHERE l.content_hash = p.lock_hash) AS python,
+  (SELECT l.platform FROM locks l WHERE l.content_hash = p.lock_hash) AS platform
+FROM packages p
+"""
+
+_VERDICT_KEYS = ("status", "sentence", "reason", "kind", "first_bad", "last_good", "culprit_axes")
+
+
+def _verdicts(dialect: str) -> str:
+    if dialect == "sqlite":
+        keys = [f"json_extract(s.verdict, '$.{key}') AS {key}" for key in _VERDICT_KEYS]
+        probability = "json_extract(s.verdict, '$.probability')"
+    else:
+        keys = [f"s.verdict ->> '{key}' AS {key}" for key in _VERDICT_KEYS]
+        probability = "CAST(s.verdict ->> 'probability' AS double precision)"
+    return f"""
+SELECT s.id AS study_id, s.name AS study, s.status AS study_status, {", ".join(keys)},
+  {probability} AS probability, s.created_at, s.finished_at, s.host, s.username
+FROM studies s
+WHERE s.verdict IS NOT NULL
+"""
+
+
+NAMES = ("v_combinations", "v_trials", "v_verdicts", "v_packages")
+ONE_ROW = {
+    "v_trials": "a trial",
+    "v_combinations": "a combination of a study, with its trials, `reused` ones included",
+    "v_verdicts": "a study with a verdict",
+    "v_packages": "a package of a lock",
+}
+"""What a row of each view stands for."""
+
+
+def make_views(connection: Connection) -> None:
+    """Make every view."""
+    bodies = (_COMBINATIONS, _TRIALS, _verdicts(connection.dialect.name), _PACKAGES)
+    for name, body in zip(NAMES, bodies, strict=True):
+        connection.exec_driver_sql(f"CREATE VIEW {name} AS {body}")
+
+
+def drop(connection: Connection) -> None:
+    """Take them away: a table cannot be made anew beneath a view."""
+    for name in NAMES:
+        connection.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Alembic, driven from inside: the connection and its transaction are the caller's.
+
+
+def revision_of(version: int) -> str:
+    """The revision that makes a schema: its number, in four digits."""
+    return f"{version:04d}"
+
+
+def current(connection: Connection) -> str | None:
+    """The revision that the version table names; None without one."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def stamp(connection: Connection, version: int) -> None:
+    """Write down that a database has a schema, without doing anything else."""
+    command.stamp(_config(connection), revision_of(version))
+
+
+def to_head(connection: Connection, version: int) -> None:
+    """Run every revision after a schema; the first schema had no version table."""
+    if current(connection) is None and version:
+        stamp(connection, version)
+    command.upgrade(_config(connection), revision_of(SCHEMA_VERSION))
+
+
+def _config(connection: Connection) -> Config:
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", "bisect_env.storage:migrations")
+    return config
+
+
+# --------------------------------------------------------------------------------------------------
+# Which schema a database has, and how a new one gets it.
+
+CREATED_BY = "bisect-env"
+"""Beginning of the fact that says whose tables these are."""
+
+
+def make_schema(connection: Connection) -> None:
+    """Make every table and view in an empty database, in the transaction that is given."""
+    # Here, because reading and going on need no Alembic.
+    # RECUT-EMPTY
+
+    METADATA.create_all(connection)
+    make_views(connection)
+    stamp(connection, SCHEMA_VERSION)
+    facts = {"schema": str(SCHEMA_VERSION), "created_by": f"{CREATED_BY} {version('bisect-env')}"}
+    connection.execute(insert(MetaRow), [{"name": name, "value": value} for name, value in facts.items()])
+
+
+def fact(connection: Connection, name: str) -> str | None:
+    """A fact that the database holds about itself."""
+    query = select(MetaRow.value).where(MetaRow.name == name)  # type: ignore[call-overload]
+    value = connection.execute(query).scalar_one_or_none()
+    return None if value is None else str(value)
+
+
+def stored_version(connection: Connection, shown: str) -> int:
+    """The version of the schema that a database has.
+
+    Raises:
+        StorageError: It does not say.
+    """
+    try:
+        value = fact(connection, "schema")
+    except DBAPIError as error:
+        raise storage_error(shown, error) from error
+    if value is None or not value.isdecimal():
+        raise StorageError(
+            f"the database {shown} does not say which schema it has",
+            remedy="another program changed it: take it from a backup, or " + ANOTHER,
+        )
+    return int(value)
+
+
+def check_version(found: int, shown: str) -> None:
+    """Refuse another schema than ours; what to do depends on which is newer. Pure.
+
+    Raises:
+        StorageError: It is another one.
+    """
+    if found > SCHEMA_VERSION:
+        raise StorageError(
+            f"the database {shown} was written by a newer release (schema {found}; this one knows "
+            f"{SCHEMA_VERSION})",
+            remedy="install the newest release of bisect-env, or " + ANOTHER,
+        )
+    if found < SCHEMA_VERSION:
+        raise StorageError(
+            f"the database {shown} was written by an older release (schema {found}; this one needs "
+            f"{SCHEMA_VERSION})",
+            remedy=f"bisect-env db upgrade --db {shlex.quote(shown)}",
+        )
+
+
+def check_upgradable(found: int, shown: str) -> None:
+    """Refuse a schema from which no revision leads here. Pure.
+
+    Raises:
+        StorageError: It is newer than ours, or no release ever had it.
+    """
+    if found > SCHEMA_VERSION:
+        check_version(found, shown)
+    if found < 1:
+        raise StorageError(
+            f"the database {shown} says that it has schema {found}, which no release ever had",
+            remedy="another program changed it: take it from a backup, or " + ANOTHER,
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# What both back ends have in common: an open database, and the words for its two kinds of transactions.
 
 BUSY_SECONDS = 60.0
 """How long a writer waits for other writers; each holds the lock for milliseconds."""

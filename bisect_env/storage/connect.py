@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from bisect_env.errors import StorageError
-from bisect_env.storage import schema
-from bisect_env.storage.backend import Database
-from bisect_env.storage.failures import speaking
-from bisect_env.storage.location import database_location
-from bisect_env.storage.postgres_backend import open_server
-from bisect_env.storage.sqlite_backend import open_file
+from bisect_env.storage import backend
+from bisect_env.storage.backend import Database, database_location, speaking
+from bisect_env.storage.postgres import open_server
+from bisect_env.storage.sqlite import open_file
 
 
 def open_database(reference: str | None, *, read_only: bool) -> Database:
@@ -27,7 +25,7 @@ def open_database(reference: str | None, *, read_only: bool) -> Database:
     database = open_any_schema(reference, read_only=read_only)
     try:
         with speaking(database.shown), database.reader.connect() as connection:
-            schema.check_version(schema.stored_version(connection, database.shown), database.shown)
+            backend.check_version(backend.stored_version(connection, database.shown), database.shown)
     except StorageError:
         database.engine.dispose()
         raise

@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import Connection, func, inspect, select, update
 
 from bisect_env.errors import StorageError
-from bisect_env.storage import migrate, schema, views
+from bisect_env.storage import backend
+from bisect_env.storage.backend import ANOTHER, speaking
 from bisect_env.storage.connect import open_any_schema, open_database
-from bisect_env.storage.failures import ANOTHER, speaking
 from bisect_env.storage.tables import METADATA, SCHEMA_VERSION, MetaRow
 
 
@@ -49,13 +49,13 @@ def upgrade(reference: str | None) -> Upgrade:
                 driver: Any = connection.connection.driver_connection
                 driver.execute("PRAGMA foreign_keys = OFF")
             with connection.begin():
-                before = schema.stored_version(connection, database.shown)
+                before = backend.stored_version(connection, database.shown)
                 if before == SCHEMA_VERSION:
                     return Upgrade(database.shown, before, before)
-                schema.check_upgradable(before, database.shown)
-                views.drop(connection)
-                migrate.to_head(connection, before)
-                views.make(connection)
+                backend.check_upgradable(before, database.shown)
+                backend.drop(connection)
+                backend.to_head(connection, before)
+                backend.make_views(connection)
                 connection.execute(
                     update(MetaRow)
                     .where(MetaRow.name == "schema")  # type: ignore[arg-type]
@@ -100,12 +100,12 @@ def _problems(connection: Connection) -> list[str]:
         ]
     here = inspect(connection)
     missing = sorted(set(METADATA.tables) - set(here.get_table_names()))
-    missing += sorted(set(views.NAMES) - set(here.get_view_names()))
+    missing += sorted(set(backend.NAMES) - set(here.get_view_names()))
     found += [f"{name} is missing" for name in missing]
-    revision = migrate.current(connection)
-    if revision != migrate.revision_of(SCHEMA_VERSION):
+    revision = backend.current(connection)
+    if revision != backend.revision_of(SCHEMA_VERSION):
         found.append(
-            f"the version table names revision {revision}, not {migrate.revision_of(SCHEMA_VERSION)}"
+            f"the version table names revision {revision}, not {backend.revision_of(SCHEMA_VERSION)}"
         )
     return found
 
@@ -121,8 +121,8 @@ def stats(reference: str | None) -> tuple[str, dict[str, int | str]]:
         with speaking(database.shown), database.reader.connect() as connection:
             measured: dict[str, int | str] = {
                 "back end": connection.dialect.name,
-                "schema": schema.stored_version(connection, database.shown),
-                "written by": schema.fact(connection, "created_by") or "",
+                "schema": backend.stored_version(connection, database.shown),
+                "written by": backend.fact(connection, "created_by") or "",
             }
             for name, table in METADATA.tables.items():
                 if name != "meta":

@@ -10,7 +10,7 @@ from sqlalchemy import select as select_columns
 from sqlalchemy import union_all
 from sqlmodel import Session, col, func, select
 
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.storage import blobs, rows
 from bisect_env.storage.records import Counts, FailureGroup, StoredTrial, WholeTrial
 from bisect_env.storage.tables import ArtefactRow, BlobRow, CombinationRow, ReusedRow, TrialRow

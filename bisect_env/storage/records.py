@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence, Machine, Outcome, Phase, TrialRecord
 
 

@@ -1,4 +1,4 @@
-"""The store: everything that a study knows, where many processes can write and read it.
+"""The store: everything that a study knows, where many processes can write and read at once.
 
 **Consistency.** A method that writes has committed when it returns; what it wrote is then there for every
 other process, and survives the death of this one at any instant. It either happens as a whole or not at all.
@@ -19,16 +19,441 @@ caller names a study, combination or lock that is not there: a defect, except wh
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from sqlalchemy import select as select_columns
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import Session, col, delete, func, select
+
+from bisect_env.matrix.grid import Combination
+from bisect_env.storage import blobs, queries
+from bisect_env.storage.backend import Database, speaking
+from bisect_env.storage.tables import (
+    ArtefactRow,
+    BlobRow,
+    CombinationRow,
+    MetaRow,
+    ReusedRow,
+    StudyRow,
+    TrialRow,
+)
+from bisect_env.storage.values import clean
+from bisect_env.trials.records import Evidence
+
+if TYPE_CHECKING:
+    pass  # RECUT-EMPTY
+import difflib
+import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import literal_column
+
+from bisect_env.environments.lock import Lock
+from bisect_env.errors import UsageError
+from bisect_env.storage import rows
 from bisect_env.storage.connect import open_database
-from bisect_env.storage.environment_part import EnvironmentPart
-from bisect_env.storage.log_part import LogPart
-from bisect_env.storage.shared_part import SharedPart
-from bisect_env.storage.study_part import StudyPart
-from bisect_env.storage.trial_part import TrialPart
+from bisect_env.storage.records import (
+    TARGET,
+    CombinationState,
+    CombinationStatus,
+    Counts,
+    Decision,
+    FailureGroup,
+    News,
+    Origin,
+    StoredTrial,
+    Study,
+    StudyDefinition,
+    StudyStatus,
+    Want,
+    WholeTrial,
+)
+from bisect_env.storage.tables import ClaimRow, DecisionRow, LockRow, PackageRow
+from bisect_env.storage.values import jsonable, public
+from bisect_env.trials.records import Machine, TrialRecord
+
+# --------------------------------------------------------------------------------------------------
+# Rows that must be there, and constraints in words.
 
 
-class Store(StudyPart, EnvironmentPart, TrialPart, SharedPart, LogPart):
+def study_row(session: Session, study_id: str) -> StudyRow:
+    """The row of a study.
+
+    Raises:
+        ValueError: There is none.
+    """
+    row = session.get(StudyRow, study_id)
+    if row is None:
+        raise ValueError(f"there is no study {study_id}")
+    return row
+
+
+def combination_row(session: Session, study_id: str, combination: Combination) -> CombinationRow:
+    """The row of a study's combination.
+
+    Raises:
+        ValueError: There is none.
+    """
+    query = select(CombinationRow).where(CombinationRow.study_id == study_id)
+    row = session.exec(query.where(CombinationRow.key == clean(combination.key))).first()
+    if row is None:
+        raise ValueError(f"study {study_id} has no combination {combination}")
+    return row
+
+
+@contextlib.contextmanager
+def constraints(what: str) -> Iterator[None]:
+    """Turn a broken constraint into a defect of the caller.
+
+    Raises:
+        ValueError: Instead of what the driver raised.
+    """
+    try:
+        yield
+    except IntegrityError as error:
+        raise ValueError(f"a row names {what}") from error
+
+
+# --------------------------------------------------------------------------------------------------
+# The collector: it keeps logs within a limit, and never drops what a verdict cites.
+#
+# Trials themselves stay: to drop some would change the counts that every verdict rests on. A verdict cites
+# the first trial of every way of failing in its study, which reports show with its stack, and of the two
+# combinations between which it draws the line the first bad and the first good trial.
+#
+# Files go in two steps: what is dropped is marked and committed, and only then removed. A collector that is
+# killed in between leaves a file that nobody names, never a name without its file.
+
+LIMIT = 10 * 2**30
+"""Bytes that all logs may take together unless the database says otherwise."""
+_LIMIT_FACT = "log_limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What the collector did, or would do.
+
+    Attributes:
+        limit: Bytes that logs may take.
+        before: Bytes that they took.
+        after: Bytes that they take now.
+        logs: Contents dropped to keep the limit.
+        orphans: Contents dropped because no trial refers to them.
+        cited: Bytes that verdicts cite, which stay.
+    """
+
+    limit: int
+    before: int
+    after: int
+    logs: int
+    orphans: int
+    cited: int
+
+
+def limit_of(session: Session) -> int:
+    """The limit that the database keeps."""
+    value = session.exec(select(MetaRow.value).where(MetaRow.name == _LIMIT_FACT)).first()
+    return int(value) if value is not None and value.isdecimal() else LIMIT
+
+
+def stored(session: Session) -> int:
+    """Bytes that logs take, compressed."""
+    query = select(func.coalesce(func.sum(BlobRow.stored), 0)).where(col(BlobRow.collected).is_(False))
+    return int(session.exec(query).one())
+
+
+def cited_trials(session: Session) -> set[int]:
+    """`sequence` of every trial that a verdict cites."""
+    found: set[int] = set()
+    query = select(StudyRow.id, StudyRow.verdict).where(col(StudyRow.verdict).is_not(None))
+    for study_id, verdict in session.exec(query).all():
+        groups = queries.failure_groups(study_id)
+        found.update(session.execute(select_columns(groups.c.first)).scalars())
+        for end, evidence in (("first_bad", Evidence.BAD), ("last_good", Evidence.GOOD)):
+            values = (verdict or {}).get(end)
+            if isinstance(values, dict) and values:
+                found.update(_first_at(session, study_id, Combination.of(values).key, evidence))
+    return found
+
+
+def _first_at(session: Session, study_id: str, key: str, evidence: Evidence) -> list[int]:
+    here = (col(CombinationRow.study_id) == study_id) & (col(CombinationRow.key) == key)
+    own = (
+        select(func.min(TrialRow.sequence))
+        .join(CombinationRow, col(CombinationRow.id) == col(TrialRow.combination_id))
+        .where(here, TrialRow.evidence == evidence.value)
+    )
+    reused = (
+        select(func.min(ReusedRow.trial_sequence))
+        .join(CombinationRow, col(CombinationRow.id) == col(ReusedRow.combination_id))
+        .where(here, ReusedRow.evidence == evidence.value)
+    )
+    firsts = (session.exec(query).one() for query in (own, reused))
+    return [int(first) for first in firsts if first is not None]
+
+
+def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
+    """As `Store.collect`."""
+    folder = sessions._database.folder
+    with sessions._reading() if dry else sessions._writing() as session:
+        before = stored(session)
+        limit = limit_of(session) if limit is None else limit
+        orphans = _orphans(session)
+        after = before - sum(orphans.values())
+        cited = _blobs_of(session, cited_trials(session)) if after > limit else {}
+        dropped: dict[str, int] = {}
+        for digest, size in _oldest_first(session) if after > limit else ():
+            if after <= limit:
+                break
+            if digest not in cited:
+                dropped[digest] = size
+                after -= size
+        if not dry:
+            session.merge(MetaRow(name=_LIMIT_FACT, value=str(limit)))
+            for digest in dropped:
+                row = session.get_one(BlobRow, digest)
+                row.collected, row.data = True, None
+            session.flush()
+            for digest in orphans:
+                session.exec(delete(BlobRow).where(col(BlobRow.content_hash) == digest))
+    if not dry and folder is not None and folder.is_dir():
+        with sessions._writing() as session:
+            _remove_files(session, folder)
+    return Collected(limit, before, after, len(dropped), len(orphans), sum(cited.values()))
+
+
+def _orphans(session: Session) -> dict[str, int]:
+    referred = select(ArtefactRow.content_hash).where(ArtefactRow.content_hash == BlobRow.content_hash)
+    query = select(BlobRow.content_hash, BlobRow.stored, BlobRow.collected).where(~referred.exists())
+    return {digest: 0 if gone else size for digest, size, gone in session.exec(query)}
+
+
+def _blobs_of(session: Session, sequences: set[int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    ordered = sorted(sequences)
+    for i in range(0, len(ordered), 500):
+        query = (
+            select(BlobRow.content_hash, BlobRow.stored)
+            .join(ArtefactRow, col(ArtefactRow.content_hash) == col(BlobRow.content_hash))
+            .where(col(ArtefactRow.trial_sequence).in_(ordered[i : i + 500]))
+            .where(col(BlobRow.collected).is_(False))
+        )
+        found.update(dict(session.exec(query).all()))
+    return found
+
+
+def _oldest_first(session: Session) -> list[tuple[str, int]]:
+    # By the youngest trial that left a content: what still happens is worth more than what happened once.
+    youngest: Any = func.max(ArtefactRow.trial_sequence)
+    query = (
+        select(BlobRow.content_hash, BlobRow.stored)
+        .join(ArtefactRow, col(ArtefactRow.content_hash) == col(BlobRow.content_hash))
+        .where(col(BlobRow.collected).is_(False))
+        .group_by(col(BlobRow.content_hash), col(BlobRow.stored))
+        .order_by(youngest, col(BlobRow.content_hash))
+    )
+    return [(digest, size) for digest, size in session.exec(query)]
+
+
+def _remove_files(session: Session, folder: Path) -> None:
+    """Remove files that no row names; the write lock keeps writers from naming one meanwhile."""
+    query = select(BlobRow.content_hash).where(col(BlobRow.collected).is_(False), col(BlobRow.data).is_(None))
+    named = set(session.exec(query))
+    for digest, path in blobs.files(folder):
+        # Whoever writes a file holds the write lock until the row is committed: what is not named now is
+        # of no use to anybody, unfinished files of killed writers included.
+        if digest not in named:
+            path.unlink(missing_ok=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Which study a user means. Pure.
+
+_SHOWN = 5
+SHORT = 8
+"""How many digits of an id are shown to people."""
+
+
+def find_study(studies: Sequence[Study], reference: str | None, shown: str) -> Study:
+    """Find a study by id, unique beginning of an id, or name.
+
+    Args:
+        studies: Every study, the newest first.
+        reference: What the user said; None for the newest. The path of a matrix will do as well.
+        shown: The database, for messages.
+
+    Raises:
+        UsageError: There is none, or several ids begin so.
+    """
+    if not studies:
+        raise UsageError(
+            f"there is no study in {shown}",
+            remedy="start `bisect-env run MATRIX` first, or name the database with `--db` or BISECT_ENV_DB",
+        )
+    if reference is None:
+        # A study about another's culprit is shown when it is asked for.
+        own = (study for study in studies if "explains" not in study.definition.settings)
+        return next(own, studies[0])
+    for study in studies:
+        # A name comes before a beginning of an id: `cafe` may be both, and the name was chosen by a person.
+        if reference in (study.id, study.name):
+            return study
+    for study in studies:
+        # What other commands are given: the matrix file, as it was named then.
+        if study.definition.matrix_path == reference and "explains" not in study.definition.settings:
+            return study
+    matching = [study for study in studies if reference and study.id.startswith(reference.lower())]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise UsageError(
+            f"{len(matching)} studies have an id that begins with {reference!r}",
+            tried=_listed(matching),
+            remedy="give more digits",
+        )
+    names = list(dict.fromkeys(study.name for study in studies))
+    near = difflib.get_close_matches(reference, names, n=3, cutoff=0.5)
+    raise UsageError(
+        f"there is no study {reference!r} in {shown}",
+        tried=None if near else f"newest studies: {_listed(studies)}",
+        remedy=f"did you mean {' or '.join(near)}?" if near else "name one by its id or by its matrix's name",
+    )
+
+
+def _listed(studies: Sequence[Study]) -> str:
+    texts = [f"{study.id[:SHORT]} ({study.name})" for study in studies[:_SHOWN]]
+    return ", ".join(texts) + (", …" if len(studies) > _SHOWN else "")
+
+
+# --------------------------------------------------------------------------------------------------
+# Studies: which signature one looks for, and the newest of a name.
+
+
+def _target(session: Session, study_id: str) -> tuple[str, str] | None:
+    query = select(DecisionRow).where(DecisionRow.study_id == study_id, DecisionRow.kind == TARGET)
+    row = session.exec(query.order_by(col(DecisionRow.id))).first()
+    return (str(row.payload["signature"]), str(row.payload["trial"])) if row else None
+
+
+def _newest(session: Session, name: str, digest: str) -> StudyRow | None:
+    query = select(StudyRow).where(StudyRow.name == name, StudyRow.digest == digest)
+    return session.exec(query.order_by(col(StudyRow.created_at).desc())).first()
+
+
+# --------------------------------------------------------------------------------------------------
+# Claims, by which several commands share trials.
+#
+# **Claims.** Who wants to run a trial says how many trials of that combination it believes to be recorded
+# or running. If that is still so, the trial is its own (compare and swap); if not, somebody was faster, and
+# it looks again before it asks the search again. A claim is a lease by the database's clock: when its
+# holder dies, it lapses, and counts no longer; so does one that ends later than any could, which a clock
+# made that was set back since. A trial is recorded whether its claim still stands or not: to drop results
+# of slow trials would favour quick ones.
+
+LONGEST_LEASE = 600.0
+"""Seconds. A claim that would stand longer was made by a clock that has been set back since."""
+_CLOCKS = {
+    "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
+    "postgresql": "extract(epoch FROM clock_timestamp())",
+}
+
+
+def _stands(now: float) -> Any:
+    """Whether a claim counts, as a condition."""
+    return col(ClaimRow.expires_at).between(now, now + LONGEST_LEASE)
+
+
+def _now(session: Session) -> float:
+    """Seconds since 1970 by the database's clock: hosts disagree about the time."""
+    clock: Any = literal_column(_CLOCKS[session.get_bind().dialect.name])
+    return float(session.exec(select(clock)).one())
+
+
+def _taken(session: Session, study_id: str, combination_id: int) -> int:
+    recorded = (
+        select(func.count())
+        .select_from(TrialRow)
+        .where(col(TrialRow.study_id) == study_id)
+        .where(col(TrialRow.combination_id) == combination_id)
+    )
+    claimed = select(func.count()).select_from(ClaimRow).where(col(ClaimRow.combination_id) == combination_id)
+    return int(session.exec(recorded).one()) + int(session.exec(claimed).one())
+
+
+# --------------------------------------------------------------------------------------------------
+# Logs and other files that trials left.
+
+LARGEST = 64 * 1024 * 1024
+"""Bytes of one artefact; a core file of a CUDA process does not belong into a database."""
+
+
+def _sequence(session: Session, trial_id: str) -> int:
+    query = select(TrialRow.sequence).where(col(TrialRow.trial_id) == trial_id)
+    sequence = session.exec(query).first()
+    if sequence is None:
+        raise ValueError(f"there is no trial {trial_id}")
+    return sequence
+
+
+class Store:
     """An open results database; see the module for what it promises."""
+
+    # -- open sessions ---------------------------------------------------------------------------------------
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._local = threading.local()
+
+    def close(self) -> None:
+        """Give the connections back; may be called twice."""
+        self._database.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def shown(self) -> str:
+        """The database as messages name it, without a password."""
+        return self._database.shown
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All that this thread reads inside is one state of the database, whatever others write."""
+        if getattr(self._local, "session", None) is not None:
+            yield
+            return
+        with self._reading() as session:
+            self._local.session = session
+            try:
+                yield
+            finally:
+                self._local.session = None
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Session]:
+        if (shared := getattr(self._local, "session", None)) is not None:
+            yield shared
+            return
+        with speaking(self.shown), Session(self._database.reader) as session:
+            yield session
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Session]:
+        with speaking(self.shown), Session(self._database.engine) as session:
+            yield session
+            session.commit()
 
     @classmethod
     def open(cls, url_or_path: str | None = None, *, read_only: bool = False) -> Store:
@@ -44,3 +469,536 @@ class Store(StudyPart, EnvironmentPart, TrialPart, SharedPart, LogPart):
                 lies on a network file system. It was not changed.
         """
         return cls(open_database(url_or_path, read_only=read_only))
+
+    # -- studies, and what was decided in them ---------------------------------------------------------------
+
+    def find_study(self, name: str, digest: str) -> Study | None:
+        """The newest study with this name and digest, finished or not."""
+        with self._reading() as session:
+            row = _newest(session, name, digest)
+            return rows.study_of(row) if row else None
+
+    def open_study(self, definition: StudyDefinition) -> Study:
+        """Go on with the study of this name and digest, or begin one; a fresh one begins in any case.
+
+        An existing study takes over everything from the definition but `exclude_newer`, which keeps its
+        first value (what was resolved must stay resolved), and `fresh`. One that was interrupted or failed
+        is open again; one that is finished stays so until `reopen`.
+        """
+        now = datetime.now(UTC)
+        values = rows.definition_values(definition)
+        with self._writing() as session:
+            row = None if definition.fresh else _newest(session, definition.name, definition.digest)
+            if row is None:
+                row = StudyRow(
+                    id=uuid.uuid4().hex,
+                    name=definition.name,
+                    digest=definition.digest,
+                    status=StudyStatus.OPEN.value,
+                    created_at=now,
+                    updated_at=now,
+                    exclude_newer=definition.exclude_newer,
+                    fresh=definition.fresh,
+                    **values,
+                )
+                session.add(row)
+            else:
+                for name, value in values.items():
+                    setattr(row, name, value)
+                row.updated_at = now
+                if row.status != StudyStatus.FINISHED:
+                    row.status, row.finished_at = StudyStatus.OPEN.value, None
+            session.flush()
+            # Read back, so that a new study and one that goes on look alike to the last digit.
+            session.refresh(row)
+            return rows.study_of(row)
+
+    def save_verdict(self, study_id: str, verdict: dict[str, Any]) -> None:
+        """Store the verdict so far, for those who look at a study that is still going."""
+        with self._writing() as session:
+            row = study_row(session, study_id)
+            row.verdict, row.updated_at = jsonable(verdict), datetime.now(UTC)
+
+    def finish_study(self, study_id: str, status: str, verdict: dict[str, Any] | None) -> None:
+        """End a study.
+
+        Args:
+            study_id: Which one.
+            status: `finished`, `interrupted` or `failed`.
+            verdict: The verdict document; None keeps the one stored last.
+
+        Raises:
+            ValueError: Another status.
+        """
+        ended = StudyStatus(status)
+        if ended is StudyStatus.OPEN:
+            raise ValueError("an open study has not ended")
+        now = datetime.now(UTC)
+        with self._writing() as session:
+            row = study_row(session, study_id)
+            row.status, row.finished_at, row.updated_at = ended.value, now, now
+            if verdict is not None:
+                row.verdict = jsonable(verdict)
+
+    def reopen(self, study_id: str) -> None:
+        """Go on with a study that had ended; its verdict stays until the next one."""
+        with self._writing() as session:
+            row = study_row(session, study_id)
+            row.status, row.finished_at, row.updated_at = StudyStatus.OPEN.value, None, datetime.now(UTC)
+
+    def study(self, reference: str | None = None) -> Study:
+        """The study that a user means.
+
+        Args:
+            reference: An id, a unique beginning of one, or a name (its newest study); None for the newest
+                study of all.
+
+        Raises:
+            UsageError: There is none, or several ids begin so.
+        """
+        return find_study(self.studies(), reference, self.shown)
+
+    def studies(self) -> list[Study]:
+        """Every study, the newest first."""
+        with self._reading() as session:
+            query = select(StudyRow).order_by(col(StudyRow.created_at).desc(), col(StudyRow.id))
+            return [rows.study_of(row) for row in session.exec(query)]
+
+    def record_decision(self, study_id: str, kind: str, payload: dict[str, Any]) -> None:
+        """Store something that was decided, for those who want to follow the study later."""
+        with self._writing() as session:
+            study_row(session, study_id)
+            session.add(
+                DecisionRow(
+                    study_id=study_id, at=datetime.now(UTC), kind=clean(kind), payload=jsonable(payload)
+                )
+            )
+
+    def settle_target(self, study_id: str, signature: str, trial_id: str) -> tuple[str, str]:
+        """Say which failure a study is about; who says so first is believed.
+
+        Args:
+            study_id: Which study.
+            signature: Of the failure, as stored.
+            trial_id: The trial that it was seen in, "" where the matrix states it.
+
+        Returns:
+            What is settled: signature and trial.
+        """
+        with self._writing() as session:
+            study_row(session, study_id)
+            if (settled := _target(session, study_id)) is not None:
+                return settled
+            payload = jsonable({"signature": public(signature), "trial": trial_id})
+            session.add(DecisionRow(study_id=study_id, at=datetime.now(UTC), kind=TARGET, payload=payload))
+            return public(signature), trial_id
+
+    def target(self, study_id: str) -> tuple[str, str] | None:
+        """Signature of the failure that a study is about, and its trial; None if any failure is meant."""
+        with self._reading() as session:
+            return _target(session, study_id)
+
+    def decisions(self, study_id: str) -> list[Decision]:
+        """Everything that was decided in a study, in order."""
+        with self._reading() as session:
+            query = select(DecisionRow).where(DecisionRow.study_id == study_id).order_by(col(DecisionRow.id))
+            return [Decision(row.at, row.kind, row.payload) for row in session.exec(query)]
+
+    # -- combinations and locks ------------------------------------------------------------------------------
+
+    def save_locks(self, study_id: str, locks: Iterable[Lock]) -> None:
+        """Store locks that are not there yet, with their packages."""
+        wanted = {lock.content_hash: lock for lock in locks}
+        with self._writing() as session:
+            study_row(session, study_id)
+            query = select(LockRow.content_hash).where(col(LockRow.content_hash).in_(wanted))
+            known = set(session.exec(query))
+            now = datetime.now(UTC)
+            new = [lock for content_hash, lock in wanted.items() if content_hash not in known]
+            session.add_all(rows.lock_row(lock, now) for lock in new)
+            session.flush()
+            session.add_all(package for lock in new for package in rows.package_rows(lock))
+
+    def lock(self, content_hash: str) -> Lock | None:
+        """A stored lock, whole."""
+        with self._reading() as session:
+            row = session.get(LockRow, content_hash)
+            if row is None:
+                return None
+            query = select(PackageRow).where(PackageRow.lock_hash == content_hash)
+            # Sorted here: a server sorts texts as its locale does.
+            packages = sorted(session.exec(query), key=lambda package: (package.name, package.manager))
+            return rows.lock_of(row, packages)
+
+    def save_combinations(self, study_id: str, states: Iterable[CombinationState]) -> None:
+        """Store what is known about combinations before anything runs.
+
+        What running has taught is not forgotten: an `unbuildable` or `set-aside` combination that comes as
+        `solvable` with the same lock stays what it is.
+
+        Raises:
+            ValueError: A status that is none, or a lock that is not stored.
+        """
+        with self._writing() as session, constraints("a lock that is not stored"):
+            study_row(session, study_id)
+            query = select(CombinationRow).where(CombinationRow.study_id == study_id)
+            known = {row.key: row for row in session.exec(query)}
+            for state in states:
+                key, status = clean(state.combination.key), CombinationStatus(state.status)
+                row = known.get(key)
+                if row is None:
+                    row = CombinationRow(study_id=study_id, key=key, status="", reason="")
+                    session.add(row)
+                    known[key] = row
+                elif (
+                    status is CombinationStatus.SOLVABLE
+                    and CombinationStatus(row.status).is_learnt
+                    and row.lock_hash == state.lock_hash
+                ):
+                    continue
+                row.status, row.reason, row.lock_hash = status.value, public(state.reason), state.lock_hash
+            session.flush()
+
+    def set_combination(self, study_id: str, combination: Combination, status: str, reason: str) -> None:
+        """Store what running has taught about a combination; its lock stays.
+
+        Raises:
+            ValueError: A status that is none, or a combination that the study does not have.
+        """
+        checked = CombinationStatus(status)
+        with self._writing() as session:
+            row = combination_row(session, study_id, combination)
+            row.status, row.reason = checked.value, public(reason)
+
+    def combinations(self, study_id: str) -> list[CombinationState]:
+        """Every combination of a study, in the order in which they were saved first."""
+        with self._reading() as session:
+            query = select(CombinationRow).where(CombinationRow.study_id == study_id)
+            return [rows.combination_of(row) for row in session.exec(query.order_by(col(CombinationRow.id)))]
+
+    # -- trials ----------------------------------------------------------------------------------------------
+
+    def record_trial(
+        self, study_id: str, record: TrialRecord, evidence: Evidence, *, trial_key: str = ""
+    ) -> bool:
+        """Store a trial, and end its claim; when this returns, it is there for good.
+
+        Args:
+            study_id: Its study.
+            record: What it did.
+            evidence: What that says.
+            trial_key: What makes trials of other studies the same measurement; "" if nothing does.
+
+        Returns:
+            False when a trial with this id was there already, which then stays as it is.
+
+        Raises:
+            ValueError: The study does not have this combination, or its lock is not stored.
+        """
+        try:
+            with self._writing() as session:
+                if queries.has_trial(session, record.trial_id):
+                    return False
+                combination = combination_row(session, study_id, record.combination)
+                assert combination.id is not None
+                row = rows.trial_row(study_id, combination.id, record, evidence, trial_key, datetime.now(UTC))
+                session.add(row)
+                session.flush()
+                assert row.sequence is not None
+                for name, content in rows.artefacts_of(record).items():
+                    digest = blobs.put(session, self._database.folder, content)
+                    session.add(ArtefactRow(trial_sequence=row.sequence, name=name, content_hash=digest))
+                session.exec(delete(ClaimRow).where(col(ClaimRow.trial_id) == record.trial_id))
+            return True
+        except IntegrityError as error:
+            # A back end without our write lock lets two writers both see that the trial is not there yet.
+            with self._reading() as session:
+                if queries.has_trial(session, record.trial_id):
+                    return False
+            raise ValueError(f"trial {record.trial_id} names a lock that is not stored") from error
+
+    def trials(self, study_id: str, *, after: int = 0) -> list[StoredTrial]:
+        """Trials that a study recorded, in the order of recording, without logs.
+
+        Args:
+            study_id: Which one.
+            after: Only those with a larger `sequence`.
+        """
+        with self._reading() as session:
+            return queries.trials(session, study_id, after)
+
+    def trial(self, trial_id: str) -> WholeTrial | None:
+        """One trial with its logs."""
+        with self._reading() as session:
+            return queries.trial(session, trial_id, self._database.folder)
+
+    def counts(self, study_id: str) -> dict[Combination, Counts]:
+        """How many trials of each combination said what, reused ones included.
+
+        Combinations without trials are left out.
+        """
+        with self._reading() as session:
+            return queries.counts(session, study_id)
+
+    def failures(self, study_id: str) -> list[FailureGroup]:
+        """The ways in which trials failed (bad and other ones), the most frequent first."""
+        with self._reading() as session:
+            return queries.failures(session, study_id)
+
+    def environments(self, study_id: str) -> int:
+        """Number of distinct locks in which trials of a study ran; spoilt trials do not count."""
+        with self._reading() as session:
+            return queries.environments(session, study_id)
+
+    def machines(self, study_id: str) -> list[Machine]:
+        """Classes of machines on which a study's own trials ran; spoilt trials do not count."""
+        with self._reading() as session:
+            return queries.machines(session, study_id)
+
+    # -- claims, and trials of other studies -----------------------------------------------------------------
+
+    def claim(
+        self,
+        study_id: str,
+        holder: str,
+        wants: Sequence[Want],
+        *,
+        lease: float,
+        decision: tuple[str, dict[str, Any]] | None = None,
+    ) -> list[bool]:
+        """Claim trials before they run.
+
+        Args:
+            study_id: Their study.
+            holder: Who claims; unique to a command.
+            wants: In order; each sees those before it.
+            lease: Seconds for which the claims stand unless they are renewed, at most `LONGEST_LEASE`.
+            decision: Kind and payload of what was decided, stored if anything could be claimed.
+
+        Returns:
+            For each whether it is the holder's now.
+
+        Raises:
+            ValueError: The study does not have a combination.
+        """
+        answers = []
+        with self._writing() as session:
+            study_row(session, study_id)
+            now = _now(session)
+            session.exec(delete(ClaimRow).where(~_stands(now)))
+            for want in wants:
+                combination = combination_row(session, study_id, want.combination)
+                assert combination.id is not None
+                mine = _taken(session, study_id, combination.id) == want.believed
+                answers.append(mine)
+                if mine:
+                    session.add(
+                        ClaimRow(
+                            trial_id=want.trial_id,
+                            study_id=study_id,
+                            combination_id=combination.id,
+                            holder=clean(holder),
+                            expires_at=now + lease,
+                        )
+                    )
+                    session.flush()
+            if decision is not None and any(answers):
+                kind, payload = decision
+                row = DecisionRow(
+                    study_id=study_id, at=datetime.now(UTC), kind=clean(kind), payload=jsonable(payload)
+                )
+                session.add(row)
+        return answers
+
+    def renew(self, study_id: str, holder: str, running: Mapping[str, Combination], *, lease: float) -> None:
+        """Say that these trials, and no others, are still being run by this holder.
+
+        Claims that lapsed meanwhile (the holder was suspended, or its host) stand again.
+        """
+        with self._writing() as session:
+            now = _now(session)
+            session.exec(delete(ClaimRow).where(col(ClaimRow.holder) == clean(holder)))
+            for trial_id, combination in running.items():
+                if queries.has_trial(session, trial_id):
+                    continue
+                row = combination_row(session, study_id, combination)
+                assert row.id is not None
+                session.merge(
+                    ClaimRow(
+                        trial_id=trial_id,
+                        study_id=study_id,
+                        combination_id=row.id,
+                        holder=clean(holder),
+                        expires_at=now + lease,
+                    )
+                )
+
+    def release(self, holder: str, trial_ids: Collection[str] | None = None) -> None:
+        """Give claims back: those of some trials, or all of this holder."""
+        with self._writing() as session:
+            query = delete(ClaimRow).where(col(ClaimRow.holder) == clean(holder))
+            if trial_ids is not None:
+                query = query.where(col(ClaimRow.trial_id).in_(trial_ids))
+            session.exec(query)
+
+    def news(self, study_id: str, holder: str, *, after: int) -> News:
+        """What others did in a study.
+
+        Args:
+            study_id: Which one.
+            holder: Whose claims are not news.
+            after: The `sequence` up to which everything is known; it grows in the order of commits.
+        """
+        with self._reading() as session:
+            now = _now(session)
+            query = (
+                select(CombinationRow.key, func.count())
+                .join(ClaimRow, col(ClaimRow.combination_id) == col(CombinationRow.id))
+                .where(ClaimRow.study_id == study_id)
+                .where(ClaimRow.holder != clean(holder))
+                .where(_stands(now))
+                .group_by(col(CombinationRow.key))
+            )
+            claimed = {Combination.from_key(key): number for key, number in session.exec(query)}
+            return News(queries.trials(session, study_id, after), claimed)
+
+    # -- trials of other studies ---------------------------------------------------------------------------
+
+    def measured(
+        self, study_id: str, keys: Collection[str], machines: Collection[Machine], *, logs: bool
+    ) -> dict[str, list[tuple[StoredTrial, WholeTrial | None]]]:
+        """Trials that other studies recorded under the same keys on the same machines, in order.
+
+        Those that the study reuses already are left out.
+
+        Args:
+            study_id: The study that wants to start from them.
+            keys: As `record_trial` was given them.
+            machines: On which they must have run.
+            logs: Whether to read each with its logs.
+        """
+        found: dict[str, list[tuple[StoredTrial, WholeTrial | None]]] = {}
+        with self._reading() as session:
+            known = set(session.exec(select(ReusedRow.trial_sequence).where(ReusedRow.study_id == study_id)))
+            for key in sorted(set(keys) - {""}):
+                query = (
+                    select(TrialRow, CombinationRow.key)
+                    .join(CombinationRow, col(TrialRow.combination_id) == col(CombinationRow.id))
+                    .where(TrialRow.trial_key == key)
+                    .where(TrialRow.study_id != study_id)
+                    .order_by(col(TrialRow.sequence))
+                )
+                for row, combination in session.exec(query):
+                    light = rows.stored_trial(row, combination)
+                    if row.sequence in known or light.machine not in machines:
+                        continue
+                    folder = self._database.folder
+                    whole = queries.trial(session, row.trial_id, folder) if logs else None
+                    found.setdefault(key, []).append((light, whole))
+        return found
+
+    def reuse(self, study_id: str, trials: Iterable[tuple[str, Combination, Evidence]]) -> int:
+        """Let a study start from trials of others.
+
+        Args:
+            study_id: Which one.
+            trials: Id, the combination that it stands for here, and what it says here.
+
+        Returns:
+            How many it did not have yet.
+        """
+        number = 0
+        with self._writing() as session:
+            for trial_id, combination, evidence in trials:
+                sequence = session.exec(
+                    select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)
+                ).first()
+                if sequence is None or session.get(ReusedRow, (study_id, sequence)) is not None:
+                    continue
+                row = combination_row(session, study_id, combination)
+                assert row.id is not None
+                number += 1
+                session.add(
+                    ReusedRow(
+                        study_id=study_id,
+                        trial_sequence=sequence,
+                        combination_id=row.id,
+                        evidence=str(Evidence(evidence)),
+                    )
+                )
+        return number
+
+    def reused(self, study_id: str) -> list[StoredTrial]:
+        """Trials of other studies that a study reuses, with what they say in this one."""
+        with self._reading() as session:
+            query = (
+                select(TrialRow, CombinationRow.key, ReusedRow.evidence)
+                .join(ReusedRow, col(ReusedRow.trial_sequence) == col(TrialRow.sequence))
+                .join(CombinationRow, col(ReusedRow.combination_id) == col(CombinationRow.id))
+                .where(ReusedRow.study_id == study_id)
+                .order_by(col(TrialRow.sequence))
+            )
+            return [rows.stored_trial(row, key, evidence) for row, key, evidence in session.exec(query)]
+
+    def origins(self, study_id: str) -> list[Origin]:
+        """From whom a study has the trials that it reuses, the largest share first."""
+        with self._reading() as session:
+            number: Any = func.count()
+            query: Any = (
+                select_columns(
+                    col(StudyRow.id), col(StudyRow.name), col(StudyRow.username), col(StudyRow.host), number
+                )
+                .join(TrialRow, col(TrialRow.study_id) == col(StudyRow.id))
+                .join(ReusedRow, col(ReusedRow.trial_sequence) == col(TrialRow.sequence))
+                .where(col(ReusedRow.study_id) == study_id)
+                .group_by(col(StudyRow.id), col(StudyRow.name), col(StudyRow.username), col(StudyRow.host))
+                .order_by(number.desc(), col(StudyRow.id))
+            )
+            return [Origin(*found) for found in session.execute(query)]
+
+    # -- logs and other files that trials left ---------------------------------------------------------------
+
+    def add_artefact(self, trial_id: str, name: str, content: bytes) -> None:
+        """Store a file that a trial left, compressed; equal contents are stored once.
+
+        Raises:
+            ValueError: The trial is not stored, or has another artefact of this name.
+            UsageError: It is too large.
+        """
+        if len(content) > LARGEST:
+            raise UsageError(
+                f"the artefact {name!r} has {len(content)} bytes, more than {LARGEST}",
+                remedy="keep it elsewhere, and store its name",
+            )
+        with self._writing() as session:
+            sequence = _sequence(session, trial_id)
+            digest = blobs.put(session, self._database.folder, content)
+            key = (sequence, clean(name))
+            known = session.get(ArtefactRow, key)
+            if known is not None and known.content_hash != digest:
+                raise ValueError(f"trial {trial_id} has another artefact {name!r}")
+            if known is None:
+                session.add(ArtefactRow(trial_sequence=sequence, name=key[1], content_hash=digest))
+
+    def artefacts(self, trial_id: str) -> dict[str, bytes | None]:
+        """Everything that a trial left, by name; what was collected is None.
+
+        Raises:
+            ValueError: The trial is not stored.
+        """
+        with self._reading() as session:
+            return queries.artefacts(session, _sequence(session, trial_id), self._database.folder)
+
+    def collect(self, limit: int | None = None, *, dry: bool = False) -> Collected:
+        """Drop what no trial refers to, and the oldest logs beyond a limit; never what a verdict cites.
+
+        Args:
+            limit: Bytes that all logs together may take; it is kept for later. None takes the one kept.
+            dry: Change nothing, say what would be dropped.
+        """
+        return collect_logs(self, limit, dry=dry)
+
+    def logs_beyond_limit(self) -> bool:
+        """Whether the logs take more than the limit that the database keeps."""
+        with self._reading() as session:
+            return stored(session) > limit_of(session)

@@ -1,4 +1,4 @@
-"""What one process did, decided from its exit record alone: named rules, first match wins.
+"""What one process did, decided from its exit record alone: named rules, first match wins. Pure.
 
 The order is that of the table in `docs/outcomes.md`. Rules that read text look at the last words
 of a process that failed by itself, never at the whole output: a handled error explains nothing.
@@ -13,14 +13,96 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bisect_env.trials.cuda_errors import find_cuda_error
 from bisect_env.trials.exit_record import ExitRecord
-from bisect_env.trials.imports import mismatch
-from bisect_env.trials.last_words import LAST_WORDS, abort_cause, last_words, tail
-from bisect_env.trials.progress import phase_of
+from bisect_env.trials.gpu_errors import SICK_XIDS, described, find_cuda_error
+from bisect_env.trials.harness_marks import mismatch
 from bisect_env.trials.records import Outcome, Phase
-from bisect_env.trials.tracebacks import Traceback, final_traceback
-from bisect_env.trials.xids import SICK_XIDS, described
+from bisect_env.trials.tracebacks import Traceback, final_traceback, parse_fatal_dump
+
+# --------------------------------------------------------------------------------------------------
+# In which phase a process ended, from the harness's marks and from stacks. Pure.
+#
+# The phases are those of `docs/outcomes.md`: *start* until the interpreter is up, *import* while the main
+# thread imports a module that is not there yet, *body*, and *teardown* from the first handler of `atexit`
+# on. Threads that are still waited for belong to the body.
+
+
+def phase_of(record: ExitRecord) -> Phase:
+    """Where a process was when it ended, or when it failed if it then ended in an orderly way.
+
+    A mark of teardown is certain. Otherwise a stack is told rather than a mark: it is that of the thread that
+    failed, and marks are those of the main thread; of a program that replaced itself (`exec`) marks are old.
+    """
+    if record.signal or record.timed_out or record.returncode is None:
+        if record.marks.phase is Phase.TEARDOWN:
+            return Phase.TEARDOWN
+        dump = parse_fatal_dump(record.stderr)
+        return dump.phase if dump is not None and dump.phase is not Phase.UNKNOWN else record.marks.phase
+    traceback = final_traceback(record.stderr)
+    if traceback is not None:
+        return Phase.IMPORT if traceback.while_importing else Phase.BODY
+    if record.marks.finished:
+        return Phase.BODY  # it went through teardown after `sys.exit` had been called
+    return record.marks.phase
+
+
+# --------------------------------------------------------------------------------------------------
+# The text in which a failed process says why: the end of what it wrote, of bounded length. Pure.
+
+LAST_WORDS = 40
+"""Lines at the end of the output in which a process without a traceback says why it fails."""
+LINE_LIMIT = 2000
+"""Characters of a line that are looked at: an endless line must not cost endless time."""
+
+
+def last_words(record: ExitRecord) -> str:
+    """The text in which a failed process says why.
+
+    Its final traceback, else the end of its output; with a signal, what came before faulthandler's dump,
+    which may be longer than anything worth reading.
+    """
+    if record.signal:
+        return tail(before_dump(record.stderr), LAST_WORDS)
+    traceback = final_traceback(record.stderr)
+    if traceback is not None:
+        return traceback.said
+    return tail(record.stderr if record.stderr.strip() else record.stdout, LAST_WORDS)
+
+
+def before_dump(stderr: str) -> str:
+    """What was written before faulthandler's dump."""
+    before, mark, _ = stderr.rpartition("Fatal Python error: ")
+    return before if mark else stderr
+
+
+_ABORT = re.compile(
+    r"^(?:"
+    # C++'s terminate handler; assert() in C; glibc's fortify and heap checks; Python's own fatal errors.
+    r"terminate called .*"
+    r"|.*: Assertion [`'].*' failed\.?"
+    r"|\*\*\* .* \*\*\*.*"
+    r"|.*\b(?:free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): .*"
+    r"|.*\b(?:corrupted |double free ).*"
+    r"|Fatal Python error: (?!Aborted).*"
+    r")$",
+    re.MULTILINE,
+)
+
+
+def abort_cause(stderr: str) -> str:
+    """The line in which a library says why it calls abort(), or ""."""
+    found = _ABORT.findall(tail(before_dump(stderr), LAST_WORDS))
+    return str(found[-1]).strip() if found else ""
+
+
+def tail(text: str, lines: int) -> str:
+    """The last lines of an output, of long ones their ends."""
+    end = text[-lines * LINE_LIMIT :].rstrip()
+    return "\n".join(line[-LINE_LIMIT:] for line in end.splitlines()[-lines:])
+
+
+# --------------------------------------------------------------------------------------------------
+# What one process did, decided from its exit record alone: named rules, first match wins.
 
 BUSY_RATE = 0.1
 """CPUs in use before the deadline above which a hang is a busy loop; on a crowded host it gets few. Of a

@@ -24,7 +24,7 @@ from bisect_env.containers.trial import (
 )
 from bisect_env.trials.child_env import TRIAL_ID
 from bisect_env.trials.exit_record import ExitRecord
-from bisect_env.trials.launcher import Elsewhere, Launch, LaunchError
+from bisect_env.trials.launch import Elsewhere, Launch, LaunchError
 from bisect_env.trials.records import TrialSpec
 from bisect_env.trials.workdir import REMOVAL, WorkDir
 

@@ -1,4 +1,4 @@
-"""Core files: where this host leaves them, and what gdb and py-spy read in them."""
+"""What is done around a trial that is run to be looked at: core files, and what debuggers read in them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from bisect_env.trials import threads
-from bisect_env.trials.tools import find_tool, run_tool
+from bisect_env.trials import stacks
+from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.stacks import live_stacks, with_gdb
+from bisect_env.trials.tools import find_tool, go_on, is_stopped, run_tool
+
+# --------------------------------------------------------------------------------------------------
+# Core files: where this host leaves them, and what gdb and py-spy read in them.
 
 PATTERN = Path("/proc/sys/kernel/core_pattern")
 _JOURNAL_WAIT = 10.0
@@ -191,7 +196,7 @@ def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
     said = run_tool([tool, "dump", "--json", "--core", str(core)], _GDB_LIMIT)
     try:
         # It tells of the core in a line of its own before.
-        found = threads.of_py_spy(json.loads(said.text[said.text.index("[") :]))
+        found = stacks.of_py_spy(json.loads(said.text[said.text.index("[") :]))
     except (ValueError, KeyError):
         return f"Python frames: py-spy: {said.why or 'none'}", ""
     guilty = _thread(found, tid)
@@ -202,7 +207,7 @@ def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
     return "\n".join(lines), _called_from(guilty) if guilty else ""
 
 
-def _called_from(thread: threads.Thread) -> str:
+def _called_from(thread: stacks.Thread) -> str:
     """The innermost Python frame of a thread, and that of the user's own code where it is another one."""
     frames = [frame for frame in thread.frames if not frame.native]
     own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
@@ -210,7 +215,7 @@ def _called_from(thread: threads.Thread) -> str:
     return innermost if own in (None, *frames[:1]) else f"{innermost}, from {own}"
 
 
-def _thread(found: Sequence[threads.Thread], tid: int | None) -> threads.Thread | None:
+def _thread(found: Sequence[stacks.Thread], tid: int | None) -> stacks.Thread | None:
     """The thread that crashed; the only one with Python frames, where nobody says which it was."""
     named = [thread for thread in found if thread.tid == tid]
     return named[0] if named else found[0] if tid is None and len(found) == 1 else None
@@ -239,3 +244,62 @@ def of_cuda_gdb(text: str) -> str:
         r"^The exception was triggered at PC 0x[0-9a-f]+[ \t]+(\S.*)$", text, re.MULTILINE
     )
     return f"on the GPU: {error[1].strip()}" + (f" in {frame[1].strip()}" if frame else "")
+
+
+# --------------------------------------------------------------------------------------------------
+# What is done around a trial that is run to be looked at, and never counted.
+
+
+@dataclass(slots=True)
+class Debug:
+    """Looks at one trial, and keeps what it finds in a directory.
+
+    Attributes:
+        keep: The directory.
+        autopsy: What the core told, once there was one.
+        on_gpu: What cores of the GPU told, in sentences.
+        notes: What could not be done, and why.
+    """
+
+    keep: Path
+    autopsy: Autopsy = field(default_factory=Autopsy)
+    on_gpu: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def on_deadline(self, pid: int) -> str:
+        """The stacks of a hanging process; gdb's are kept as a file beside py-spy's."""
+        text = live_stacks(pid)
+        gdb = find_tool("gdb")
+        if gdb is None:
+            self.notes.append("gdb is not on this machine: no native stacks by it")
+        elif "by gdb:" not in text:
+            stopped = is_stopped(pid)
+            said = with_gdb(gdb, pid)
+            if not stopped:
+                go_on(pid)
+            if said.ok:
+                (self.keep / "gdb.txt").write_text(said.text, "utf-8")
+            else:
+                self.notes.append(f"gdb: {said.why}")
+        return text
+
+    def after(self, record: ExitRecord, work: Path, program: str) -> None:
+        """Look for what a process that was ended by a signal has left in its directory."""
+        for path in work.glob("*.nvcudmp"):
+            kept = self.keep / path.name
+            shutil.move(path, kept)
+            text, sentence = read_gpu_core(kept)
+            if text:
+                (self.keep / "gpu.txt").write_text(text, "utf-8")
+            if sentence:
+                self.on_gpu.append(sentence)
+        if not record.signal or record.killed_by_us:
+            return
+        core, why = find_core(work, record.pid)
+        if core is None:
+            self.notes.append(f"no core file: {why}")
+            return
+        self.autopsy = read_core(core, program)
+        kept = self.keep / "core"
+        shutil.move(core, kept)
+        (self.keep / "core.txt").write_text(self.autopsy.text, "utf-8")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bisect_env.trials.imports import Expected
-from bisect_env.trials.phases import NO_MARKS, Marks
+from bisect_env.trials.harness_marks import NO_MARKS, Expected, Marks
 
 
 @dataclass(frozen=True, slots=True)

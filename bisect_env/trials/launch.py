@@ -1,21 +1,308 @@
-"""Run one process to its end, by itself or by our hand, and say what was seen."""
+"""Run one process under a supervisor to its end, by itself or by our hand, and say what was seen."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
+import re
 import selectors
 import socket
+import struct
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from bisect_env.trials.capture import HeadTail
+import psutil
+
 from bisect_env.trials.exit_record import ExitRecord
-from bisect_env.trials.host import first_child, oom_kills, tree_cpu_seconds
-from bisect_env.trials.launcher import LAUNCHER, Launch, LaunchError
+
+# --------------------------------------------------------------------------------------------------
+# Keeping the telling part of an output of any length: its beginning and, above all, its end.
+
+HEAD_SHARE = 4
+"""One part in so many is kept from the beginning; stacks and last words are at the end."""
+
+
+class HeadTail:
+    """Bytes kept from the beginning and the end of a stream, with a bound on the whole.
+
+    Args:
+        limit: Bytes kept in all.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._head_limit = limit // HEAD_SHARE
+        self._tail_limit = limit - self._head_limit
+        self._head = bytearray()
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
+        self.total = 0
+
+    def add(self, data: bytes) -> None:
+        """Take the next piece of the stream."""
+        self.total += len(data)
+        room = self._head_limit - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if not data:
+            return
+        self._tail.append(data)
+        self._tail_size += len(data)
+        while self._tail_size - len(self._tail[0]) >= self._tail_limit:
+            self._tail_size -= len(self._tail.popleft())
+
+    def text(self) -> str:
+        """What was kept, decoded; a line tells how many bytes are missing, if any are.
+
+        Invalid UTF-8 and NUL, which no database stores as text, become replacement characters.
+        """
+        tail = b"".join(self._tail)
+        tail = tail[max(0, len(tail) - self._tail_limit) :]
+        missing = self.total - len(self._head) - len(tail)
+        gap = f"\n[… {missing} bytes left out …]\n".encode() if missing else b""
+        return (bytes(self._head) + gap + tail).decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+# --------------------------------------------------------------------------------------------------
+# What the host can say about a trial: memory kills that the kernel counted, CPU time of a process tree.
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """How often the kernel has killed for lack of memory in this process's memory cgroup.
+
+    In the root cgroup, which keeps no such count, the host's own. Only differences mean anything.
+
+    Args:
+        root: Where `proc` and `sys` are (a test's copy).
+
+    Returns:
+        The counter; 0 when the host shows none.
+    """
+    for path in (*_cgroup_counters(root), root / "proc/vmstat"):
+        try:
+            match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+        except OSError:  # another cgroup version, or hidden in a container
+            continue
+        if match:
+            return int(match[1])
+    return 0
+
+
+def _cgroup_counters(root: Path) -> list[Path]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    paths = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            paths.append(root / "sys/fs/cgroup" / path.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            paths.append(root / "sys/fs/cgroup/memory" / path.lstrip("/") / "memory.oom_control")
+    return paths
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """CPU time, user and system, that the living processes below `pid` have used."""
+    total = 0.0
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return 0.0
+    for process in children:
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system
+    return total
+
+
+def first_child(pid: int | None) -> int | None:
+    """The oldest living child of a process; None when there is none."""
+    try:
+        children = psutil.Process(pid).children() if pid else []
+        return min(children, key=lambda child: child.create_time()).pid if children else None
+    except psutil.Error:
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# This process's side of the supervisor: one server, started when first needed, shared by all threads.
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+
+class LaunchError(Exception):
+    """A process could not be started, or its supervisor was lost: a failure of ours, not of the script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """How a supervisor reaches a process that does not run below the client which it started: a container.
+
+    Attributes:
+        abort: Command that has it print its stacks and end.
+        kill: Command that ends it at once.
+        state: Command whose output, once it has ended, is reported.
+        remove: Command that leaves nothing of it.
+        hold: File that the supervisor keeps locked as long as it lives: whoever runs elsewhere sees by that
+            whether anybody still waits, even when everything here was killed.
+    """
+
+    abort: Sequence[str]
+    kill: Sequence[str]
+    state: Sequence[str]
+    remove: Sequence[str]
+    hold: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a supervisor is asked to start.
+
+    Attributes:
+        argv: `argv[0]` is a path, absolute or relative to `cwd`.
+        env: The whole environment.
+        cwd: Working directory.
+        core: Whether a core file may be written (the limit itself is inherited).
+        cpus: CPUs that the process may use; empty means those of this process.
+        nice: Added to its niceness.
+        scratch: Directory that the supervisor removes if this process dies, since nobody else will then.
+        elsewhere: Set where what is started is but a client of what runs.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    core: bool = False
+    cpus: Sequence[int] = ()
+    nice: int = 0
+    scratch: Path | None = None
+    elsewhere: Elsewhere | None = None
+
+
+def _as_json(elsewhere: Elsewhere | None) -> dict[str, object] | None:
+    if elsewhere is None:
+        return None
+    return {
+        "abort": list(elsewhere.abort),
+        "kill": list(elsewhere.kill),
+        "state": list(elsewhere.state),
+        "remove": list(elsewhere.remove),
+        "hold": str(elsewhere.hold),
+    }
+
+
+class Launcher:
+    """Starts supervisors; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
+
+    def start(self, launch: Launch, stdout: int, stderr: int) -> socket.socket:
+        """Have a process started.
+
+        Args:
+            launch: What to start.
+            stdout: Write end for its standard output; the caller closes its own copy.
+            stderr: Likewise.
+
+        Returns:
+            The control socket. Closing it, or the death of this process, ends everything that was started.
+
+        Raises:
+            LaunchError: The server could not be started or reached.
+        """
+        request = {
+            "argv": list(launch.argv),
+            "env": dict(launch.env),
+            "cwd": str(launch.cwd),
+            "core": launch.core,
+            "cpus": list(launch.cpus),
+            "nice": launch.nice,
+            "scratch": str(launch.scratch or ""),
+            "elsewhere": _as_json(launch.elsewhere),
+        }
+        body = json.dumps(request).encode()
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._send([theirs.fileno(), stdout, stderr])
+            ours.sendall(struct.pack("!I", len(body)) + body)
+        except OSError as error:
+            ours.close()
+            raise LaunchError(f"the trial supervisor cannot be reached: {error}") from error
+        return ours
+
+    def _send(self, fds: list[int]) -> None:
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start_server()
+            assert self._requests is not None
+            socket.send_fds(self._requests, [b"+"], fds)
+
+    def _start_server(self) -> None:
+        self._discard()
+        # Packets, so that one receive is one request with its descriptors.
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # Its own session: a Ctrl-C in the terminal is for the command to handle, not for trials.
+            # -S and -I: no site packages, no variables of the worker's environment.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+        self._requests = ours
+
+    def _discard(self) -> None:
+        if self._requests is not None:
+            self._requests.close()
+        if self._process is not None:
+            # The server ends when its socket does; the wait reaps it.
+            self._process.wait()
+        self._requests = self._process = None
+
+    def close(self) -> None:
+        """End the server; the next `start` makes a new one."""
+        with self._lock:
+            self._discard()
+
+    def forget(self) -> None:
+        """In a forked child: the server and its socket belong to the parent."""
+        if self._requests is not None:
+            self._requests.close()
+        if self._process is not None:
+            self._process.returncode = 0  # else its destructor warns of a child that is not ours
+        self.__init__()  # type: ignore[misc]  # a lock that another thread held stays locked for ever
+
+
+LAUNCHER = Launcher()
+"""The launcher of this process."""
+
+atexit.register(LAUNCHER.close)
+os.register_at_fork(after_in_child=LAUNCHER.forget)
+
+
+# --------------------------------------------------------------------------------------------------
+# Run one process to its end, by itself or by our hand, and say what was seen.
 
 TICK = 0.1
 """Seconds between two looks at the cancel flag."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from bisect_env.trials import classify, cuda_errors, xids
+from bisect_env.trials import classify, gpu_errors
 from bisect_env.trials.classify import Rule
-from bisect_env.trials.cuda_errors import CUDA_ERRORS
+from bisect_env.trials.gpu_errors import CUDA_ERRORS
 from bisect_env.trials.judge import DEFAULT_OUTCOMES, NEVER_TARGET, SKIPPED, VOID
 from bisect_env.trials.records import Outcome
 from bisect_env.trials.tables import Table
@@ -70,7 +70,7 @@ def outcomes_table() -> str:
         if numbers := ", ".join(str(error.number) for error in CUDA_ERRORS if error.outcome is outcome):
             how += f" CUDA {numbers}."
         if classify.gpu_sick in rules:
-            how += f" Xid {', '.join(map(str, sorted(xids.SICK_XIDS)))}."
+            how += f" Xid {', '.join(map(str, sorted(gpu_errors.SICK_XIDS)))}."
         names = ", ".join(f"`{rule.__name__}`" for rule in rules) or "–"
         rows.append((f"`{outcome}`", evidence_of(outcome), how, names))
     return _markdown(("outcome", "evidence", "how it is known", "rule"), rows)
@@ -83,16 +83,16 @@ def cuda_table() -> str:
         for e in CUDA_ERRORS
     ]
     head = ("number", "runtime", "driver", "text", "outcome")
-    return f"{_source(cuda_errors.TABLE)}\n\n{_markdown(head, rows)}"
+    return f"{_source(gpu_errors.CUDA_TABLE)}\n\n{_markdown(head, rows)}"
 
 
 def xid_table() -> str:
     """A row for each Xid that says something about a trial."""
     rows = [
         (str(xid.number), xid.description, "void, GPU put aside" if xid.sick else "noted beside the outcome")
-        for xid in xids.XIDS.values()
+        for xid in gpu_errors.XIDS.values()
     ]
-    return f"{_source(xids.TABLE)}\n\n{_markdown(('Xid', 'NVIDIA says', 'the trial'), rows)}"
+    return f"{_source(gpu_errors.XID_TABLE)}\n\n{_markdown(('Xid', 'NVIDIA says', 'the trial'), rows)}"
 
 
 def _source(table: Table) -> str:

@@ -2,38 +2,144 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import random
+import re
+import shutil
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from bisect_env.containers.trial import Inside
 from bisect_env.trials.child_env import child_env, container_env
 from bisect_env.trials.classify import Classification, classify
-from bisect_env.trials.command import resolve_program
 from bisect_env.trials.contained import contain
-from bisect_env.trials.debug import Debug
+from bisect_env.trials.cores import Debug
 from bisect_env.trials.exit_record import ExitRecord
-from bisect_env.trials.gpu_watch import GpuWatch
-from bisect_env.trials.imports import Expected, Locked, expected_imports, imported_versions
-from bisect_env.trials.launch import TrialCancelledError, run_process
-from bisect_env.trials.launcher import Launch
-from bisect_env.trials.load import load_beside, some_cpus
-from bisect_env.trials.phases import install, is_watched, read_marks
+from bisect_env.trials.harness_marks import (
+    Expected,
+    Locked,
+    bodies_begun,
+    expected_imports,
+    imported_versions,
+    install,
+    is_watched,
+    read_marks,
+    repeated,
+)
+from bisect_env.trials.launch import Launch, TrialCancelledError, run_process
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
-from bisect_env.trials.repeat import bodies_begun, repeated
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
 from bisect_env.trials.tracebacks import final_traceback, parse_fatal_dump
 from bisect_env.trials.workdir import WorkDir, work_dir
+
+# --------------------------------------------------------------------------------------------------
+# From the command as the matrix writes it to the file that is executed.
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+
+
+def resolve_program(program: str, *, prefix_bin: Path, python: Path, path: str) -> str | None:
+    """Where `command[0]` is, or None when it is nowhere.
+
+    `python`, `python3` and `python3.11` are the prefix's interpreter, whatever its directory calls it; other
+    names are looked up beside it, then on the child's PATH. What contains a slash is taken as it is,
+    relative to the trial's working directory.
+
+    Args:
+        program: First word of the command.
+        prefix_bin: The prefix's directory of commands.
+        python: The prefix's interpreter.
+        path: The child's PATH.
+    """
+    if "/" in program:
+        return program
+    named = shutil.which(program, path=str(prefix_bin))
+    if _PYTHON.fullmatch(program):
+        # `python2` in a Python 3 prefix must not quietly be Python 3.
+        return named or (str(python) if program == "python" else None)
+    return named or shutil.which(program, path=path)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a trial's classification wants to know of the GPUs that it runs on.
+
+
+class GpuWatch(Protocol):
+    """Watches the GPUs of one trial while it runs."""
+
+    def reported(self) -> Sequence[int]:
+        """Xids that the driver has reported of them since the trial began, in order."""
+        ...
+
+    def busy(self) -> float | None:
+        """Share of the last moments in which a kernel ran on any of them; None when that cannot be read."""
+        ...
+
+
+# --------------------------------------------------------------------------------------------------
+# What a perturbation does to the host while a trial runs: load beside it, fewer CPUs.
+
+_SPIN = [sys.executable, "-I", "-S", "-c", "while True: pass"]
+
+
+@contextlib.contextmanager
+def load_beside(processes: int, cpus: Collection[int], limit: float) -> Iterator[None]:
+    """Keep CPUs busy for a while; nothing of it is left afterwards, however this process ends.
+
+    Args:
+        processes: How many.
+        cpus: CPUs that they may use; empty means those of this process.
+        limit: Seconds after which they end in any case.
+    """
+    if not processes:
+        yield
+        return
+    over = threading.Event()
+    launch = Launch(_SPIN, {}, Path("/"), cpus=sorted(cpus))
+
+    def spin() -> None:
+        with contextlib.suppress(TrialCancelledError):
+            run_process(launch, timeout=limit, output_limit=1000, cancelled=over.is_set)
+
+    with ThreadPoolExecutor(processes, thread_name_prefix="load") as pool:
+        try:
+            spinning = [pool.submit(spin) for _ in range(processes)]
+            yield
+        finally:
+            over.set()
+    for one in spinning:
+        one.result()
+
+
+def some_cpus(count: int, cpus: Collection[int], trial_id: str) -> list[int]:
+    """Some of the CPUs that a trial may use, chosen by its id so that not all trials crowd on the same.
+
+    Args:
+        count: How many; 0 for all.
+        cpus: Those that it may use; empty means those of this process.
+        trial_id: Of the trial.
+    """
+    allowed = sorted(cpus or os.sched_getaffinity(0))
+    if not count or count >= len(allowed):
+        return sorted(cpus)
+    return sorted(random.Random(trial_id).sample(allowed, count))
+
+
+# --------------------------------------------------------------------------------------------------
+# One trial on this host, from its spec to its record.
 
 STACK_LIMIT = 100_000
 """Characters kept of a stack."""

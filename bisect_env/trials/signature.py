@@ -12,11 +12,10 @@ import re
 from collections.abc import Sequence
 
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, SignatureParts, as_part, read_signature
-from bisect_env.trials.classify import Classification, signal_name
+from bisect_env.trials.classify import Classification, abort_cause, signal_name
 from bisect_env.trials.exit_record import ExitRecord
-from bisect_env.trials.last_words import abort_cause
-from bisect_env.trials.native import native_frames
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
+from bisect_env.trials.stacks import native_frames
 from bisect_env.trials.tracebacks import Frame, final_traceback, parse_fatal_dump
 
 FRAMES = 3

@@ -1,14 +1,368 @@
-"""The stacks of a process that hangs, taken from outside while it still lives."""
+"""The stacks of a process: taken while it hangs, who waits for whom in them, and as gdb prints them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import psutil
 
-from bisect_env.trials import threads
 from bisect_env.trials.tools import Said, find_tool, go_on, is_stopped, run_tool, unwinds_natively
+
+# --------------------------------------------------------------------------------------------------
+# Reading native stacks as gdb prints them. Pure.
+
+_FRAME = re.compile(r"^#\d+\s+(?:0x[0-9a-f]+ in )?(?P<name>.+)$")
+_HANDLER = "<signal handler called>"
+_PLACE = re.compile(r" (?:at (?:(?! at ).)+:\d+|from (?:(?! from ).)+)$")
+_THREAD = re.compile(r"^Thread (\d+) (?P<took>.*received signal )?")
+_ABORTING = re.compile(
+    # How a process brings SIGABRT on itself says nothing about why.
+    r"^_*(?:GI_+)?(?:raise|abort|gsignal|kill|pthread_kill\w*|libc_message\w*|malloc_printerr|fortify_fail"
+    r"|chk_fail|stack_chk_fail|assert_fail\w*|gnu_cxx::.*|cxxabiv1::.*|cxa_(?:throw|rethrow)|std::terminate\b.*"
+    r"|std::__throw_.*)"
+)
+
+
+def native_frames(text: str) -> list[str]:
+    """Functions of the thread that failed, innermost first; none where there is no such stack.
+
+    That is the thread with a signal handler on its stack, and what is below the handler; where the signal met
+    no handler, the thread that gdb says took it, which in a core file is thread 1.
+
+    Args:
+        text: What `thread apply all bt` or `bt` printed.
+    """
+    threads: dict[int, list[str]] = {}
+    number = took = 1
+    for line in text.splitlines():
+        if match := _THREAD.match(line):
+            number = int(match[1])
+            took = number if match["took"] else took
+        elif match := _FRAME.match(line):
+            threads.setdefault(number, []).append(_function(match["name"]))
+    if not threads:
+        return []
+    with_handler = next((stack for stack in threads.values() if _HANDLER in stack), None)
+    failed = with_handler or threads.get(took) or next(iter(threads.values()))
+    if _HANDLER in failed:
+        # The outermost: while faulthandler prints, a second signal may arrive.
+        failed = failed[len(failed) - failed[::-1].index(_HANDLER) :]
+    failed = [name for name in failed if name != "??"]
+    while failed and _ABORTING.match(failed[0]):
+        failed = failed[1:]
+    return failed
+
+
+def _function(text: str) -> str:
+    if text.startswith(_HANDLER):
+        return _HANDLER
+    text = _PLACE.sub("", text)
+    return text[: _arguments_begin(text)].strip()
+
+
+def _arguments_begin(text: str) -> int:
+    """Where ` (x=1, y=...)` at the end of a frame begins; its length if there is none."""
+    depth = 0
+    for position in range(len(text) - 1, -1, -1):
+        depth += {")": 1, "(": -1}.get(text[position], 0)
+        if depth <= 0:
+            is_list = text[position] == "(" and position > 0 and text[position - 1] == " "
+            return position if is_list else len(text)
+    return len(text)
+
+
+# --------------------------------------------------------------------------------------------------
+# Which thread of a hanging process waits for which other, and the cycle in that, if there is one.
+#
+# Three sources, none of which needs debugging symbols. py-spy says which thread has the GIL and what frames
+# each has. The kernel says on which address a thread sleeps (`/proc/<pid>/task/<tid>/syscall`). At that
+# address a `pthread_mutex_t` names its owner, and an address inside the interpreter's own data is the GIL,
+# for which CPython waits on a condition of its runtime.
+
+_FUTEX = {202, 98}
+"""Number of the system call `futex` on x86-64, and on aarch64."""
+_WAITS = {0, 6, 9}
+"""FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET."""
+_LOOKS = 12
+_PAUSE = 0.003
+"""Looks at a thread that does not sleep, and seconds between two."""
+_PYTHON = re.compile(r"/(?:lib)?python\d[\d.]*[a-z]*(?:\.so[\d.]*)?$")
+_MACHINERY = re.compile(
+    r"^0x|^_?_?(?:GI_|lll_|pthread_|sem_|futex|syscall|poll|ppoll|select|epoll|ioctl|sched_yield|clock_)"
+    r"|ffi_call|_call_function_pointer"
+    r"|_ctypes_callproc|PyCFuncPtr_call|_CallPythonObject|closure_fcn|^Py[A-Z_]|^_Py"
+)
+"""Frames that say how a thread waits, or how Python calls, and not whose call it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of a thread.
+
+    Attributes:
+        function: Its name, or an address.
+        file: Name of the source file or library.
+        line: 0 when it is not known.
+        native: Whether it is no Python.
+    """
+
+    function: str
+    file: str
+    line: int = 0
+    native: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}{f':{self.line}' if self.line else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One thread of a process.
+
+    Attributes:
+        tid: The kernel's id of it.
+        name: Python's.
+        frames: Innermost first, native and Python ones.
+        has_gil: Whether it holds the GIL.
+        wants_gil: Whether it sleeps until it gets the GIL.
+        mutex_owner: Thread that holds the mutex for which it sleeps; None when it sleeps for none.
+    """
+
+    tid: int
+    name: str
+    frames: tuple[Frame, ...]
+    has_gil: bool = False
+    wants_gil: bool = False
+    mutex_owner: int | None = None
+
+    def __str__(self) -> str:
+        return f"thread {self.tid} ({self.name})" if self.name else f"thread {self.tid}"
+
+    @property
+    def python(self) -> Frame | None:
+        """Its innermost Python frame."""
+        return next((frame for frame in self.frames if not frame.native), None)
+
+    @property
+    def native_call(self) -> Frame | None:
+        """The native function in which it is, below its innermost Python frame; None in Python code."""
+        inner = []
+        for frame in self.frames:
+            if not frame.native:
+                break
+            inner.append(frame)
+        if not inner:
+            return None
+        # The first that is no mere waiting, and rather a library's than the C library's; else any that has a
+        # name. Whoever keeps the GIL in a driver sleeps in `ioctl`; what one wants to know is `cuMemGetInfo`.
+        telling = [frame for frame in inner if not _MACHINERY.search(frame.function)]
+        apart = [frame for frame in telling if not frame.file.startswith(("libc.so", "libc-"))]
+        named = [frame for frame in inner if not frame.function.startswith("0x")]
+        return (apart or telling or named or inner)[0]
+
+
+def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
+    """The threads in what `py-spy dump --json` printed. Pure.
+
+    Raises:
+        KeyError: It has another form.
+    """
+    threads = []
+    for thread in document:
+        frames = tuple(
+            Frame(
+                str(frame["name"]),
+                str(frame.get("short_filename") or frame["filename"]),
+                int(frame.get("line") or 0),
+                # Python frames belong to no library.
+                bool(frame.get("module")),
+            )
+            for frame in thread["frames"]
+        )
+        tid = int(thread.get("os_thread_id") or thread["thread_id"])
+        threads.append(Thread(tid, str(thread.get("thread_name") or ""), frames, bool(thread["owns_gil"])))
+    return threads
+
+
+def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
+    """Add what the kernel knows: for what each thread sleeps. A process that is gone adds nothing."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        here = {_inner(path): int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()}
+    except OSError:
+        return list(threads)
+    runtime = interpreter_data(maps)
+    addresses = _addresses(pid, {thread.tid: here.get(thread.tid, thread.tid) for thread in threads})
+    found = []
+    for thread in threads:
+        address = addresses.get(thread.tid)
+        # Whoever has it does not wait for it: what lies behind the interpreter's variables may be the heap.
+        wants_gil = not thread.has_gil and any(low <= (address or 0) < high for low, high in runtime)
+        owner = None if address is None or wants_gil else _owner(pid, address)
+        if owner == thread.tid or owner not in here:
+            owner = None
+        found.append(
+            Thread(
+                thread.tid,
+                thread.name,
+                thread.frames,
+                thread.has_gil,
+                wants_gil,
+                owner,
+            )
+        )
+    return found
+
+
+def _addresses(pid: int, tids: Mapping[int, int]) -> dict[int, int]:
+    """On which address each thread sleeps, by its own id.
+
+    Looked at several times: who waits for the GIL wakes every 5 ms to ask for it, and sleeps again.
+    """
+    found: dict[int, int] = {}
+    for _ in range(_LOOKS):
+        for inner, outer in tids.items():
+            if inner not in found and (address := _sleeps_at(pid, outer)) is not None:
+                found[inner] = address
+        if len(found) == len(tids):
+            break
+        time.sleep(_PAUSE)
+    return found
+
+
+def _inner(task: Path) -> int:
+    """The id of a thread in its own namespace: in a container another one than here.
+
+    It is what py-spy tells, and what a mutex has as its owner.
+    """
+    try:
+        match = re.search(r"^NSpid:.*?(\d+)$", (task / "status").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return int(match[1]) if match else int(task.name)
+
+
+def interpreter_data(maps: str) -> list[tuple[int, int]]:
+    """Address ranges of the interpreter's own variables, from `/proc/<pid>/maps`. Pure."""
+    ranges: list[tuple[int, int]] = []
+    last_end = 0
+    for line in maps.splitlines():
+        span, permissions, _, _, _, *name = line.split(maxsplit=5)
+        low, high = (int(part, 16) for part in span.split("-"))
+        path = name[0] if name else ""
+        writable = "w" in permissions
+        # What is zero at the start lies behind the file's last part, in a mapping of its own.
+        if writable and (_PYTHON.search(path) or (path == "" and low == last_end)):
+            ranges.append((low, high))
+            last_end = high
+        else:
+            last_end = 0
+    return ranges
+
+
+def _sleeps_at(pid: int, tid: int) -> int | None:
+    try:
+        words = Path(f"/proc/{pid}/task/{tid}/syscall").read_text().split()
+    except OSError:
+        return None
+    if len(words) < 3 or not words[0].isdigit() or int(words[0]) not in _FUTEX:
+        return None
+    return int(words[1], 16) if int(words[2], 16) & 0x7F in _WAITS else None
+
+
+def _owner(pid: int, address: int) -> int | None:
+    """Who holds the mutex at an address, as glibc writes it: lock, count, owner."""
+    try:
+        with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            _, _, owner = struct.unpack("=iIi", memory.read(12))
+    except (OSError, struct.error, ValueError):
+        return None
+    return int(owner)
+
+
+def explain(threads: Sequence[Thread]) -> list[str]:
+    """What keeps a process from going on, in sentences; none when nothing can be seen. Pure.
+
+    Args:
+        threads: All of them, with what they wait for.
+    """
+    by_id = {thread.tid: thread for thread in threads}
+    holder = next((thread for thread in threads if thread.has_gil), None)
+    waits: dict[int, tuple[int, str]] = {}
+    for thread in threads:
+        if thread.mutex_owner is not None:
+            waits[thread.tid] = (thread.mutex_owner, "a mutex")
+        elif thread.wants_gil and holder is not None:
+            waits[thread.tid] = (holder.tid, "the GIL")
+    sentences = []
+    cycle = _cycle({tid: other for tid, (other, _) in waits.items()})
+    if cycle:
+        steps = []
+        for tid in cycle:
+            other, what = waits[tid]
+            steps.append(f"{by_id[tid]} waits for {what}, which thread {other} holds")
+        sentences.append(f"deadlock: {'; '.join(steps)}")
+    if holder is not None and (call := holder.native_call) is not None:
+        waiting = [thread for thread in threads if thread.wants_gil]
+        if waiting:
+            names = ", ".join(str(thread) for thread in waiting)
+            verb = "waits" if len(waiting) == 1 else "wait"
+            sentences.append(
+                f"{names} {verb} for the GIL; {holder} holds it inside the native call {call}"
+                + (f", called from {holder.python}" if holder.python else "")
+            )
+    for thread in threads:
+        if thread.tid in waits and thread is not holder and (frame := thread.native_call or thread.python):
+            where = f"{thread} is in {frame}"
+            if thread.python is not None and thread.python is not frame:
+                where += f", called from {thread.python}"
+            sentences.append(where)
+    return sentences
+
+
+def where_main_is(threads: Sequence[Thread]) -> list[str]:
+    """Where the main thread is, when nothing is seen to wait for anything, and who keeps the GIL. Pure.
+
+    Who waits for a `threading.Lock` waits for nobody that can be seen: Python's locks have no owner. Then a
+    thread that sits in a native call with the GIL is the one to look at.
+    """
+    main = next((thread for thread in threads if thread.name == "MainThread"), None)
+    holder = next((t for t in threads if t.has_gil and t is not main and t.native_call is not None), None)
+    sentences = []
+    for thread, does in ((main, "is in"), (holder, "holds the GIL inside the native call")):
+        frame = None if thread is None else thread.native_call or thread.python
+        if thread is None or frame is None:
+            continue
+        where = f"{thread} {does} {frame}"
+        if thread.python is not None and thread.python is not frame:
+            where += f", called from {thread.python}"
+        sentences.append(where)
+    return sentences
+
+
+def _cycle(waits: Mapping[int, int]) -> list[int]:
+    """The threads of a cycle in who waits for whom, beginning with the smallest; empty when there is none."""
+    for start in sorted(waits):
+        path: list[int] = []
+        at = start
+        while at in waits and at not in path:
+            path.append(at)
+            at = waits[at]
+        if at == start:
+            return path
+    return []
+
+
+# --------------------------------------------------------------------------------------------------
+# The stacks of a process that hangs, taken from outside while it still lives.
 
 FAMILY = 8
 """Processes looked at in one trial at most: the interpreter that hangs may be a grandchild."""
@@ -67,7 +421,7 @@ def with_py_spy(tool: str, pid: int) -> Said:
     if not said.ok:
         return said
     try:
-        found = threads.with_waits(pid, threads.of_py_spy(json.loads(said.text)))
+        found = with_waits(pid, of_py_spy(json.loads(said.text)))
     except (ValueError, KeyError) as error:
         return Said(False, "", f"its answer cannot be read: {error!r}")
     return Said(True, render(pid, found))
@@ -106,10 +460,10 @@ def only_threads(text: str) -> str:
     return text[at + 1 :].strip() if at >= 0 else text.strip()
 
 
-def render(pid: int, found: Iterable[threads.Thread]) -> str:
+def render(pid: int, found: Iterable[Thread]) -> str:
     """Threads as text: what keeps them, then each with its frames. Pure."""
     listed = list(found)
-    lines = [f"Process {pid}{_BY_PY_SPY}", *(threads.explain(listed) or threads.where_main_is(listed))]
+    lines = [f"Process {pid}{_BY_PY_SPY}", *(explain(listed) or where_main_is(listed))]
     for thread in listed:
         marks = [
             *(["holds the GIL"] if thread.has_gil else []),

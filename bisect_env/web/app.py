@@ -1,4 +1,4 @@
-"""Datasette on the results database: what it serves, to whom, and that it cannot write."""
+"""Datasette on the results database: questions and pages, who may see them, and that nothing can write."""
 
 from __future__ import annotations
 
@@ -18,12 +18,149 @@ from datasette.utils.asgi import Response
 from markupsafe import Markup
 
 from bisect_env.errors import BisectEnvError
+from bisect_env.matrix import signatures
 from bisect_env.report.document import load_report
-from bisect_env.storage import sqlite_file
+from bisect_env.report.untrusted import clean_lines
+from bisect_env.storage import sqlite
+from bisect_env.storage.records import WholeTrial
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
-from bisect_env.web.pages import POLICY, page, trial_page
-from bisect_env.web.questions import metadata
+
+# --------------------------------------------------------------------------------------------------
+# Pages of our own beside the report: a trial with its logs, and what went wrong. Pure.
+#
+# Everything that others wrote is escaped, and no page may run a script, whatever it holds.
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""Content-Security-Policy of these pages."""
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#222}"
+    "pre{background:#f6f6f6;border:1px solid #ddd;padding:.8rem;overflow-x:auto;white-space:pre-wrap}"
+    "th{text-align:left;padding-right:1.5rem;vertical-align:top;font-weight:600}a{color:#0645ad}"
+)
+
+
+def page(title: str, body: str) -> str:
+    """A whole page; the title is escaped here, the body is HTML."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f'<body><p><a href="/">bisect-env</a></p><h1>{escape(title)}</h1>{body}</body></html>'
+    )
+
+
+def trial_page(trial: WholeTrial) -> str:
+    """A trial with its logs."""
+    record = trial.record
+    facts = {
+        "combination": str(record.combination),
+        "outcome": f"{record.outcome}: {record.detail}",
+        "evidence": str(trial.evidence),
+        "return code": "" if record.returncode is None else str(record.returncode),
+        "started": f"{record.started_at:%Y-%m-%d %H:%M:%S} UTC, {record.duration:.3f} s",
+        "host": f"{record.host} ({record.worker})",
+        "machine": f"{record.machine} {record.gpu}".strip(),
+        "phase": str(record.phase),
+        "signature": signatures.shown(record.signature),
+        "imported": ", ".join(f"{name} {version}" for name, version in record.imported.items()),
+        "lock": record.lock_hash,
+    }
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th><td>{escape(clean_lines(value))}</td></tr>"
+        for name, value in facts.items()
+    )
+    body = f'<p><a href="/-/report/{escape(trial.study_id)}">its study</a></p><table>{rows}</table>'
+    if trial.collected:
+        body += "<p>Some of its logs were dropped to make room.</p>"
+    for name in ("stack", "stderr", "stdout"):
+        text = getattr(record, name)
+        if text:
+            # Characters that UTF-8 cannot hold come from scripts that print bytes.
+            shown = clean_lines(text).encode("utf-8", "replace").decode("utf-8")
+            body += f"<h2>{name}</h2><pre>{escape(shown)}</pre>"
+    return page(f"trial {record.trial_id}", body)
+
+
+# --------------------------------------------------------------------------------------------------
+# Questions that people ask, as Datasette's canned queries on the stable views. Pure.
+
+QUESTIONS: dict[str, tuple[str, str]] = {
+    "studies": (
+        "Every study, with its report",
+        """\
+SELECT id AS study_id, name AS study, status, created_at, username, host
+FROM studies ORDER BY created_at DESC""",
+    ),
+    "verdicts": (
+        "What was found, the newest first",
+        """\
+SELECT study_id, study, study_status, status AS verdict, sentence, created_at, username, host
+FROM v_verdicts ORDER BY created_at DESC""",
+    ),
+    "crashing_versions": (
+        "Which versions of a package has anyone seen crash beside a version of another?",
+        """\
+SELECT p.version, count(*) AS crashes, max(t.recorded_at) AS last_seen
+FROM v_trials t
+JOIN v_packages p ON p.lock_hash = t.lock_hash AND p.name = :package
+JOIN v_packages o ON o.lock_hash = t.lock_hash AND o.name = :beside
+WHERE o.version LIKE :version || '%' AND t.outcome = 'crash'
+  AND t.gpu_model LIKE '%' || :gpu_model || '%'
+GROUP BY p.version ORDER BY p.version""",
+    ),
+    "crashes": (
+        "How often did each crash come, and where was it seen last?",
+        """\
+SELECT signature, count(*) AS trials, count(DISTINCT study_id) AS studies,
+  max(recorded_at) AS last_seen, max(trial_id) AS trial_id
+FROM v_trials WHERE outcome = 'crash' GROUP BY signature ORDER BY trials DESC LIMIT 100""",
+    ),
+    "failures_of_a_study": (
+        "The failing trials of a study, the newest first",
+        """\
+SELECT trial_id, combination, outcome, evidence, detail, recorded_at, host, gpu_model
+FROM v_trials WHERE study = :study AND evidence IN ('bad', 'other')
+ORDER BY recorded_at DESC LIMIT 200""",
+    ),
+    "machines": (
+        "Does a failure depend on the machine?",
+        """\
+SELECT cpu, gpu_model, driver, sum(CASE WHEN evidence = 'bad' THEN 1 ELSE 0 END) AS bad,
+  count(*) AS trials
+FROM v_trials WHERE evidence IN ('good', 'bad') GROUP BY cpu, gpu_model, driver""",
+    ),
+    "hosts": (
+        "On which hosts does infrastructure spoil trials?",
+        """\
+SELECT host, count(*) AS trials, sum(CASE WHEN evidence = 'void' THEN 1 ELSE 0 END) AS spoilt
+FROM v_trials GROUP BY host ORDER BY spoilt DESC""",
+    ),
+}
+"""Name to title and SQL."""
+
+
+def metadata(database: str, tables: list[str], shown: str) -> dict[str, Any]:
+    """What Datasette is told: titles, queries, and that tables are not for people.
+
+    Args:
+        database: Its name there.
+        tables: Names of the tables behind the views.
+        shown: The database as messages name it.
+    """
+    return {
+        "title": "bisect-env",
+        "description": f"Results in {shown}. Tables change between releases; the views stay.",
+        "databases": {
+            database: {
+                "queries": {name: {"title": title, "sql": sql} for name, (title, sql) in QUESTIONS.items()},
+                "tables": {name: {"hidden": True} for name in tables},
+            }
+        },
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Datasette on the results database: what it serves, to whom, and that it cannot write.
 
 NAME = "results"
 """Of the database in addresses."""
@@ -59,7 +196,7 @@ class ReadOnlyDatabase(Database):  # type: ignore[misc]
         """
         if write:
             raise PermissionError("the results are served for reading")
-        connection = sqlite_file.connector(Path(self.path), read_only=True)()
+        connection = sqlite.connector(Path(self.path), read_only=True)()
         connection.execute("PRAGMA query_only = ON")
         # Readers wait for nobody but a writer that is just finishing its log.
         connection.execute("PRAGMA busy_timeout = 5000")

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.storage.backend import database_location, shown_location
 from bisect_env.storage.connect import open_database
-from bisect_env.storage.exchange import export
-from bisect_env.storage.location import database_location, shown_location
+from bisect_env.storage.transfer import export
 
 LOOPBACK = "127.0.0.1"
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from bisect_env.engine.diagnose import GPU_CORE_ENV
-from bisect_env.engine.one import open_one
+from bisect_env.engine.single import open_one
 from bisect_env.environments.provider import Environments
 from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.signatures import read_signature
 from bisect_env.storage.store import Store
-from bisect_env.trials import debug
-from bisect_env.trials.phases import LINGER
+from bisect_env.trials import cores
+from bisect_env.trials.harness_marks import LINGER
 from tests.cli.calls import RunCommand
 from tests.trials.test_stacks import DEADLOCK
 
@@ -101,7 +101,7 @@ def test_a_crash_that_leaves_no_core_is_run_in_gdb(  # type: ignore[no-untyped-d
 ) -> None:
     need("gdb")
     # As on hosts that hand cores to a program of their own.
-    monkeypatch.setattr(debug, "find_core", lambda _work, _pid: (None, "this host hands cores to 'apport'"))
+    monkeypatch.setattr(cores, "find_core", lambda _work, _pid: (None, "this host hands cores to 'apport'"))
     code, out, err = diagnose(SEGFAULT)
     assert code == 3, err
     guilty = next(line for line in out.splitlines() if line.startswith("guilty frame: "))

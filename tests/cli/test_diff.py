@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.environments.lock_text import make_lock
-from bisect_env.matrix.combination import Combination
+from bisect_env.environments.lockfiles import make_lock
+from bisect_env.matrix.grid import Combination
 from bisect_env.storage.records import CombinationState, CombinationStatus, StudyDefinition
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.environments.lock_text import make_lock
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.environments.request import host_platform
 from tests.cli.test_db import RunCommand, run

@@ -13,7 +13,7 @@ import pytest
 
 from bisect_env import cli
 from bisect_env.errors import StorageError
-from bisect_env.matrix.json_schema import schema_text
+from bisect_env.matrix.schema import schema_text
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand
 from tests.report.samples import StudyBuilder, axis, orjson_study, orjson_verdict

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cluster.inline import InlineExecutor
-from bisect_env.engine.one import open_one
 from bisect_env.engine.reproduction import Seen, reproduction
 from bisect_env.engine.rules import Tally
-from bisect_env.engine.single import SingleTrials
-from bisect_env.environments.lock_text import make_lock
+from bisect_env.engine.single import SingleTrials, open_one
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from bisect_env.cli.views import JsonView, LiveView, PlainView, QuietView, as_json, bar, describe, interesting
 from bisect_env.engine import events
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
 
 A, B, C = (Combination((("pkg", v),)) for v in ("1", "2", "3"))

@@ -22,11 +22,10 @@ from bisect_env.cluster.protocol import (
     TrialLost,
     TrialRequest,
 )
-from bisect_env.environments.failures import UnbuildableError
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.trials.child_env import TRIAL_ID
 from bisect_env.trials.records import Outcome, TrialFile, TrialSpec
 

@@ -17,7 +17,7 @@ from bisect_env.cluster.inline import InlineExecutor
 from bisect_env.cluster.local import LocalExecutor, _make_scratch
 from bisect_env.cluster.protocol import TrialCompleted, TrialLost
 from bisect_env.errors import InfrastructureError
-from bisect_env.trials.launcher import LAUNCHER
+from bisect_env.trials.launch import LAUNCHER
 from bisect_env.trials.records import Outcome
 from tests.cluster.executor_contract import (
     ExecutorContract,

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy
 import pytest
 
-from bisect_env.cluster.expectations import importable
-from bisect_env.cluster.perform import perform
+from bisect_env.cluster.perform import importable, perform
 from bisect_env.cluster.protocol import TrialCompleted, TrialRequest
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.prefix import Prefix
-from bisect_env.trials.imports import Locked
+from bisect_env.trials.harness_marks import Locked
 from bisect_env.trials.records import Outcome
 from tests.trials.trial_support import PREFIX, make_spec
 

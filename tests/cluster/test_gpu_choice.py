@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bisect_env.cluster.gpu_choice import Gpu, choose_gpus, find_gpu, group_gpus, visible_gpus
+from bisect_env.cluster.gpus import Gpu, choose_gpus, find_gpu, group_gpus, visible_gpus
 from bisect_env.errors import ExitCode, InfrastructureError, UsageError
 
 A, B, C, D = (f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "abcd")

@@ -9,19 +9,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bisect_env.cluster.gpu_health import (
-    SICK_XIDS,
-    Reading,
-    Suspicions,
-    after_trial,
-    before_trial,
-    shared_with,
-)
-from bisect_env.cluster.gpu_trials import HostGpus
+from bisect_env.cluster.gpus import SICK_XIDS, Reading, Suspicions, after_trial, before_trial, shared_with
 from bisect_env.cluster.perform import GpuTrial, GpuUnavailableError
-from bisect_env.matrix.combination import Combination
-from bisect_env.trials.gpu_watch import GpuWatch
+from bisect_env.cluster.worker import HostGpus
+from bisect_env.matrix.grid import Combination
 from bisect_env.trials.records import Outcome, Phase, TrialRecord, TrialSpec
+from bisect_env.trials.run import GpuWatch
 
 A, B = "GPU-a", "GPU-b"
 HEALTHY = Reading(A, count=2, uncorrected=0)

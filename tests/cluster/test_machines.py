@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.gpu_health import Reading
-from bisect_env.cluster.gpu_trials import HostGpus
+from bisect_env.cluster.choose import Place
+from bisect_env.cluster.gpus import Nvml, Reading
 from bisect_env.cluster.inline import InlineExecutor
 from bisect_env.cluster.local import LocalExecutor
-from bisect_env.cluster.machines import Place
-from bisect_env.cluster.nvml import Nvml
+from bisect_env.cluster.worker import HostGpus
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Machine, Outcome, TrialSpec
 from tests.cluster.test_gpu_health import ends

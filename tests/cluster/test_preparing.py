@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect_env.cluster.preparing import Whereabouts, late_outcome
-from bisect_env.cluster.protocol import BuildFailed, PrefixReady
-from bisect_env.cluster.resources import WorkerOffer
+from bisect_env.cluster.base import Whereabouts, late_outcome
+from bisect_env.cluster.protocol import BuildFailed, PrefixReady, WorkerOffer
 from tests.cluster.executor_contract import prepared
 
 HASH = prepared().lock.content_hash

@@ -16,8 +16,7 @@ import pytest
 
 from bisect_env.cluster.protocol import Completion, PrefixReady, TrialCompleted, TrialLost
 from bisect_env.cluster.remote import RemoteExecutor
-from bisect_env.environments.failures import UnbuildableError
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import ExitCode, InfrastructureError, UsageError
 from bisect_env.trials.records import Outcome

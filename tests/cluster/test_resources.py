@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.cluster.resources import WorkerOffer, slots, why_never
+from bisect_env.cluster.protocol import WorkerOffer, slots, why_never
 
 numbers = st.integers(min_value=0, max_value=9)
 offers = st.lists(st.builds(WorkerOffer, st.just("tcp://h:1"), st.just("h"), st.integers(1, 9), numbers))

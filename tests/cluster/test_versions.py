@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bisect_env.cluster.versions import version_problems
+from bisect_env.cluster.remote import version_problems
 
 SAME = {"python": "3.12.3.final.0", "dask": "2026.8.0", "distributed": "2026.8.0", "bisect-env": "0.1.0"}
 

@@ -10,9 +10,9 @@ import pytest
 from bisect_env.containers.trial import Inside
 from bisect_env.engine.diagnose import diagnose
 from bisect_env.engine.single import Single
-from bisect_env.environments.lock_text import make_lock
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import load_matrix
 from bisect_env.trials.records import Outcome
 from tests.trials.test_stacks import DEADLOCK

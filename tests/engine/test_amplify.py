@@ -8,7 +8,7 @@ from bisect_env.engine import amplify, events
 from bisect_env.errors import ExitCode
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
 from bisect_env.storage.store import Store
-from bisect_env.trials.perturbation import Perturbation
+from bisect_env.trials.records import Perturbation
 from tests.engine.studies import Studies
 
 pytestmark = pytest.mark.integration

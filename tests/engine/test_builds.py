@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.cluster.base import one_of_each_host, outcome
 from bisect_env.cluster.inline import InlineExecutor
-from bisect_env.cluster.preparing import one_of_each_host, outcome
-from bisect_env.cluster.protocol import BuildFailed, PrefixReady, PrefixRequest
-from bisect_env.cluster.resources import WorkerOffer
+from bisect_env.cluster.protocol import BuildFailed, PrefixReady, PrefixRequest, WorkerOffer
 from bisect_env.engine import events
 from bisect_env.engine.builds import Builds, sort_out
-from bisect_env.environments.failures import UnbuildableError
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError, NoEnvironmentError
 from tests.engine.studies import Studies

@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cluster.inline import InlineExecutor
-from bisect_env.engine.culprit import CulpritStudy, explanation_of
-from bisect_env.engine.explanation import Explanation
-from bisect_env.engine.one import open_one
+from bisect_env.engine.explain import CulpritStudy, Explanation, explanation_of
 from bisect_env.engine.rules import Tally
-from bisect_env.engine.single import SingleTrials
+from bisect_env.engine.single import SingleTrials, open_one
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.errors import UsageError

@@ -20,13 +20,10 @@ import pytest
 from bisect_env.cluster.inline import InlineExecutor
 from bisect_env.engine.fetch import Fetched, addresses_of, fetch_study
 from bisect_env.environments.bundle import Bundle
-from bisect_env.environments.conda_download import download_conda
-from bisect_env.environments.download import obtain
-from bisect_env.environments.failures import UnbuildableError
-from bisect_env.environments.interpreters import Interpreters
-from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.download import download_conda, obtain
+from bisect_env.environments.interpreters import Interpreters, fetch_python, offline_environment
+from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.offline import OfflineEnvironments
-from bisect_env.environments.offline_pythons import fetch_python, offline_environment
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.errors import InfrastructureError, UsageError

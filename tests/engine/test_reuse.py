@@ -18,9 +18,9 @@ from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.report.document import report_document
 from bisect_env.report.model import Report
-from bisect_env.report.origins import told_origins
+from bisect_env.report.sentence import told_origins
 from bisect_env.report.text import report_text
-from bisect_env.storage.ask import ask
+from bisect_env.storage.query import ask
 from bisect_env.storage.records import Origin
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target

@@ -11,10 +11,9 @@ import pytest
 
 from bisect_env.cluster.inline import InlineExecutor
 from bisect_env.engine import events
-from bisect_env.engine.one import One, lock_one, open_one
 from bisect_env.engine.prepare import lock_all
 from bisect_env.engine.rules import Tally
-from bisect_env.engine.single import SingleTrials
+from bisect_env.engine.single import One, SingleTrials, lock_one, open_one
 from bisect_env.engine.study import study_date
 from bisect_env.engine.verify import Verifier
 from bisect_env.environments.prefix import ensure_prefix

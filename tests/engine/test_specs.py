@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from bisect_env.engine.specs import trial_spec
-from bisect_env.environments.lock_text import make_lock
-from bisect_env.matrix.combination import Combination
+from bisect_env.environments.lockfiles import make_lock
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import load_matrix
-from bisect_env.trials.perturbation import NONE, Perturbation
+from bisect_env.trials.records import NONE, Perturbation
 
 LOCK = make_lock("3.11", "linux-64", [])
 AT = Combination.of({"level": "1"})

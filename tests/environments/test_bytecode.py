@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.environments import bytecode, parts
+from bisect_env.environments import bytecode, install_manifest
 from bisect_env.environments.cache import verify
 from bisect_env.environments.integrity import remove_tree
-from bisect_env.environments.locker import Locker
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.process import Finished
+from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
+from bisect_env.environments.uv_tool import Finished
 
 from .conda_channel import Channel
 from .test_cache import forget, module_of, spoil
@@ -165,7 +165,7 @@ def test_conda_packages_too(tmp_path, cache, python):
         remove_tree(prefix.path)
         forget()
         prefix = ensure_prefix(wanted, cache_dir=cache)
-    assert len(parts.all_parts(cache)) == 4
+    assert len(install_manifest.all_parts(cache)) == 4
     assert [c for c in verify(cache) if c.damaged] == []
 
 

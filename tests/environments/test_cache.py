@@ -15,14 +15,13 @@ import pytest
 
 from bisect_env.environments import prefix as prefix_module
 from bisect_env.environments.bundle import Bundle
-from bisect_env.environments.cache import entries, prune, usage, verify
+from bisect_env.environments.cache import archives, entries, hold, prune, taking_away, usage, verify
 from bisect_env.environments.download import archive_name, obtain
-from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.integrity import packages_in, remove_tree
-from bisect_env.environments.lease import archives, hold, taking_away
-from bisect_env.environments.lock_text import make_lock
-from bisect_env.environments.locker import Locker
+from bisect_env.environments.lock import UnbuildableError
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest, host_platform
 from bisect_env.environments.settings import parse_size
 from bisect_env.errors import UsageError
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.integration
 HOLD = """
 import sys, time
 from pathlib import Path
-from bisect_env.environments.lease import hold
+from bisect_env.environments.cache import hold
 lease = hold(Path(sys.argv[1]), sys.argv[2])
 print("held", flush=True)
 time.sleep(100)

@@ -9,10 +9,10 @@ import warnings
 
 import pytest
 
-from bisect_env.environments.failures import PackageNotFoundError, UnbuildableError, UnsolvableError
-from bisect_env.environments.lock_text import parse_lock
-from bisect_env.environments.locker import Locker
+from bisect_env.environments.lock import PackageNotFoundError, UnbuildableError, UnsolvableError
+from bisect_env.environments.lockfiles import parse_lock
 from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest, host_platform
 from bisect_env.errors import UsageError
 

@@ -16,13 +16,12 @@ from bisect_env.environments.conda_config import (
     read_conda_config,
 )
 from bisect_env.environments.conda_lock import CondaSolver
-from bisect_env.environments.conda_prefix import fill
-from bisect_env.environments.conda_process import HelperPool
-from bisect_env.environments.failures import UnbuildableError, UnsolvableError
-from bisect_env.environments.locker import Locker
+from bisect_env.environments.conda_process import HelperPool, fill
+from bisect_env.environments.lock import UnbuildableError, UnsolvableError
 from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
-from bisect_env.environments.virtual_packages import cuda_version, virtual_packages
+from bisect_env.environments.validation import cuda_version, virtual_packages
 from bisect_env.errors import IndexUnavailableError, InfrastructureError, UsageError
 
 from .conda_channel import Channel

@@ -16,9 +16,9 @@ import pytest
 import trustme
 
 from bisect_env.environments.conda_config import certificates
-from bisect_env.environments.conda_download import download_conda
 from bisect_env.environments.conda_process import HelperPool
-from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.download import download_conda
+from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.lockfiles import read_lock
 from bisect_env.environments.prefix import ensure_prefix
 

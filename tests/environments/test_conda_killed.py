@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from bisect_env.environments.cache import MARKER, verify
-from bisect_env.environments.failures import UnbuildableError
-from bisect_env.environments.locker import Locker
+from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Locker
 
 from .conda_channel import Channel
 from .test_conda import request, run
@@ -129,7 +129,7 @@ def test_a_helper_that_is_killed_while_it_installs(lock, cache, tmp_path):
 
 KILLED = """
 import os, signal, threading, psutil
-from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.lock import UnbuildableError
 def kill():
     while not (children := psutil.Process().children()):
         time.sleep(0.001)

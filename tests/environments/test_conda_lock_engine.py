@@ -7,10 +7,10 @@ import stat
 import pytest
 import yaml
 
-from bisect_env.environments import conda_lock_engine
+from bisect_env.environments import conda_lock
 from bisect_env.environments.conda_config import ChannelPlaces
-from bisect_env.environments.failures import UnsolvableError
-from bisect_env.environments.locker import Locker
+from bisect_env.environments.lock import UnsolvableError
+from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.errors import InfrastructureError
 
@@ -47,7 +47,7 @@ def test_a_solver_is_found(bare):
     solver = bare / "mamba"
     solver.write_text("#!/bin/sh\n")
     solver.chmod(solver.stat().st_mode | stat.S_IXUSR)
-    assert conda_lock_engine.find_solver() == solver
+    assert conda_lock.find_solver() == solver
 
 
 def test_what_it_is_asked():
@@ -58,13 +58,13 @@ def test_what_it_is_asked():
         virtual_packages={"__cuda": "12.8", "__archspec": "x86_64"},
     )
     places = ChannelPlaces((CHANNEL, "file:///srv"), {CHANNEL: ("https://me:word@near.example",)})
-    asked = yaml.safe_load(conda_lock_engine._environment(wanted, places))
+    asked = yaml.safe_load(conda_lock._environment(wanted, places))
     assert asked == {
         "channels": ["https://me:word@near.example", "file:///srv"],
         "dependencies": ["python 3.11.*", "demo 1.0", "torch 2.8.0 cuda*", "numpy >=2"],
         "platforms": ["linux-64"],
     }
-    virtual = yaml.safe_load(conda_lock_engine._virtual_packages(wanted))
+    virtual = yaml.safe_load(conda_lock._virtual_packages(wanted))
     assert virtual["subdirs"]["linux-64"]["packages"] == {"__cuda": "12.8", "__archspec": "1 x86_64"}
 
 
@@ -81,13 +81,13 @@ def test_what_it_answers():
         "optional": False,
     }
     text = yaml.safe_dump({"version": 1, "package": [entry, {**entry, "platform": "osx-64"}]})
-    (package,) = conda_lock_engine.read_packages(text, "linux-64")
+    (package,) = conda_lock.read_packages(text, "linux-64")
     assert package.url == f"{CHANNEL}/noarch/demo-1.0-py_3.tar.bz2"
     assert (package.build, package.md5, package.sha256) == ("py_3", "ab" * 16, "cd" * 32)
     assert package.dependencies == (("below", ""), ("python", ">=3.11"))
     del entry["hash"]["sha256"]
     with pytest.raises(InfrastructureError, match="states no sha256"):
-        conda_lock_engine.read_packages(yaml.safe_dump({"package": [entry]}), "linux-64")
+        conda_lock.read_packages(yaml.safe_dump({"package": [entry]}), "linux-64")
 
 
 @pytest.mark.integration

@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 import pytest
 
 from bisect_env.engine.prepare import lock_all
-from bisect_env.environments.failures import UnsolvableError
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.lockfiles import RECORDS, SUFFIX, write_locks
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments

@@ -9,14 +9,12 @@ import subprocess
 import pytest
 
 from bisect_env.environments.cache import verify
-from bisect_env.environments.conda_names import provided_to_pypi
-from bisect_env.environments.failures import UnbuildableError, UnsolvableError
-from bisect_env.environments.honesty import compare, cuda_majors, held_by, lock_warnings
-from bisect_env.environments.lock import LockedPackage
-from bisect_env.environments.lock_text import make_lock, parse_lock
-from bisect_env.environments.locker import Locker
+from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
+from bisect_env.environments.lockfiles import make_lock, parse_lock
 from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
+from bisect_env.environments.validation import compare, cuda_majors, held_by, lock_warnings, provided_to_pypi
 
 from .conda_channel import Channel
 from .index_server import make_wheel

@@ -12,11 +12,10 @@ import pytest
 
 import bisect_env
 from bisect_env.environments.conda_lock import CondaSolver
-from bisect_env.environments.conda_prefix import fill
-from bisect_env.environments.conda_process import HelperDiedError, HelperPool, HelperProcess
-from bisect_env.environments.failures import UnbuildableError
-from bisect_env.environments.locker import Locker
+from bisect_env.environments.conda_process import HelperDiedError, HelperPool, HelperProcess, fill
+from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Locker
 from bisect_env.errors import InfrastructureError
 
 from .conda_channel import Channel

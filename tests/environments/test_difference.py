@@ -8,10 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.environments.difference import counted, difference
-from bisect_env.environments.homes import project_homes
+from bisect_env.environments.difference import counted, difference, project_homes
 from bisect_env.environments.lock import Lock, LockedPackage
-from bisect_env.environments.lock_text import make_lock
+from bisect_env.environments.lockfiles import make_lock
 
 
 def wheel(name: str, version: str, sha: str = "", host: str = "files.example") -> LockedPackage:

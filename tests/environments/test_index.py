@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bisect_env.environments.failures import PackageNotFoundError
 from bisect_env.environments.index import PypiCatalogue
 from bisect_env.environments.interpreters import Interpreters
+from bisect_env.environments.lock import PackageNotFoundError
 from bisect_env.errors import IndexUnavailableError, UsageError
 from bisect_env.matrix.versions import Manager
 

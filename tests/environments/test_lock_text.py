@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.environments.failures import LockFileError
-from bisect_env.environments.lock import LockedPackage
-from bisect_env.environments.lock_text import build_date, content_hash, make_lock, parse_lock
+from bisect_env.environments.lock import LockedPackage, LockFileError
+from bisect_env.environments.lockfiles import build_date, content_hash, make_lock, parse_lock
 
 # Its vendored conda warns about itself.
 CONDA_LOCK = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning", "ignore::DeprecationWarning")

@@ -5,12 +5,10 @@ import re
 
 import pytest
 
-from bisect_env.environments.failures import LockFileError, UnsolvableError
-from bisect_env.environments.lock import LockedPackage
-from bisect_env.environments.lock_text import make_lock
-from bisect_env.environments.lockfiles import index_text, read_index, read_lock, write_locks
+from bisect_env.environments.lock import LockedPackage, LockFileError, UnsolvableError
+from bisect_env.environments.lockfiles import index_text, make_lock, read_index, read_lock, write_locks
 from bisect_env.errors import InfrastructureError
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 
 
 def lock(version: str):

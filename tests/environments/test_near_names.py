@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.environments.failures import PackageNotFoundError, UnsolvableError
-from bisect_env.environments.near_names import advice, near_names, slips
+from bisect_env.environments.index import advice, near_names, slips
+from bisect_env.environments.lock import PackageNotFoundError, UnsolvableError
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.matrix.versions import Manager

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.environments import parts, uv_prefix
+from bisect_env.environments import install_manifest, prefix
 from bisect_env.environments import prefix as prefix_module
-from bisect_env.environments.assemble import UnfitError, assemble
 from bisect_env.environments.cache import prune, verify
+from bisect_env.environments.install_manifest import UnfitError, assemble
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.lock import LockedPackage
-from bisect_env.environments.lock_text import make_lock
-from bisect_env.environments.locker import Locker
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import MARKER, ensure_prefix
+from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest, host_platform
 
 from .conda_channel import Channel
@@ -41,8 +41,8 @@ def no_installers(monkeypatch):
         def never(*args, **kwargs):
             raise AssertionError("an installer was asked")
 
-        monkeypatch.setattr(uv_prefix, "make_empty", never)
-        monkeypatch.setattr(uv_prefix, "install", never)
+        monkeypatch.setattr(prefix, "make_empty", never)
+        monkeypatch.setattr(prefix, "install", never)
         monkeypatch.setattr(prefix_module.conda_prefix, "fill", never)
 
     return forbid
@@ -135,7 +135,7 @@ class TestWheels:
         for name in ("left", "right"):
             index.add(name, "1.0", modules={"same.py": f"x = '{name}'\n"})
             ensure_prefix(locked(index, python, name), cache_dir=cache)
-        known = {p.name: parts.load(cache, p.name) for p in parts.all_parts(cache)}
+        known = {p.name: install_manifest.load(cache, p.name) for p in install_manifest.all_parts(cache)}
         with pytest.raises(UnfitError):
             assemble(cache / "prefixes" / "place", cache / "prefixes" / ("0" * 64), cache, known)
 
@@ -186,7 +186,7 @@ class TestDoubt:
 
     def test_a_list_that_was_damaged(self, lock, cache, installs):
         seen = everything(ensure_prefix(lock, cache_dir=cache).path)
-        for place in parts.all_parts(cache):
+        for place in install_manifest.all_parts(cache):
             listing = place / "part.json"
             listing.write_bytes(listing.read_bytes().replace(b"demo", b"dema"))
         assert len([c for c in verify(cache) if c.damaged]) >= 1
@@ -208,11 +208,13 @@ class TestDoubt:
 
     def test_other_installers_other_parts(self, lock, cache, python, monkeypatch):
         interpreter = machine_interpreters().find(python)
-        here = parts.keys(lock, cache, interpreter)
-        assert parts.keys(lock, cache / "elsewhere", interpreter).keys() == here.keys()
-        assert not set(parts.keys(lock, cache / "elsewhere", interpreter).values()) & set(here.values())
-        monkeypatch.setattr(parts, "version", lambda tool: "99")
-        assert not set(parts.keys(lock, cache, interpreter).values()) & set(here.values())
+        here = install_manifest.keys(lock, cache, interpreter)
+        assert install_manifest.keys(lock, cache / "elsewhere", interpreter).keys() == here.keys()
+        assert not set(install_manifest.keys(lock, cache / "elsewhere", interpreter).values()) & set(
+            here.values()
+        )
+        monkeypatch.setattr(install_manifest, "package_version", lambda tool: "99")
+        assert not set(install_manifest.keys(lock, cache, interpreter).values()) & set(here.values())
 
     def test_where_nothing_can_be_linked(self, lock, cache, monkeypatch, installs):
         def refuse(*args, **kwargs):
@@ -221,10 +223,10 @@ class TestDoubt:
         with monkeypatch.context() as patched:
             patched.setattr(os, "link", refuse)
             ensure_prefix(lock, cache_dir=cache)
-            assert parts.all_parts(cache) == []
+            assert install_manifest.all_parts(cache) == []
         ensure_prefix(lock, cache_dir=cache)
         rebuilt(lock, cache)
-        assert parts.all_parts(cache)
+        assert install_manifest.all_parts(cache)
         monkeypatch.setattr(os, "link", refuse)
         rebuilt(lock, cache)
         assert len(installs) == 3
@@ -235,7 +237,7 @@ def test_parts_go_with_what_they_were_made_for(lock, cache):
     prefix = ensure_prefix(lock, cache_dir=cache)
     (cache / "parts" / ".new-left-by-somebody-killed").mkdir()
     prune(cache)
-    assert len(parts.all_parts(cache)) == 3, "the prefix is in use"
+    assert len(install_manifest.all_parts(cache)) == 3, "the prefix is in use"
     prefix.release()
     prune(cache)
     assert list((cache / "parts").iterdir()) == []
@@ -358,7 +360,7 @@ class TestConda:
         channel.write()
         both = _locked_conda(channel, cache, python, "left", "right")
         ensure_prefix(both, cache_dir=cache)
-        assert (len(installs), len(parts.all_parts(cache))) == (1, 0)
+        assert (len(installs), len(install_manifest.all_parts(cache))) == (1, 0)
         for name in ("left", "right"):
             ensure_prefix(_locked_conda(channel, cache, python, name), cache_dir=cache)
         rebuilt(both, cache)

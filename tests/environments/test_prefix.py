@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.environments.failures import UnbuildableError
 from bisect_env.environments.interpreters import machine_interpreters
-from bisect_env.environments.lock import LockedPackage
-from bisect_env.environments.lock_text import make_lock
+from bisect_env.environments.lock import LockedPackage, UnbuildableError
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import MARKER, ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest, host_platform
@@ -167,7 +166,7 @@ def test_a_full_disk_is_transient_and_a_closed_cache_has_a_remedy(lock, cache, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("bisect_env.environments.uv_prefix.pylock.text", full)
+        patched.setattr("bisect_env.environments.prefix.pylock.text", full)
         with pytest.raises(UnbuildableError, match="No space left") as raised:
             ensure_prefix(lock, cache_dir=cache)
     assert raised.value.transient

@@ -5,10 +5,9 @@ from datetime import date
 
 import pytest
 
-from bisect_env.environments.failures import UnsolvableError
 from bisect_env.environments.interpreters import machine_interpreters
-from bisect_env.environments.lock import Lock
-from bisect_env.environments.locker import Locker
+from bisect_env.environments.lock import Lock, UnsolvableError
+from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import EnvironmentRequest, end_of_day
 from bisect_env.errors import IndexUnavailableError, InfrastructureError, InterpreterNotFoundError
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.environments.process import run_tool
-from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
+from bisect_env.environments.uv_tool import Uv, is_transient, plain_words, run_tool
 
 
 def shown_environment(tmp_path, environ):

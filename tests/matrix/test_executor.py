@@ -8,7 +8,7 @@ import pytest
 from bisect_env.engine.prepare import environment_request
 from bisect_env.environments.request import end_of_day
 from bisect_env.errors import MatrixError
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix, load_matrix
 
 IMAGES = "axes: {rapids: {values: ['24.02', '24.04']}, cuda: {values: ['12.2']}}\n"

@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from bisect_env.errors import MatrixError
-from bisect_env.matrix.axes import PackageAxis
 from bisect_env.matrix.catalogue import Release
-from bisect_env.matrix.combination import Combination
 from bisect_env.matrix.expand import expand, select_releases
-from bisect_env.matrix.grid import AxisKind, Direction
+from bisect_env.matrix.grid import AxisKind, Combination, Direction
 from bisect_env.matrix.rules import RuleSet
-from bisect_env.matrix.schema import Rule
+from bisect_env.matrix.schema import PackageAxis, Rule
 from bisect_env.matrix.versions import CondaVersion, Step, newest_of_each
 from tests.matrix.conftest import FakeCatalogue
 

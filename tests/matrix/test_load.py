@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from bisect_env.errors import MatrixError
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import MAX_BYTES, current_platform, load_matrix
-from bisect_env.matrix.trial import DEFAULT_TARGET, TargetOutcome, TargetRule
+from bisect_env.matrix.schema import DEFAULT_TARGET, TargetOutcome, TargetRule
 from bisect_env.trials.records import Outcome
 
 AXES = "axes:\n  python: {package: python, versions: [3.10, '3.9']}\n"

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.matrix.axes import PackageAxis
 from bisect_env.matrix.catalogue import Release
 from bisect_env.matrix.expand import expand
-from bisect_env.matrix.json_schema import matrix_json_schema, schema_text
 from bisect_env.matrix.load import _KEYS_AT, load_matrix
-from bisect_env.matrix.schema import MatrixFile
+from bisect_env.matrix.schema import MatrixFile, PackageAxis, matrix_json_schema, schema_text
 from tests.matrix.conftest import FakeCatalogue
 
 ROOT = Path(__file__).resolve().parents[2]

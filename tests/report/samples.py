@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bisect_env.environments.lock import Lock, LockedPackage
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.storage.records import CombinationState, Study, StudyDefinition
 from bisect_env.storage.store import Store

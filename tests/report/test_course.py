@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cluster.inline import InlineExecutor
-from bisect_env.environments.failures import UnbuildableError
+from bisect_env.environments.lock import UnbuildableError
 from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
-from bisect_env.report.curves import clock, lanes_of
+from bisect_env.report.build import ANSWERS, LIMIT, POINTS
+from bisect_env.report.charts import clock, lanes_of
 from bisect_env.report.document import load_report
 from bisect_env.report.model import TimedTrial, TimelineReport
-from bisect_env.report.posterior import ANSWERS, POINTS
-from bisect_env.report.timeline import LIMIT
 from bisect_env.search.course import course
 from bisect_env.search.searcher import Search
 from bisect_env.storage.store import Store
@@ -167,7 +166,7 @@ def test_trials_and_builds_are_on_one_clock(store: Store) -> None:
 
 
 def test_of_very_many_trials_some_are_listed(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
-    monkeypatch.setattr("bisect_env.report.timeline.LIMIT", 10)
+    monkeypatch.setattr("bisect_env.report.build.LIMIT", 10)
     study = StudyBuilder(store, [axis("a", "1", "2")])
     study.passes({"a": "1"}, 25)
     line = load_report(store, study.study.id).timeline

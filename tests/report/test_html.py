@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
+from bisect_env.report.charts import MOST_CELLS, heat_map, layout
 from bisect_env.report.document import load_report
-from bisect_env.report.heatmap import MOST_CELLS, heat_map, layout
 from bisect_env.report.html import html_text, policy
 from bisect_env.report.model import Report
 from bisect_env.storage.store import Store
@@ -275,7 +275,7 @@ def test_which_axes_are_drawn(store: Store) -> None:
 
 
 def test_of_a_large_matrix_what_was_tried_is_drawn(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_env.report.heatmap.MOST_CELLS", 20)
+    monkeypatch.setattr("bisect_env.report.charts.MOST_CELLS", 20)
     axes = [axis("a", *"123"), axis("b", *"123"), axis("c", *"1234")]
     found = heat_map(matrix(store, axes, "large", culprit_axes=["a", "b"]))
     assert found is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.report.doubts import machine_warnings
 from bisect_env.storage.records import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome, Phase

@@ -12,10 +12,10 @@ import pytest
 
 from bisect_env.report.document import load_report, report_document
 from bisect_env.report.doubts import verdict_warnings
-from bisect_env.report.json_format import json_text
+from bisect_env.report.formats import json_text
 from bisect_env.report.model import Report, is_called_bad
-from bisect_env.report.table import ROWS, rows
 from bisect_env.report.text import STACK_LINES, print_report, report_text, stack_lines
+from bisect_env.report.words import ROWS, rows
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome

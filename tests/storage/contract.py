@@ -13,7 +13,7 @@ import pytest
 from sqlmodel import select
 
 from bisect_env.environments.lock import LockedPackage
-from bisect_env.environments.lock_text import make_lock
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.errors import UsageError
 from bisect_env.storage.records import CombinationState, Counts, StudyStatus, Want
 from bisect_env.storage.store import Store

@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from bisect_env.storage.conditions import COLUMNS, condition, package_condition
+from bisect_env.storage.query import COLUMNS, condition, package_condition
 
 
 @pytest.mark.parametrize(

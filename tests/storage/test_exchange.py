@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bisect_env.errors import StorageError, UsageError
-from bisect_env.storage import exchange, maintenance
+from bisect_env.storage import maintenance, transfer
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Machine, Outcome
 from tests.storage.postgres_server import Server
@@ -77,17 +77,17 @@ def content(reference: str) -> dict[str, Any]:
 def test_what_was_exported_and_imported_is_the_same(db: str, tmp_path: Path) -> None:
     fill(db)
     file, other = tmp_path / "export.benv", tmp_path / "other" / "results.sqlite"
-    done = exchange.export(db, file)
+    done = transfer.export(db, file)
     assert (done.studies, done.trials, done.new_trials) == (2, 3, 3)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     # One file is all: nothing lies beside it.
     assert [p.name for p in tmp_path.iterdir() if "export" in p.name] == [file.name]
     assert content(str(file)) == content(db)
     assert maintenance.problems(str(file))[1] == []
-    assert exchange.import_file(str(other), file).new_trials == 3
+    assert transfer.import_file(str(other), file).new_trials == 3
     assert content(str(other)) == content(db)
     before = file.read_bytes()
-    again = exchange.import_file(str(other), file)
+    again = transfer.import_file(str(other), file)
     assert (again.trials, again.new_trials, again.new_studies) == (3, 0, 0)
     assert content(str(other)) == content(db)
     assert file.read_bytes() == before
@@ -97,16 +97,16 @@ def test_what_was_exported_and_imported_is_the_same(db: str, tmp_path: Path) -> 
 def test_a_file_becomes_a_server_and_back(postgres: Server, postgres_url: str, tmp_path: Path) -> None:
     path = str(tmp_path / "results.sqlite")
     fill(path)
-    assert exchange.merge_databases(postgres_url, path).new_trials == 3
+    assert transfer.merge_databases(postgres_url, path).new_trials == 3
     assert content(postgres_url) == content(path)
-    assert exchange.merge_databases(str(tmp_path / "back.sqlite"), postgres_url).new_trials == 3
+    assert transfer.merge_databases(str(tmp_path / "back.sqlite"), postgres_url).new_trials == 3
     assert content(str(tmp_path / "back.sqlite")) == content(path)
 
 
 def test_studies_that_went_on_in_two_places_get_the_trials_of_both(db: str, tmp_path: Path) -> None:
     first, _ = fill(db)
     other = str(tmp_path / "other.sqlite")
-    exchange.merge_databases(other, db)
+    transfer.merge_databases(other, db)
     for reference, evidence in ((db, Evidence.GOOD), (other, Evidence.BAD)):
         with Store.open(reference) as store:
             for _ in range(3):
@@ -114,8 +114,8 @@ def test_studies_that_went_on_in_two_places_get_the_trials_of_both(db: str, tmp_
     with Store.open(other) as store:
         store.set_combination(first, combination("2.0"), "set-aside", "enough")
         store.finish_study(first, "finished", {"status": "likely"})
-    exchange.merge_databases(db, other)
-    exchange.merge_databases(other, db)
+    transfer.merge_databases(db, other)
+    transfer.merge_databases(other, db)
     with Store.open(db) as store:
         counts = store.counts(first)[combination("2.0")]
         assert (counts.good, counts.bad) == (3, 4)
@@ -130,24 +130,24 @@ def test_one_study_comes_with_those_whose_trials_it_reuses(db: str, tmp_path: Pa
     with Store.open(db) as store:
         opened_study(store, "third")
     file = tmp_path / "one.sqlite"
-    exchange.export(db, file, ["second"])
+    transfer.export(db, file, ["second"])
     assert set(content(str(file))) == {first, second}
-    exchange.export(db, tmp_path / "other.sqlite", [first[:12]])
+    transfer.export(db, tmp_path / "other.sqlite", [first[:12]])
     assert set(content(str(tmp_path / "other.sqlite"))) == {first}
     with pytest.raises(UsageError, match="there is no study 'gone'"):
-        exchange.export(db, tmp_path / "none.sqlite", ["gone"])
+        transfer.export(db, tmp_path / "none.sqlite", ["gone"])
     assert not (tmp_path / "none.sqlite").exists()
 
 
 def test_a_trial_that_differs_stays_and_is_named(db: str, tmp_path: Path) -> None:
     first, _ = fill(db)
     other = tmp_path / "other.sqlite"
-    exchange.merge_databases(str(other), db)
+    transfer.merge_databases(str(other), db)
     with contextlib.closing(sqlite3.connect(other)) as connection:
         connection.execute("UPDATE trials SET outcome = 'hang' WHERE outcome = 'crash'")
         connection.commit()
     before = content(db)
-    done = exchange.merge_databases(db, str(other))
+    done = transfer.merge_databases(db, str(other))
     assert len(done.conflicts) == 2
     assert content(db)[first]["trials"] == before[first]["trials"]
 
@@ -155,17 +155,17 @@ def test_a_trial_that_differs_stays_and_is_named(db: str, tmp_path: Path) -> Non
 def test_collected_logs_stay_collected_and_come_back_from_who_has_them(db: str, tmp_path: Path) -> None:
     first, _ = fill(db)
     kept = str(tmp_path / "kept.sqlite")
-    exchange.merge_databases(kept, db)
+    transfer.merge_databases(kept, db)
     with Store.open(db) as store:
         large = store.trials(first)[1].trial_id
         store.finish_study(first, "finished", {"status": "none"})
         store.collect(0)
-    exchange.export(db, tmp_path / "small.sqlite")
+    transfer.export(db, tmp_path / "small.sqlite")
     with Store.open(str(tmp_path / "small.sqlite")) as store:
         found = store.trial(large)
         assert found is not None
         assert found.collected
-    exchange.merge_databases(db, kept)
+    transfer.merge_databases(db, kept)
     with Store.open(db) as store:
         found = store.trial(large)
         assert found is not None
@@ -177,12 +177,12 @@ def test_a_file_of_an_older_release_is_imported(db: str, schema: int, tmp_path: 
     old = tmp_path / "old.sqlite"
     shutil.copy(FROZEN / f"schema-{schema}.sqlite", old)
     before = old.read_bytes()
-    assert exchange.import_file(db, old).new_trials == 4
+    assert transfer.import_file(db, old).new_trials == 4
     assert old.read_bytes() == before
     with Store.open(db) as store:
         assert len(store.trials(store.study("orjson").id)) == 4
     with pytest.raises(StorageError, match="older release"):
-        exchange.merge_databases(db, str(old))
+        transfer.merge_databases(db, str(old))
 
 
 def test_what_cannot_be_exchanged(db: str, tmp_path: Path) -> None:
@@ -190,22 +190,22 @@ def test_what_cannot_be_exchanged(db: str, tmp_path: Path) -> None:
     exists = tmp_path / "exists"
     exists.write_text("mine")
     with pytest.raises(UsageError, match=r"exists[^$]*name a new file"):
-        exchange.export(db, exists)
+        transfer.export(db, exists)
     assert exists.read_text() == "mine"
     with pytest.raises(UsageError, match="there is no directory"):
-        exchange.export(db, tmp_path / "gone" / "x.sqlite")
+        transfer.export(db, tmp_path / "gone" / "x.sqlite")
     with pytest.raises(StorageError, match="is not a SQLite database"):
-        exchange.import_file(db, exists)
+        transfer.import_file(db, exists)
     with pytest.raises(StorageError, match="no results in"):
-        exchange.import_file(db, tmp_path / "nowhere.sqlite")
+        transfer.import_file(db, tmp_path / "nowhere.sqlite")
     with pytest.raises(UsageError, match="into itself"):
-        exchange.merge_databases(db, db)
+        transfer.merge_databases(db, db)
 
 
 def test_writers_go_on_while_a_database_is_merged(db: str, tmp_path: Path) -> None:
     first, second = fill(db)
     source = str(tmp_path / "source.sqlite")
-    exchange.merge_databases(source, db)
+    transfer.merge_databases(source, db)
     with Store.open(source) as store:
         for _ in range(400):
             store.record_trial(first, record("2.0"), Evidence.GOOD)
@@ -221,7 +221,7 @@ def test_writers_go_on_while_a_database_is_merged(db: str, tmp_path: Path) -> No
 
         thread = threading.Thread(target=write)
         thread.start()
-        assert exchange.merge_databases(db, source).new_trials == 400
+        assert transfer.merge_databases(db, source).new_trials == 400
         stop.set()
         thread.join(timeout=60)
         assert written

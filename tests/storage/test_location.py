@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import URL
 
 from bisect_env.errors import UsageError
-from bisect_env.storage.location import database_location, shown_url
+from bisect_env.storage.backend import database_location, shown_url
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 
 from bisect_env.errors import StorageError
-from bisect_env.storage import maintenance, migrate, schema, views
+from bisect_env.storage import backend, maintenance
 from bisect_env.storage.connect import open_any_schema
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA, SCHEMA_VERSION
@@ -62,16 +62,16 @@ def differences(reference: str) -> list[object]:
     try:
         with database.reader.connect() as connection:
             context = MigrationContext.configure(connection, opts={"compare_type": True})
-            missing = set(views.NAMES) - set(inspect(connection).get_view_names())
+            missing = set(backend.NAMES) - set(inspect(connection).get_view_names())
             return [*compare_metadata(context, METADATA), *missing]
     finally:
         database.engine.dispose()
 
 
 def test_every_schema_has_a_revision_and_its_frozen_database() -> None:
-    scripts = ScriptDirectory(str(Path(migrate.__file__).parent / "migrations"))
+    scripts = ScriptDirectory(str(Path(backend.__file__).parent / "migrations"))
     revisions = [script.revision for script in scripts.walk_revisions()]
-    assert revisions == [migrate.revision_of(number) for number in range(SCHEMA_VERSION, 0, -1)]
+    assert revisions == [backend.revision_of(number) for number in range(SCHEMA_VERSION, 0, -1)]
     frozen = {path.name for path in FROZEN.iterdir()}
     assert frozen == {f"schema-{n}.{kind}" for n in range(1, SCHEMA_VERSION) for kind in ("sql", "sqlite")}
 
@@ -130,7 +130,7 @@ def test_an_upgrade_that_fails_leaves_the_database_as_it_was(
     def fail(_connection: object) -> None:
         raise RuntimeError("the machine went down")
 
-    monkeypatch.setattr(views, "make", fail)
+    monkeypatch.setattr(backend, "make_views", fail)
     with pytest.raises(RuntimeError, match="went down"):
         maintenance.upgrade(str(old_file))
     assert content() == before
@@ -179,10 +179,10 @@ def test_the_revisions_alone_make_every_table_on_a_server(postgres_url: str) -> 
     database = open_any_schema(postgres_url)
     try:
         with database.engine.begin() as connection:
-            views.drop(connection)
+            backend.drop(connection)
             METADATA.drop_all(connection)
             connection.exec_driver_sql("DROP TABLE alembic_version")
-            migrate.to_head(connection, 0)
+            backend.to_head(connection, 0)
             context = MigrationContext.configure(connection, opts={"compare_type": True})
             assert compare_metadata(context, METADATA) == []
     finally:
@@ -194,7 +194,7 @@ def test_the_revisions_alone_make_every_table_on_a_server(postgres_url: str) -> 
 )
 def test_what_cannot_be_upgraded(version: int, match: str) -> None:
     with pytest.raises(StorageError, match=match):
-        schema.check_upgradable(version, "results.sqlite")
+        backend.check_upgradable(version, "results.sqlite")
 
 
 @pytest.mark.parametrize(

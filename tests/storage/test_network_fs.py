@@ -4,7 +4,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from bisect_env.storage.network_fs import network_file_system, network_file_system_of
+from bisect_env.storage.sqlite import network_file_system, network_file_system_of
 
 MOUNTS = [
     ("/", "ext4"),

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from bisect_env.errors import BisectEnvError, StorageError, UsageError
-from bisect_env.storage import backend, postgres_backend
+from bisect_env.storage import backend, postgres
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 from tests.storage.contract import Reopen, StoreContract
@@ -76,7 +76,7 @@ def test_what_cannot_be_reached_is_told_without_the_password(postgres: Server, p
 
 
 def test_without_the_driver(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_backend.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(postgres.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     refused(postgres_url, r"not installed[^$]*bisect-env\[postgres\]", UsageError)
 
 

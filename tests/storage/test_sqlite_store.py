@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.errors import StorageError, UsageError
-from bisect_env.storage import backend, sqlite_file
+from bisect_env.storage import backend, sqlite
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import APPLICATION_ID, SCHEMA_VERSION
 from bisect_env.trials.records import Evidence
@@ -85,7 +85,7 @@ def test_a_new_database_that_the_disk_had_no_room_for_does_not_appear(path: Path
         os.truncate(made, made.stat().st_size - 4096)
 
     with pytest.raises(StorageError, match="No space left"):
-        sqlite_file.create(path, fill, APPLICATION_ID)
+        sqlite.create(path, fill, APPLICATION_ID)
     assert not path.exists()
 
 
@@ -172,7 +172,7 @@ def test_the_environment_names_the_database(tmp_path: Path, monkeypatch: pytest.
 def test_a_network_file_system_is_refused_before_anything_is_made(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bisect_env.storage.sqlite_file.network_file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr("bisect_env.storage.sqlite.network_file_system_of", lambda path: "nfs4")
     for read_only in (False, True):
         with pytest.raises(
             StorageError, match=r"network file system \(nfs4\)[^$]*remedy: .*a disk of this machine"
@@ -387,7 +387,7 @@ def test_a_place_where_nothing_can_be_made(public: Path) -> None:
 @pytest.mark.parametrize("folder", ["/proc", "/sys", "/dev/null"])
 def test_a_place_that_is_no_directory_for_files(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A file lock takes these for locked by somebody else.
-    monkeypatch.setattr(sqlite_file, "_LOCK_PATIENCE", 600.0)
+    monkeypatch.setattr(sqlite, "_LOCK_PATIENCE", 600.0)
     with pytest.raises(StorageError, match="cannot be reached"):
         Store.open(f"{folder}/new.sqlite")
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bisect_env.trials.capture import HEAD_SHARE, HeadTail
-from bisect_env.trials.host import oom_kills
+from bisect_env.trials.launch import HEAD_SHARE, HeadTail, oom_kills
 
 
 @settings(deadline=None)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bisect_env.trials.child_env import PASSED, TRIAL_ID, child_env
-from bisect_env.trials.command import resolve_program
+from bisect_env.trials.run import resolve_program
 
 BIN = Path("/prefix/bin")
 

@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bisect_env.trials.classify import RULES, classify
-from bisect_env.trials.cuda_errors import CUDA_ERRORS, find_cuda_error
-from bisect_env.trials.exception_groups import without_groups
 from bisect_env.trials.exit_record import ExitRecord
-from bisect_env.trials.phases import Marks
+from bisect_env.trials.gpu_errors import CUDA_ERRORS, find_cuda_error
+from bisect_env.trials.harness_marks import Marks
 from bisect_env.trials.records import Outcome, Phase
-from bisect_env.trials.tracebacks import final_traceback, parse_tracebacks
+from bisect_env.trials.tracebacks import final_traceback, parse_tracebacks, without_groups
 
 ABORT_IN_CUDA = """\
 terminate called after throwing an instance of 'c10::Error'

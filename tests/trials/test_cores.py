@@ -4,15 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.trials import threads
-from bisect_env.trials.cores import (
-    Autopsy,
-    _called_from,
-    core_names,
-    find_core,
-    guilty_frame,
-    of_cuda_gdb,
-)
+from bisect_env.trials import stacks
+from bisect_env.trials.cores import Autopsy, _called_from, core_names, find_core, guilty_frame, of_cuda_gdb
 
 HANDLED = """\
 #0  __pthread_kill_implementation (threadid=<optimized out>, signo=11, no_tid=0) at ./nptl/pthread_kill.c:44
@@ -79,8 +72,8 @@ def test_why_there_is_none(tmp_path: Path) -> None:
 
 
 def test_the_users_own_frame_is_named_beside_a_librarys() -> None:
-    def frame(function: str, file: str, *, native: bool = False) -> threads.Frame:
-        return threads.Frame(function, file, 1, native)
+    def frame(function: str, file: str, *, native: bool = False) -> stacks.Frame:
+        return stacks.Frame(function, file, 1, native)
 
     inner, library = (
         frame("strlen", "libc.so", native=True),
@@ -88,11 +81,11 @@ def test_the_users_own_frame_is_named_beside_a_librarys() -> None:
     )
     packaged, own = frame("fit", "/p/lib/python3.11/site-packages/cuml/f.py"), frame("guilty", "/w/main.py")
     outer = frame("<module>", "/w/main.py")
-    called = _called_from(threads.Thread(1, "", (inner, library, packaged, own, outer)))
+    called = _called_from(stacks.Thread(1, "", (inner, library, packaged, own, outer)))
     assert called == f"{library}, from {own}"
-    assert _called_from(threads.Thread(1, "", (inner, own, outer))) == str(own)
-    assert _called_from(threads.Thread(1, "", (library,))) == str(library)
-    assert _called_from(threads.Thread(1, "", (inner,))) == ""
+    assert _called_from(stacks.Thread(1, "", (inner, own, outer))) == str(own)
+    assert _called_from(stacks.Thread(1, "", (library,))) == str(library)
+    assert _called_from(stacks.Thread(1, "", (inner,))) == ""
 
 
 def test_the_sentence() -> None:

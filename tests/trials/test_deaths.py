@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bisect_env.trials import launcher
+from bisect_env.trials import launch
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
 from bisect_env.trials.run import run_trial
 from tests.trials import dying
@@ -239,7 +239,7 @@ PLANTED = {
 def die_often(number: int, seed: int, place: Path) -> None:
     """Run trials with seeds of their own, and see that each is what was planted and nothing is left."""
     print(f"seeds {seed} to {seed + number - 1}")
-    launcher.LAUNCHER.close()
+    launch.LAUNCHER.close()
     run_trial(make_spec("pass"), PREFIX)  # from here on, the launcher's socket is open
     fds, threads = open_files(), psutil.Process().num_threads()
     specs = [make_spec(files=FILES, command=command(one)) for one in range(seed, seed + number)]
@@ -265,7 +265,7 @@ def die_often(number: int, seed: int, place: Path) -> None:
     while psutil.Process().num_threads() > threads and time.monotonic() < deadline:
         time.sleep(0.02)
     assert psutil.Process().num_threads() <= threads
-    launcher.LAUNCHER.close()
+    launch.LAUNCHER.close()
     assert living({spec.trial_id for spec in specs}) == []
     assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
 

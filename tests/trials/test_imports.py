@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.trials.imports import Expected, Locked, expected_imports, imported_versions, mismatch
-from bisect_env.trials.phases import Imported
+from bisect_env.trials.harness_marks import (
+    Expected,
+    Imported,
+    Locked,
+    expected_imports,
+    imported_versions,
+    mismatch,
+)
 from bisect_env.trials.records import Outcome, TrialFile, TrialRecord
 from bisect_env.trials.run import run_trial
 from tests.trials.trial_support import PREFIX, make_spec

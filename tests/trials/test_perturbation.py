@@ -9,8 +9,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from bisect_env.trials.perturbation import NONE, Perturbation, catalogue
-from bisect_env.trials.records import Outcome, TrialRecord
+from bisect_env.trials.records import NONE, Outcome, Perturbation, TrialRecord, catalogue
 
 Run = Callable[..., TrialRecord]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bisect_env.environments.interpreters import Interpreter, machine_interpreters
 from bisect_env.trials.child_env import child_env
-from bisect_env.trials.phases import MARKS, MODULES, PYTHONPATH, Marks, install, is_watched, read_marks
+from bisect_env.trials.harness_marks import MARKS, MODULES, PYTHONPATH, Marks, install, is_watched, read_marks
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
 
 Run = Callable[..., TrialRecord]
@@ -300,8 +300,8 @@ def test_whatever_the_file_of_marks_holds_is_read(
 
 
 def test_the_names_are_those_that_the_harness_reads() -> None:
-    from bisect_env.trials.phases import SOURCE
+    from bisect_env.trials.harness_marks import HARNESS_SOURCE
 
-    text = SOURCE.read_text()
+    text = HARNESS_SOURCE.read_text()
     for name, value in (("MARKS", MARKS), ("MODULES", MODULES), ("PYTHONPATH", PYTHONPATH)):
         assert f'{name} = "{value}"\n' in text

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.trials.phases import options_end
+from bisect_env.trials.harness_marks import options_end, repeated
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
-from bisect_env.trials.repeat import repeated
 from bisect_env.trials.signature import matches
 
 Run = Callable[..., TrialRecord]

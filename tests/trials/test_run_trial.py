@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bisect_env.trials import launcher
+from bisect_env.trials import launch
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
 from bisect_env.trials.run import TrialCancelledError, run_trial
 from bisect_env.trials.signature import matches
@@ -299,14 +299,14 @@ def test_the_child_sees_a_clean_environment(run: Run, monkeypatch: pytest.Monkey
     """
     old = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
-    launcher.LAUNCHER.close()  # the next server inherits these
+    launch.LAUNCHER.close()  # the next server inherits these
     try:
         record = run(code, hash_seed=77, env={"BISECT_ENV_NUMPY": "1.0"}, command=("python", "main.py", "é"))
     finally:
         signal.signal(signal.SIGINT, old)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
-        launcher.LAUNCHER.close()
+        launch.LAUNCHER.close()
     seen = json.loads(record.stdout)
     env = seen["env"]
     leaked = {"OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "LD_LIBRARY_PATH", "SECRET_TOKEN", "PYTHONPATH"}
@@ -402,7 +402,7 @@ def test_a_killed_supervisor_is_a_harness_error_and_leaves_no_child() -> None:
 
 def test_a_killed_server_is_replaced(run: Run) -> None:
     run("pass")
-    process = launcher.LAUNCHER._process
+    process = launch.LAUNCHER._process
     assert process is not None
     process.kill()
     process.wait()
@@ -488,7 +488,7 @@ def test_many_threads_at_once(private_temp: Path) -> None:
     assert [record.outcome for record in records] == [kinds[code] for code in codes]
     assert list(private_temp.iterdir()) == []
     assert threading.active_count() == threads
-    server = launcher.LAUNCHER._process
+    server = launch.LAUNCHER._process
     assert server is not None
     deadline = time.monotonic() + 20  # supervisors end just after their last word
     while psutil.Process(server.pid).children() and time.monotonic() < deadline:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from bisect_env.trials import stacks, tools
 from bisect_env.trials.records import Outcome, TrialRecord
-from bisect_env.trials.threads import Frame, Thread, explain, interpreter_data, of_py_spy, where_main_is
+from bisect_env.trials.stacks import Frame, Thread, explain, interpreter_data, of_py_spy, where_main_is
 
 Run = Callable[..., TrialRecord]
 

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from bisect_env.trials import cuda_errors, xids
+from bisect_env.trials import gpu_errors
 from bisect_env.trials.classify import RULES, classify
-from bisect_env.trials.cuda_errors import CUDA_ERRORS
 from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.gpu_errors import CUDA_ERRORS, PROGRAM_XIDS, SICK_XIDS, described
 from bisect_env.trials.outcome_table import ANSWERS, rules_of
 from bisect_env.trials.records import Outcome
-from bisect_env.trials.xids import PROGRAM_XIDS, SICK_XIDS, described
 from tests.trials.test_classify import RECORDS
 from tools import gpu_tables, outcomes_page
 
@@ -41,10 +40,10 @@ def test_rules_answer_what_the_table_says(record: ExitRecord) -> None:
 
 
 def test_sources_are_named_and_dated() -> None:
-    for table in (cuda_errors.TABLE, xids.TABLE):
+    for table in (gpu_errors.CUDA_TABLE, gpu_errors.XID_TABLE):
         assert table.read.startswith("read 2026-")
-    assert "nvidia_cuda_runtime" in cuda_errors.TABLE.source
-    assert "xid-catalog" in xids.TABLE.source
+    assert "nvidia_cuda_runtime" in gpu_errors.CUDA_TABLE.source
+    assert "xid-catalog" in gpu_errors.XID_TABLE.source
 
 
 def test_the_tables_hold_the_decisions_of_their_generator() -> None:
@@ -53,7 +52,7 @@ def test_the_tables_hold_the_decisions_of_their_generator() -> None:
         by_outcome.setdefault(str(error.outcome), set()).add(error.number)
     assert by_outcome == gpu_tables.OUTCOMES
     assert {"sick": set(SICK_XIDS), "program": set(PROGRAM_XIDS)} == gpu_tables.MEANINGS
-    assert len(cuda_errors.TABLE.rows) > 130
+    assert len(gpu_errors.CUDA_TABLE.rows) > 130
 
 
 def test_a_sick_gpu_is_no_evidence_whatever_the_script_did() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.trials.child_env import TRIAL_ID
 from bisect_env.trials.records import TrialFile, TrialSpec
 

@@ -22,7 +22,7 @@ import pytest
 from bisect_env.errors import UsageError
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Machine, Outcome
-from bisect_env.web.questions import QUESTIONS
+from bisect_env.web.app import QUESTIONS
 from bisect_env.web.serve import listening
 from tests.storage.conftest import postgres, postgres_url
 from tests.storage.samples import opened_study, record

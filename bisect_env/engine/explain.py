@@ -1,33 +1,33 @@
-"""Which package carries the failure: trials of environments between last good and first bad.
-
-They are a study of their own, whose axes are the packages that changed, so that what was measured is kept,
-shared and resumed like everything else.
-"""
+"""Which package carries the failure: trials of intermediate environments between last good and first bad."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from bisect_env.engine import events
-from bisect_env.engine.explanation import Explanation, Hybrid, Moved
-from bisect_env.engine.hybrids import Between, Changes, closures
 from bisect_env.engine.prepare import Prepared, environment_request
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.rules import Tally, build_cost
 from bisect_env.engine.single import Single, SingleTrials
 from bisect_env.engine.stored import StoredCombination, axis_packages, stored_combination, stored_grid
-from bisect_env.environments.difference import PackageState
+from bisect_env.environments.difference import PackageChange, PackageState, difference
 from bisect_env.environments.images import image_of
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockedPackage, LockResult
 from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.errors import NoEnvironmentError, UsageError
-from bisect_env.matrix.axes import PackageAxis, ValueAxis
-from bisect_env.matrix.combination import Combination
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.schema import PackageAxis, ValueAxis
+from bisect_env.report.sentence import probability
 from bisect_env.search.culprits import Check, CulpritSearch, Done
+from bisect_env.search.intervals import clopper_pearson
 from bisect_env.storage.records import (
     EXPLAINED,
     CombinationState,
@@ -37,6 +37,370 @@ from bisect_env.storage.records import (
     StudyStatus,
 )
 from bisect_env.storage.store import Store
+
+# --------------------------------------------------------------------------------------------------
+# What was found out about the packages that carry a failure, as data and in words. Pure.
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A package that changed.
+
+    Attributes:
+        name: Of the package.
+        old: What the good environment has.
+        new: What the bad one has.
+        of_axis: Whether an axis of the matrix moves it.
+    """
+
+    name: str
+    old: str
+    new: str
+    of_axis: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.old} → {self.new}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """Trials of an environment between the two.
+
+    Attributes:
+        moved: Positions of the packages that are as in the bad one.
+        bad: Bad trials.
+        trials: That are evidence.
+    """
+
+    moved: tuple[int, ...]
+    bad: int
+    trials: int
+
+    @property
+    def counts(self) -> str:
+        """`34 of 40`."""
+        return f"{self.bad} of {self.trials}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Which packages carry a failure.
+
+    Attributes:
+        study: Id of the study that is explained.
+        good: The combination that passes, axis to value.
+        bad: The one that fails.
+        changes: Everything that changed between them, packages of axes first.
+        kind: `all` (the culprits together), `any` (each by itself) or `whole` (nothing less than everything).
+        culprits: Positions in `changes`.
+        tied: Further answers that no environment tells from this one.
+        probability: Of the answer, those tied to it included.
+        is_sure: Whether the confidence was reached.
+        hybrids: What was tried, both ends included.
+        unsolvable: How many environments in between the solver refused.
+    """
+
+    study: str
+    good: dict[str, str]
+    bad: dict[str, str]
+    changes: tuple[Moved, ...]
+    kind: str
+    culprits: tuple[int, ...]
+    tied: tuple[tuple[int, ...], ...]
+    probability: float
+    is_sure: bool
+    hybrids: tuple[Hybrid, ...]
+    unsolvable: int
+
+    @property
+    def with_culprits(self) -> Hybrid:
+        """The smallest environment tried that has the culprits: what carries the failure, and little else."""
+        wanted = set(self.culprits)
+        having = [h for h in self.hybrids if wanted <= set(h.moved)]
+        return min(having, key=lambda h: (len(h.moved), -h.trials))
+
+    @property
+    def without_culprits(self) -> Hybrid:
+        """Of those tried without them the one nearest to the bad end."""
+        wanted = set(self.culprits)
+        lacking = [h for h in self.hybrids if not self._carries(wanted, set(h.moved))]
+        return max(lacking, key=lambda h: (len(h.moved), h.trials))
+
+    def _carries(self, wanted: set[int], moved: set[int]) -> bool:
+        return bool(wanted & moved) if self.kind == "any" else wanted <= moved
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        having, lacking = self.with_culprits, self.without_culprits
+        evidence = f"({having.counts} bad, against {lacking.counts} without)"
+        sure = f"probability {probability(self.probability)}"
+        if len(self.changes) == 1:
+            (only,) = self.changes
+            return f"{only} is the only package that changed {evidence}"
+        culprits = [self.changes[i] for i in self.culprits]
+        if not self.is_sure:
+            return f"not known yet; most likely {_joined(culprits, 'with')} {evidence}; {sure}"
+        if self.kind == "whole":
+            return f"nothing less than all {len(self.changes)} changes together carries the failure; {sure}"
+        if self.tied:
+            others = sorted({i for one in (self.culprits, *self.tied) for i in one})
+            names = _joined([self.changes[i] for i in others], "and")
+            return (
+                f"{names} cannot be told apart, for no environment has one without the others; among them is "
+                f"what carries the failure {evidence}; {sure}"
+            )
+        return f"{self._blame(culprits)} {evidence}; {sure}"
+
+    def _blame(self, culprits: Sequence[Moved]) -> str:
+        named = _joined(culprits, "and" if self.kind == "any" else "together with")
+        alone = {"any": "each carry", "all": "carry" if len(culprits) > 1 else "carries"}[self.kind]
+        if len(culprits) == 1:
+            alone = "alone carries"
+        axes = [change.name for change in self.changes if change.of_axis]
+        if axes and not any(change.of_axis for change in culprits):
+            word = "its dependency " if len(culprits) == 1 else "what came along: "
+            return f"not {_names(axes)} itself: {word}{named} {alone} the failure"
+        if len(culprits) == 1 and culprits[0].of_axis:
+            return f"{named} itself, and nothing that came along, carries the failure"
+        return f"{named} {alone} the failure"
+
+    def document(self) -> dict[str, Any]:
+        """The same as a JSON object; `read` is its inverse."""
+        return {
+            "schema": 1,
+            **dataclasses.asdict(self),
+            "hybrids": [
+                {**dataclasses.asdict(h), "interval": list(clopper_pearson(h.bad, h.trials))}
+                for h in self.hybrids
+            ],
+            "sentence": self.sentence,
+        }
+
+    @classmethod
+    def read(cls, document: dict[str, Any]) -> Explanation:
+        """An explanation from its document.
+
+        Raises:
+            KeyError: It is none.
+        """
+        return cls(
+            study=str(document["study"]),
+            good=dict(document["good"]),
+            bad=dict(document["bad"]),
+            changes=tuple(Moved(c["name"], c["old"], c["new"], c["of_axis"]) for c in document["changes"]),
+            kind=str(document["kind"]),
+            culprits=tuple(document["culprits"]),
+            tied=tuple(tuple(one) for one in document["tied"]),
+            probability=float(document["probability"]),
+            is_sure=bool(document["is_sure"]),
+            hybrids=tuple(Hybrid(tuple(h["moved"]), h["bad"], h["trials"]) for h in document["hybrids"]),
+            unsolvable=int(document["unsolvable"]),
+        )
+
+
+def _joined(changes: Iterable[Moved], word: str) -> str:
+    return f" {word} ".join(str(change) for change in changes)
+
+
+def _names(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Environments between two others: the good lock with some of the changed packages as the bad one has them.
+#
+# A hybrid is asked for with every package pinned. What the solver would have to add or change makes it
+# another environment, which is no answer about this one: then there is no such hybrid, as where nothing
+# satisfies the pins.
+
+Changes = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Two locks and what changed from one to the other.
+
+    Attributes:
+        good: The lock that passes.
+        bad: The lock that fails.
+        request: What the bad combination asked of its environment: index, channels, virtual packages and
+        date. changes: What can be moved by itself, packages of axes first.
+        followers: What changes by itself when something else does: wheels of another interpreter.
+    """
+
+    good: Lock
+    bad: Lock
+    request: EnvironmentRequest
+    changes: tuple[PackageChange, ...]
+    followers: tuple[PackageChange, ...] = ()
+
+    @classmethod
+    def of(cls, good: Lock, bad: Lock, request: EnvironmentRequest, axes: Sequence[str]) -> Between:
+        """Sort out what changed.
+
+        Args:
+            good: The lock that passes.
+            bad: The lock that fails.
+            request: Of the bad combination.
+            axes: Packages that axes move.
+        """
+        every = difference(good, bad, axes)
+        # The same version from another archive of an index, or another place: what a solver takes follows
+        # from the interpreter. A conda build is chosen, and can carry a failure by itself.
+        fixed = [change for change in every if _follows(change)]
+        return cls(good, bad, request, tuple(c for c in every if c not in fixed), tuple(fixed))
+
+    @property
+    def everything(self) -> Changes:
+        """All changes: the bad end."""
+        return frozenset(range(len(self.changes)))
+
+    def packages(self, hybrid: Changes) -> dict[str, LockedPackage]:
+        """The packages of a hybrid, by normalised name; the interpreter of a PyPI environment is none."""
+        found = {str(canonicalize_name(p.name)): p for p in self.good.packages}
+        theirs = {str(canonicalize_name(p.name)): p for p in self.bad.packages}
+        for position in hybrid:
+            name = self.changes[position].name
+            found.pop(name, None)
+            if name in theirs:
+                found[name] = theirs[name]
+        return found
+
+    def python(self, hybrid: Changes) -> str:
+        """The interpreter of a hybrid, as a lock names it."""
+        moved = any(self.changes[position].name == "python" for position in hybrid)
+        return (self.bad if moved else self.good).python
+
+    def request_for(self, hybrid: Changes) -> EnvironmentRequest:
+        """A hybrid, every package pinned."""
+        packages = self.packages(hybrid)
+        wheels = {p.name: p.version for p in packages.values() if p.manager == "pip"}
+        return replace(
+            self.request,
+            python=self.python(hybrid),
+            pins=wheels,
+            packages=(),
+            conda=self._conda({p.name: p for p in packages.values() if p.is_conda}),
+        )
+
+    def _conda(self, packages: dict[str, LockedPackage]) -> CondaRequest | None:
+        if self.request.conda is None:
+            return None
+        own = {name: package for name, package in packages.items() if name != "python"}
+        return replace(
+            self.request.conda,
+            pins={name: package.version for name, package in own.items()},
+            builds={name: package.build for name, package in own.items()},
+            packages=(),
+        )
+
+    def check(self, hybrid: Changes, result: LockResult) -> Lock | None:
+        """The lock of a hybrid, None if what was solved is nothing or another environment."""
+        if not isinstance(result, Lock):
+            return None
+        asked = {name: (p.version, p.build) for name, p in self.packages(hybrid).items()}
+        solved = {str(canonicalize_name(p.name)): (p.version, p.build) for p in result.packages}
+        return result if asked == solved else None
+
+    def leaning_request(self, hybrid: Changes, position: int) -> EnvironmentRequest | None:
+        """One change made in a hybrid, the solver free to move what that forces.
+
+        Args:
+            hybrid: Where it is made, or taken back if it holds it.
+            position: The change.
+
+        Returns:
+            None for the interpreter, or where the package is added or taken away: nothing is pinned then.
+        """
+        change = self.changes[position]
+        wanted = change.before if position in hybrid else change.after
+        if change.name == "python" or wanted is None:
+            return None
+        after = hybrid ^ {position}
+        package = self.packages(after)[change.name]
+        request = replace(self.request, python=self.python(hybrid), packages=self._free(after, change.name))
+        if package.is_conda:
+            assert request.conda is not None
+            conda = replace(
+                request.conda, pins={package.name: package.version}, builds={package.name: package.build}
+            )
+            return replace(request, pins={}, conda=conda)
+        conda_part = request.conda
+        if conda_part is not None:
+            conda_part = replace(conda_part, pins={}, builds={})
+        return replace(request, pins={package.name: package.version}, conda=conda_part)
+
+    def _free(self, hybrid: Changes, name: str) -> tuple[str, ...]:
+        """Every wheel by name, so that none is dropped; its version is for the solver to choose."""
+        return tuple(
+            sorted(p.name for n, p in self.packages(hybrid).items() if n != name and p.manager == "pip")
+        )
+
+    def locate(self, result: LockResult, start: Changes) -> Changes | None:
+        """The hybrid that a solution is, None if it holds a version that neither end has."""
+        if not isinstance(result, Lock):
+            return None
+        solved = {str(canonicalize_name(p.name)): (p.version, p.build) for p in result.packages}
+        found = set()
+        for position, change in enumerate(self.changes):
+            if change.name == "python" and not result.is_conda:
+                if position in start:
+                    found.add(position)
+                continue
+            here = solved.get(change.name)
+            before = None if change.before is None else (change.before.version, change.before.build)
+            after = None if change.after is None else (change.after.version, change.after.build)
+            if here == after:
+                found.add(position)
+            elif here != before:
+                return None
+        return frozenset(found) if self.check(frozenset(found), result) is not None else None
+
+
+def _follows(change: PackageChange) -> bool:
+    is_conda = change.after is not None and change.after.manager == "conda"
+    return change.kind in ("rebuilt", "moved") and not is_conda
+
+
+def closures(between: Between, provider: EnvironmentProvider) -> tuple[list[Changes], list[Changes]]:
+    """What each change forces when it is made, and what it takes along when it is taken back.
+
+    Args:
+        between: The two ends.
+        provider: Solves; it is asked twice for each change, with the end where it starts as its preference.
+
+    Returns:
+        Two sets for each change, itself included; it alone where the solver gives no hybrid.
+    """
+    size = len(between.changes)
+    ends = (frozenset[int](), between.everything)
+    requests = [between.request_for(end) for end in ends]
+    prefer: list[list[int]] = [[], []]
+    asked: dict[tuple[int, int], int] = {}
+    for side, start in enumerate(ends):
+        for position in range(size if size > 1 else 0):
+            request = between.leaning_request(start, position)
+            if request is not None:
+                asked[(side, position)] = len(requests)
+                requests.append(request)
+                prefer.append([side])
+    results = provider.lock_many(requests, prefer=prefer) if asked else []
+    found: list[list[Changes]] = [[], []]
+    for side, start in enumerate(ends):
+        for position in range(size):
+            number = asked.get((side, position))
+            there = None if number is None else between.locate(results[number], start)
+            along = frozenset([position]) if there is None else there ^ start
+            found[side].append(along if position in along else frozenset([position]))
+    return found[0], found[1]
+
+
+# --------------------------------------------------------------------------------------------------
+# Which package carries the failure: trials of environments between last good and first bad.
+#
+# They are a study of their own, whose axes are the packages that changed, so that what was measured is
+# kept, shared and resumed like everything else.
 
 ABSENT = "absent"
 _FREE = 8

@@ -1,16 +1,19 @@
-"""CUDA's errors by number, name and text, as far as they say what a failure was.
-
-They are read from a table that is generated from the CUDA runtime itself (`tables/cuda_errors.csv`); earlier
-releases differ in no entry used here. What each means for a trial is `docs/outcomes.md`.
-"""
+"""CUDA's errors and the driver's Xids, as far as they say what a failure was."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bisect_env.trials.records import Outcome
 from bisect_env.trials.tables import load
+
+# --------------------------------------------------------------------------------------------------
+# CUDA's errors by number, name and text, as far as they say what a failure was.
+#
+# They are read from a table that is generated from the CUDA runtime itself (`tables/cuda_errors.csv`);
+# earlier releases differ in no entry used here. What each means for a trial is `docs/outcomes.md`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,10 @@ class CudaError:
     outcome: Outcome
 
 
-TABLE = load("cuda_errors")
+CUDA_TABLE = load("cuda_errors")
 CUDA_ERRORS = tuple(
     CudaError(int(row["number"]), row["runtime"], row["driver"], row["text"], Outcome(row["outcome"]))
-    for row in TABLE.rows
+    for row in CUDA_TABLE.rows
     if row["outcome"]
 )
 """In numerical order."""
@@ -94,3 +97,41 @@ def find_cuda_error(text: str) -> CudaError | None:
         if error is not None:
             return error
     return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Xids by number: what the driver reports of a GPU, and what that says of the trial that ran on it.
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """One kind of report.
+
+    Attributes:
+        number: As the driver prints it.
+        sick: Hardware, driver or firmware: nothing on that GPU is evidence. Otherwise it is what a program's
+            own fault leaves.
+        description: NVIDIA's words.
+    """
+
+    number: int
+    sick: bool
+    description: str
+
+
+XID_TABLE = load("xids")
+XIDS = {
+    int(row["number"]): Xid(int(row["number"]), row["meaning"] == "sick", row["description"])
+    for row in XID_TABLE.rows
+}
+SICK_XIDS = frozenset(number for number, xid in XIDS.items() if xid.sick)
+PROGRAM_XIDS = frozenset(XIDS.keys() - SICK_XIDS)
+
+
+def described(numbers: Iterable[int]) -> str:
+    """`Xid 31 (GPU memory page fault), 45 (...)`, each once."""
+    words = [
+        f"{number} ({XIDS[number].description})" if number in XIDS else str(number)
+        for number in dict.fromkeys(numbers)
+    ]
+    return f"Xid {', '.join(words)}" if words else ""

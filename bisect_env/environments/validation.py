@@ -1,8 +1,4 @@
-"""Whether an environment is what was asked for: what a lock says of CUDA, and what a prefix holds.
-
-A solver that may choose takes a CPU-only build, or puts the libraries of two CUDA versions side by side, and
-calls it a solution.
-"""
+"""Whether an environment is what was asked for: CUDA and hosts in its lock, packages in its prefix."""
 
 from __future__ import annotations
 
@@ -15,9 +11,121 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.environments.conda_names import provided_to_pypi
 from bisect_env.environments.lock import Lock, LockedPackage
-from bisect_env.environments.virtual_packages import CUDA_PACKAGES
+
+# --------------------------------------------------------------------------------------------------
+# Which of PyPI's packages a conda environment already has. Pure.
+
+_OTHER_NAMES = {
+    "brotli-python": "brotli",
+    "dask-core": "dask",
+    "importlib-resources": "importlib-resources",
+    "matplotlib-base": "matplotlib",
+    "msgpack-python": "msgpack",
+    "opencv": "opencv-python",
+    "py-opencv": "opencv-python",
+    "py-xgboost": "xgboost",
+    "pytables": "tables",
+    "python-dateutil": "python-dateutil",
+    "python-duckdb": "duckdb",
+    "python-flatbuffers": "flatbuffers",
+    "python-graphviz": "graphviz",
+    "python-tzdata": "tzdata",
+    "python-xxhash": "xxhash",
+    "pytorch": "torch",
+    "pytorch-cpu": "torch",
+    "pytorch-gpu": "torch",
+    "seaborn-base": "seaborn",
+    "tensorflow-base": "tensorflow",
+}
+"""conda-forge's names that are not PyPI's; all other packages for Python go by the same name in both."""
+
+
+def provided_to_pypi(packages: Iterable[LockedPackage]) -> dict[str, str]:
+    """PyPI name to version of what conda packages provide to wheels.
+
+    Only packages that depend on Python are Python packages: the C library `zlib` is not the module of that
+    name. Versions that PEP 440 cannot read constrain nothing.
+    """
+    provided: dict[str, str] = {}
+    for package in packages:
+        wants = {name for name, _ in package.dependencies}
+        if not wants & {"python", "python_abi"}:
+            continue
+        name = canonicalize_name(package.name)
+        try:
+            version = Version(package.version)
+        except InvalidVersion:
+            continue
+        # conda's `2025b` is the second release of a year, not PEP 440's second-to-last try.
+        if not version.is_prerelease or str(version) == package.version:
+            provided[_OTHER_NAMES.get(name, name)] = str(version)
+    return provided
+
+
+# --------------------------------------------------------------------------------------------------
+# What conda is to take the hosts to have: the same for every host that locks, so that locks are. Pure.
+
+CUDA_PACKAGES = ("cuda-version", "cudatoolkit", "cuda-toolkit", "cuda")
+"""conda packages whose version is that of CUDA itself."""
+
+NONE = "none"
+"""Written in place of a version, takes a virtual package away."""
+
+_ARCHITECTURES = {"64": "x86_64", "aarch64": "aarch64", "arm64": "arm64", "ppc64le": "ppc64le"}
+_CUDA_SPEC = re.compile(
+    rf"\s*({'|'.join(CUDA_PACKAGES)})\s*[=\s]\s*={{0,2}}\s*(\d+(?:\.\d+)?)", re.IGNORECASE
+)
+
+
+def virtual_packages(
+    platform: str, cuda: str | None, overrides: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Name to version of every virtual package.
+
+    A Linux as conda-lock assumes it: glibc 2.28 (that of the oldest systems that today's CUDA supports) and
+    the baseline of the architecture. There is CUDA only where the matrix says so.
+
+    Args:
+        platform: conda's name of it.
+        cuda: Version of CUDA, None for hosts without it.
+        overrides: From the matrix; `none` takes one away.
+    """
+    system, _, architecture = platform.partition("-")
+    packages = {"__archspec": _ARCHITECTURES.get(architecture, architecture)}
+    if system == "linux":
+        packages |= {"__unix": "0", "__linux": "5.10", "__glibc": "2.28"}
+    elif system == "osx":
+        packages |= {"__unix": "0", "__osx": "13.0"}
+    else:
+        packages |= {"__win": "0"}
+    if cuda is not None:
+        packages["__cuda"] = cuda
+    packages |= overrides or {}
+    return {name: value for name, value in sorted(packages.items()) if value != NONE}
+
+
+def cuda_version(pins: Mapping[str, str], specs: Iterable[str]) -> str | None:
+    """The version of CUDA (major and minor) that packages pin, None if none does.
+
+    Args:
+        pins: conda package to exact version.
+        specs: Further conda specs; one that names a version of CUDA counts.
+    """
+    for name in CUDA_PACKAGES:
+        if name in pins:
+            return ".".join(pins[name].split(".")[:2])
+    for spec in specs:
+        if match := _CUDA_SPEC.match(spec):
+            return match[2]
+    return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether an environment is what was asked for: what a lock says of CUDA, and what a prefix holds.
+#
+# A solver that may choose takes a CPU-only build, or puts the libraries of two CUDA versions side by side,
+# and calls it a solution.
 
 _CONDA_BUILD = re.compile(r"(?:^|_)cuda_?(\d{2})\d?(?:_|$|py|h)")
 _CPU_BUILD = re.compile(r"(?:^|_)cpu(?:_|$|py)")

@@ -1,9 +1,4 @@
-"""All that is peculiar to PostgreSQL about opening, connections and transactions.
-
-Writers take one advisory lock per database at the beginning of their transaction, as SQLite's writers take
-the file's. A read that decides what is written then needs no second thought, and `sequence` grows in the
-order of commits: without the lock a number is taken before, and a reader that has seen 8 would miss 7.
-"""
+"""All that is peculiar to PostgreSQL about opening, connections and transactions."""
 
 from __future__ import annotations
 
@@ -13,10 +8,8 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect
 
 from bisect_env.errors import StorageError, UsageError
-from bisect_env.storage import backend, schema
-from bisect_env.storage.backend import READING, Database
-from bisect_env.storage.failures import ANOTHER, speaking
-from bisect_env.storage.location import shown_url
+from bisect_env.storage import backend
+from bisect_env.storage.backend import ANOTHER, READING, Database, shown_url, speaking
 from bisect_env.storage.tables import APPLICATION_ID, METADATA
 
 _CONNECT_SECONDS = 15
@@ -57,7 +50,7 @@ def _find_or_make(database: Database, *, read_only: bool) -> None:
     with database.engine.begin() as connection:
         # Whoever held the lock before us may have made the tables.
         if not _is_ours(connection, database.shown):
-            schema.make(connection)
+            backend.make_schema(connection)
 
 
 def _is_ours(connection: Connection, shown: str) -> bool:
@@ -72,8 +65,8 @@ def _is_ours(connection: Connection, shown: str) -> bool:
     if "meta" in here:
         columns = {column["name"] for column in inspect(connection).get_columns("meta")}
         if {"name", "value"} <= columns:
-            created_by = schema.fact(connection, "created_by")
-            if created_by is not None and created_by.startswith(schema.CREATED_BY):
+            created_by = backend.fact(connection, "created_by")
+            if created_by is not None and created_by.startswith(backend.CREATED_BY):
                 return True
     raise StorageError(
         f"the database {shown} holds tables of another program ({', '.join(sorted(here))}); "

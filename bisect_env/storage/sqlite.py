@@ -1,10 +1,4 @@
-"""The SQLite file itself: whose it is, whether it is whole, and how a new one appears.
-
-**Nothing foreign is overwritten.** A file is opened only when it is empty or its header says that it is ours.
-**A new database appears whole or not at all.** It is made beside its place and renamed, under a file lock:
-whoever opens it meanwhile sees no file or a complete one, and the change to WAL, which SQLite refuses
-without waiting while anybody else has the file open, happens before there is anybody else.
-"""
+"""SQLite: its file, its connections, and where it must not lie."""
 
 from __future__ import annotations
 
@@ -14,14 +8,98 @@ import os
 import secrets
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePath
+from typing import Any
 
 import filelock
+import psutil
+from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 
 from bisect_env.errors import StorageError
-from bisect_env.storage.failures import ANOTHER
-from bisect_env.storage.network_fs import network_file_system_of
+from bisect_env.storage import backend
+from bisect_env.storage.backend import ANOTHER, READING, Database, speaking
+from bisect_env.storage.blobs import SUFFIX
+from bisect_env.storage.tables import APPLICATION_ID
+
+# --------------------------------------------------------------------------------------------------
+# Whether a file lies on a network file system, where SQLite's WAL is not safe.
+#
+# WAL's index is memory shared between processes; two hosts do not share memory, so that both would write as
+# if they were alone (https://sqlite.org/wal.html, "All processes using a database must be on the same
+# host").
+
+_NETWORK = frozenset(
+    {
+        *(
+            "nfs",
+            "nfs3",
+            "nfs4",
+            "cifs",
+            "smb",
+            "smb2",
+            "smb3",
+            "smbfs",
+            "ncpfs",
+            "afs",
+            "auristorfs",
+            "coda",
+        ),
+        *("ceph", "lustre", "gpfs", "beegfs", "fhgfs", "glusterfs", "panfs", "pvfs2", "orangefs", "wekafs"),
+        # Cluster file systems: one disk, several hosts, no shared memory.
+        *("gfs2", "ocfs2"),
+    }
+)
+_NETWORK_FUSE = frozenset(
+    {
+        *(
+            "sshfs",
+            "glusterfs",
+            "ceph",
+            "ceph-fuse",
+            "s3fs",
+            "gcsfuse",
+            "goofys",
+            "rclone",
+            "davfs",
+            "davfs2",
+        ),
+        *("juicefs", "seaweedfs", "mount-s3", "blobfuse", "blobfuse2", "curlftpfs", "cvmfs2", "moosefs"),
+    }
+)
+
+
+def network_file_system(path: PurePath, mounts: Iterable[tuple[str, str]]) -> str | None:
+    """The type of the network file system that holds a path, None when it is a local one. Pure.
+
+    Args:
+        path: Absolute and without symbolic links.
+        mounts: (mount point, file system type) in the order of mounting; of two at one point the last counts.
+    """
+    holder: tuple[int, str] = (-1, "")
+    for point, kind in mounts:
+        mount = PurePath(point)
+        if path.is_relative_to(mount) and len(mount.parts) >= holder[0]:
+            holder = (len(mount.parts), kind)
+    kind = holder[1].lower()
+    _, is_fuse, driver = kind.partition("fuse.")
+    network = driver in _NETWORK_FUSE | _NETWORK if is_fuse else kind in _NETWORK
+    return kind if network else None
+
+
+def network_file_system_of(path: Path) -> str | None:
+    """The same for a path of this machine, which need not exist yet."""
+    mounts = [(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
+    return network_file_system(path.resolve(), mounts)
+
+
+# --------------------------------------------------------------------------------------------------
+# The SQLite file itself: whose it is, whether it is whole, and how a new one appears.
+#
+# **Nothing foreign is overwritten.** A file is opened only when it is empty or its header says that it is
+# ours. **A new database appears whole or not at all.** It is made beside its place and renamed, under a
+# file lock: whoever opens it meanwhile sees no file or a complete one, and the change to WAL, which SQLite
+# refuses without waiting while anybody else has the file open, happens before there is anybody else.
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER = 100
@@ -195,3 +273,76 @@ def _unreachable(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"the database {path} cannot be reached: {why}", remedy="correct the path, or " + ANOTHER
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# All that is peculiar to SQLite about opening, connections and transactions.
+
+
+def open_file(path: Path, *, read_only: bool) -> Database:
+    """Open a SQLite file; make it first if it is to be written and is not there.
+
+    Raises:
+        StorageError: It is not ours, not whole, cannot be reached, or lies where it would be destroyed.
+    """
+    refuse_network(path)
+    if is_new(path, APPLICATION_ID):
+        if read_only:
+            raise StorageError(
+                f"there are no results in {path}",
+                remedy="start `bisect-env run MATRIX` first, or name another with `--db` or BISECT_ENV_DB",
+            )
+        create(path, _fill, APPLICATION_ID)
+    if not read_only:
+        check_writable(path)
+    # A link to the database leads to its logs, too.
+    folder = Path(f"{path.resolve()}{SUFFIX}")
+    return Database.of(_engine(path, read_only=read_only), str(path), folder)
+
+
+def _fill(path: Path) -> None:
+    engine = _engine(path, read_only=False)
+    try:
+        with speaking(str(path)), engine.begin() as connection:
+            connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
+            backend.make_schema(connection)
+    finally:
+        # The last connection to close writes the log back into the file and removes it.
+        engine.dispose()
+
+
+def _engine(path: Path, *, read_only: bool) -> Engine:
+    engine = create_engine(
+        "sqlite://",
+        creator=connector(path, read_only=read_only),
+        poolclass=QueuePool,
+        **backend.ENGINE_OPTIONS,
+    )
+    _set_up(engine, str(path), read_only=read_only)
+    return engine
+
+
+def _set_up(engine: Engine, shown: str, *, read_only: bool) -> None:
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        # The driver must not begin transactions of its own: it begins deferred ones, and a deferred
+        # transaction that reads first and then writes fails at once when another wrote in between.
+        connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout = {int(backend.BUSY_SECONDS * 1000)}")
+        connection.execute("PRAGMA foreign_keys = ON")
+        # KiB, taken as they are needed; the default of 2 MiB reads large databases again and again.
+        connection.execute("PRAGMA cache_size = -65536")
+        if read_only:
+            connection.execute("PRAGMA query_only = ON")
+            return
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise StorageError(
+                f"the file system of {shown} does not let processes share memory, which the database needs",
+                remedy="name a file on a disk of this machine with `--db` or BISECT_ENV_DB",
+            )
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        reading = read_only or connection.get_execution_options().get(READING, False)
+        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")

@@ -1,0 +1,393 @@
+"""What the harness in a trial tells: how far it came, what it imported, how often it repeated its script."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from bisect_env.trials.records import Phase
+
+# --------------------------------------------------------------------------------------------------
+# How far a trial's interpreter came, and what it imported: the harness's side in the worker.
+#
+# `harness/sitecustomize.py` runs inside the interpreter and leaves marks in a file; this module decides
+# where it can run, puts it there, and reads what it left.
+
+HARNESS_SOURCE = Path(__file__).parent / "harness" / "sitecustomize.py"
+MARKS = "BISECT_ENV_HARNESS_MARKS"
+MODULES = "BISECT_ENV_HARNESS_MODULES"
+PYTHONPATH = "BISECT_ENV_HARNESS_PYTHONPATH"
+GC = "BISECT_ENV_HARNESS_GC"
+LINGER = "BISECT_ENV_HARNESS_LINGER"
+NOTES_LIMIT = 200_000
+"""Bytes read of what the harness left."""
+
+_PHASES = {
+    "S": Phase.START,
+    "I": Phase.IMPORT,
+    "B": Phase.BODY,
+    "T": Phase.TEARDOWN,
+    "F": Phase.TEARDOWN,
+}
+_PYTHON = re.compile(r"(?:.*/)?python(?:\d+(?:\.\d+)?)?")
+_SHEBANG = re.compile(rb"#!\s*(?:/\S*/env\s+)?(?P<program>\S+)\s*$")
+_WITH_VALUE = frozenset("WX")
+"""Options of the interpreter that take a value."""
+_WITHOUT = frozenset("EISVh?iv")
+"""Those under which it reads no PYTHONPATH or runs no `site`, ends at once, waits for input, or tells of
+every import: the harness cannot run there, or would be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A package as the script's interpreter really had it.
+
+    Attributes:
+        module: As imported.
+        stated: Its `__version__`, "" if it states none.
+        file: Where it came from.
+    """
+
+    module: str
+    stated: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What the harness left.
+
+    Attributes:
+        phase: The last phase that began; unknown when no harness ran, or none that could mark.
+        finished: The handlers of `atexit` were done.
+        imported: The packages that were looked for and found, `python` itself first.
+    """
+
+    phase: Phase = Phase.UNKNOWN
+    finished: bool = False
+    imported: tuple[Imported, ...] = ()
+
+
+NO_MARKS = Marks()
+
+
+def is_watched(program: str, arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> bool:
+    """Whether a command starts a Python that the harness can run in without being noticed.
+
+    Args:
+        program: The file that is executed.
+        arguments: What follows it.
+        env: The child's environment.
+        cwd: Its working directory.
+    """
+    if env.get("PYTHONVERBOSE") or env.get("PYTHONPROFILEIMPORTTIME") or env.get("PYTHONINSPECT"):
+        return False
+    if _PYTHON.fullmatch(program):
+        return _options_allow(arguments)
+    return _is_python_script(cwd / program)
+
+
+def _options_allow(arguments: Sequence[str]) -> bool:
+    words = iter(arguments)
+    for word in words:
+        if word == "-" or not word.startswith("-"):
+            return word != "-"
+        if word.startswith("--"):
+            if word == "--check-hash-based-pycs":
+                next(words, None)
+                continue
+            return False
+        for position, letter in enumerate(word[1:], start=1):
+            if letter in "cm":
+                return True  # all that follows is the script's
+            if letter in _WITHOUT:
+                return False
+            if letter in _WITH_VALUE:
+                value = word[position + 1 :] or next(words, "")
+                if letter == "X" and value.startswith("importtime"):
+                    return False
+                break
+    return False  # no script: it would read its standard input
+
+
+def options_end(arguments: Sequence[str]) -> int | None:
+    """Where the interpreter's own options end: at the script, at `-m` or at `-c`. Pure.
+
+    Args:
+        arguments: What follows the interpreter.
+
+    Returns:
+        A position in `arguments`; None where there is no script, or an option that hides where it is.
+    """
+    skip = False
+    for position, word in enumerate(arguments):
+        if skip:
+            skip = False
+        elif word in ("-m", "-c"):
+            return position if position + 1 < len(arguments) else None
+        elif not word.startswith("-"):
+            return position
+        elif word == "-" or any(letter in "cm" for letter in word[1:]) or word.startswith("--"):
+            return None
+        else:
+            skip = word[-1] in _WITH_VALUE
+    return None
+
+
+def _is_python_script(path: Path) -> bool:
+    try:
+        with path.open("rb") as stream:
+            first = stream.readline(512)
+    except OSError:
+        return False
+    match = _SHEBANG.match(first)
+    return match is not None and _PYTHON.fullmatch(os.fsdecode(match["program"])) is not None
+
+
+@functools.cache
+def _source() -> bytes:
+    return HARNESS_SOURCE.read_bytes()
+
+
+def install(
+    directory: Path, env: Mapping[str, str], modules: Collection[str], *, gc_threshold: int = 0
+) -> tuple[dict[str, str], Path]:
+    """Put the harness into a trial's directory.
+
+    Args:
+        directory: Where it may write; it makes `harness` there.
+        env: The child's environment without it.
+        modules: Names to look for among what the script imports.
+        gc_threshold: First threshold of the garbage collector that the script is to begin with; 0 leaves it.
+
+    Returns:
+        The environment with it, and the file for `read_marks`.
+    """
+    place = directory / "harness"
+    place.mkdir()
+    (place / "sitecustomize.py").write_bytes(_source())
+    marks = place / "marks"
+    marks.write_bytes(b"S\n")
+    changed = dict(env)
+    if "PYTHONPATH" in env:
+        changed[PYTHONPATH] = env["PYTHONPATH"]
+    changed["PYTHONPATH"] = os.pathsep.join(filter(None, (str(place), env.get("PYTHONPATH", ""))))
+    changed[MARKS] = str(marks)
+    if gc_threshold:
+        changed[GC] = str(gc_threshold)
+    changed[MODULES] = " ".join(sorted(modules))
+    return changed, marks
+
+
+def read_marks(path: Path) -> Marks:
+    """What the harness left; nothing where the script took the file away."""
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(NOTES_LIMIT).decode("utf-8", "replace")
+    except OSError:
+        return NO_MARKS
+    letter, *lines = text.split("\n")
+    found = [fields for line in lines if len(fields := line.split("\t")) == 3]
+    return Marks(
+        _PHASES.get(letter, Phase.UNKNOWN), letter == "F", tuple(Imported(*fields) for fields in found)
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether the packages that a script really imported are those of the lock.
+
+MODULES_EACH = 6
+"""Modules of one distribution that are looked for; some install hundreds side by side."""
+_KEPT = 64
+"""Environments whose modules a worker remembers."""
+_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
+_MODULE_FILE = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\.py|\.(?:cpython|abi3)[^/]*\.so|\.so)")
+_NOBODYS = frozenset({"test", "tests", "testing", "doc", "docs", "example", "examples", "benchmarks", "src"})
+"""Names that carelessly packed distributions install and that a script's own directory has as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """What a lock says of a distribution that can be imported.
+
+    Attributes:
+        name: Normalised name, PyPI's; `python` for the interpreter.
+        version: Exact; of Python as much of it as was asked for.
+        cuda: Whether it is a build for CUDA.
+    """
+
+    name: str
+    version: str
+    cuda: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What importing a module should give.
+
+    Attributes:
+        locked: Its distribution in the lock.
+        site: Directory that the prefix has it in, "" for the interpreter.
+        installed: Version by the metadata in that directory.
+    """
+
+    locked: Locked
+    site: str = ""
+    installed: str = ""
+
+
+@functools.lru_cache(_KEPT)
+def expected_imports(prefix: Path, locked: tuple[Locked, ...]) -> Mapping[str, Expected]:
+    """Modules of an environment, by name, as its distributions list them. Nothing in it is run.
+
+    Args:
+        prefix: Of the environment.
+        locked: Its distributions by the lock.
+    """
+    by_name = {one.name: one for one in locked}
+    found = {"python": Expected(by_name["python"])} if "python" in by_name else {}
+    for site in sorted(prefix.glob("lib/python*/site-packages")):
+        for info in sorted(site.glob("*.dist-info")):
+            match = _INFO.fullmatch(info.name)
+            one = by_name.get(canonicalize_name(match["name"])) if match else None
+            if match is None or one is None:
+                continue
+            for module in _modules(info / "RECORD"):
+                found.setdefault(module, Expected(one, str(site.resolve()), match["version"]))
+    return found
+
+
+def _modules(record: Path) -> list[str]:
+    """The packages and modules that a distribution consists of: the outermost that have code of their own."""
+    try:
+        with record.open(encoding="utf-8", errors="replace", newline="") as stream:
+            names = set(_named(row[0] for row in csv.reader(stream) if row))
+    except (OSError, csv.Error):
+        return []
+    outermost = [
+        name
+        for name in names
+        if not any(name.startswith(other + ".") for other in names if other != name)
+        and name.partition(".")[0] not in _NOBODYS
+    ]
+    return sorted(outermost, key=lambda name: (name.count("."), name))[:MODULES_EACH]
+
+
+def _named(paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
+        directory, _, file = path.rpartition("/")
+        parts = directory.split("/") if directory else []
+        if file == "__init__.py" and all(part.isidentifier() for part in parts):
+            yield ".".join(parts)
+        elif not parts and (match := _MODULE_FILE.fullmatch(file)):
+            yield match["name"]
+
+
+def imported_versions(expected: Mapping[str, Expected], imported: Iterable[Imported]) -> dict[str, str]:
+    """Distribution to the version that the script really had. Pure."""
+    versions: dict[str, str] = {}
+    for one in imported:
+        if (wanted := expected.get(one.module)) is not None:
+            versions.setdefault(wanted.locked.name, _version(wanted, one))
+    return versions
+
+
+def _version(wanted: Expected, one: Imported) -> str:
+    if not wanted.site or not _is_inside(wanted, one):
+        return one.stated or "unknown"
+    # torch 2.4.0 states 2.4.0+cu121, which tells more; what states another version has not been kept up.
+    return one.stated if _same_public(one.stated, wanted.installed) else wanted.installed
+
+
+def mismatch(expected: Mapping[str, Expected], imported: Iterable[Imported]) -> str:
+    """What was imported and is not what was locked, one line; "" when nothing speaks against it. Pure.
+
+    A module from the prefix has the version that the metadata beside it states, whatever it says itself. One
+    from elsewhere counts only if it states another version: the standard library has modules that backports
+    are named after.
+    """
+    said = []
+    for one in imported:
+        wanted = expected.get(one.module)
+        if wanted is None:
+            continue
+        name, locked = wanted.locked.name, wanted.locked.version
+        if name == "python":
+            if not _begins_with(one.stated, locked):
+                said.append(f"Python {locked} was locked, and {one.stated} ran ({one.file})")
+        elif not _is_inside(wanted, one):
+            if one.stated and not _same_public(one.stated, locked):
+                said.append(f"{name} {locked} was locked, and {one.stated} was imported from {one.file}")
+        elif not _same_public(wanted.installed, locked):
+            said.append(f"{name} {locked} was locked, and {wanted.installed} was imported from {one.file}")
+        elif wanted.locked.cuda and one.stated.partition("+")[2].startswith("cpu"):
+            said.append(f"{name} {locked} for CUDA was locked, and {one.stated} was imported")
+    return "; ".join(dict.fromkeys(said))
+
+
+def _is_inside(wanted: Expected, one: Imported) -> bool:
+    return Path(one.file).resolve().is_relative_to(wanted.site)
+
+
+def _begins_with(version: str, locked: str) -> bool:
+    try:
+        wanted = Version(locked).release
+        return Version(version).release[: len(wanted)] == wanted
+    except InvalidVersion:
+        return version == locked
+
+
+def _same_public(one: str, other: str) -> bool:
+    try:
+        # Directory names write `1.0+cu128` as `1.0_cu128` in old wheels.
+        return Version(one.replace("_", "+")).public == Version(other.replace("_", "+")).public
+    except InvalidVersion:
+        return one == other
+
+
+# --------------------------------------------------------------------------------------------------
+# Running a script's body several times within one process: how it is asked for, and what it notes.
+
+REPEAT_SOURCE = Path(__file__).parent / "harness" / "repeat.py"
+NOTES = "bodies"
+
+
+def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[str], Path]:
+    """The interpreter's arguments under which it runs the body several times.
+
+    Args:
+        arguments: What follows the interpreter, of a command that can be repeated.
+        count: How often.
+        place: A directory that the trial may write to; the runner is put there.
+
+    Returns:
+        The arguments, and the file for `bodies_begun`.
+
+    Raises:
+        ValueError: This command cannot be repeated.
+    """
+    end = options_end(arguments)
+    if end is None:
+        raise ValueError("the body of this command cannot be run again: it is no Python script")
+    folder = place / "repeat"
+    folder.mkdir()
+    runner, notes = folder / "repeat.py", folder / NOTES
+    runner.write_bytes(REPEAT_SOURCE.read_bytes())
+    notes.write_text(f"{0:9d}")
+    return [*arguments[:end], str(runner), str(count), str(notes), *arguments[end:]], notes
+
+
+def bodies_begun(notes: Path) -> int:
+    """How many bodies were begun; 0 when the interpreter did not come so far."""
+    try:
+        return int(notes.read_text("utf-8"))
+    except (OSError, ValueError):
+        return 0
