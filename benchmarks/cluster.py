@@ -25,8 +25,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from bisect_env.cluster.inline import InlineExecutor
 from bisect_env.cluster.local import LocalExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import run_study
@@ -171,7 +171,7 @@ def share(workers: int) -> tuple[float, str]:
                 load_matrix(folder / "matrix.yaml"),
                 store=store,
                 provider=PlantedEnvironments(),
-                make_executor=lambda: InlineExecutor(builder, workers),
+                make_executor=lambda: PoolExecutor(builder, workers),
                 lockfiles=folder / "lockfiles",
                 notify=notify,
             )

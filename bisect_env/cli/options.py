@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -65,6 +66,22 @@ WorkersOption = Annotated[
     int | None,
     typer.Option(
         "--workers", min=1, help="Worker processes; default: one for each core, or for each trial's GPUs."
+    ),
+]
+
+
+class Cluster(StrEnum):
+    """What runs trials on the cores of this host."""
+
+    THREADS = "threads"
+    LOCAL = "local"
+
+
+ClusterOption = Annotated[
+    Cluster,
+    typer.Option(
+        "--cluster",
+        help="What runs trials on the cores of this host: threads of this command, or a local Dask cluster.",
     ),
 ]
 GpusOption = Annotated[

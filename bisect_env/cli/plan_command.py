@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from bisect_env.engine.forecast import Forecast
-    from bisect_env.engine.prepare import Prepared
+    from bisect_env.engine.locking import Prepared
     from bisect_env.matrix.load import Matrix
 
 _SEED = 20_260_101
@@ -57,7 +57,7 @@ def plan(
     import numpy as np
 
     from bisect_env.engine.forecast import forecast
-    from bisect_env.engine.study import prepare_study
+    from bisect_env.engine.locking import lock_all
     from bisect_env.environments.provider import Environments
     from bisect_env.matrix.expand import expand
     from bisect_env.matrix.load import load_matrix
@@ -68,7 +68,7 @@ def plan(
     provider = Environments(cache.absolute() if cache else None, index=loaded.file.index)
     as_of = datetime.now(UTC)
     grid = expand(loaded, provider.catalogue, as_of)
-    prepared = prepare_study(loaded, grid, as_of, provider, None, lambda _event: None)
+    prepared = lock_all(loaded, grid, provider, as_of)
     settings = loaded.file.search
     fewest = _LARGE_PLAYED if is_large(grid.shape, [axis.direction for axis in grid.axes]) else 1
     studies = max(fewest, min(20, _CELLS_PLAYED // max(1, len(prepared.groups))))

@@ -11,6 +11,8 @@ import typer
 from bisect_env.cli.options import (
     CacheOption,
     CacheSizeOption,
+    Cluster,
+    ClusterOption,
     DatabaseOption,
     GpusOption,
     MatrixArgument,
@@ -53,6 +55,10 @@ def run(
     ] = False,
     cache_size: CacheSizeOption = None,
     offline: OfflineOption = None,
+    cluster: ClusterOption = Cluster.THREADS,
+    lock_all: Annotated[
+        bool, typer.Option("--lock-all", help="Lock every combination before the first trial.")
+    ] = False,
     verbose: VerboseOption = False,
     log_file: LogFileOption = None,
 ) -> None:
@@ -66,7 +72,9 @@ def run(
     from bisect_env.errors import BisectEnvError, StudyInterruptedError
     from bisect_env.report.text import print_report
 
-    where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
+    where = Where(
+        workers, gpus, scheduler, scheduler_file, cache, cache_size, offline, cluster is Cluster.LOCAL
+    )
     start_log("run", verbose=verbose, log_file=log_file, quiet=quiet)
     stopped = stop_on_signals()
     view = views.choose(as_json=json_output, quiet=quiet, plain=verbose)
@@ -79,7 +87,7 @@ def run(
         view(event)
 
     def answer() -> Conclusion:
-        from bisect_env.cluster.local import default_workers
+        from bisect_env.cluster.pool import default_workers
         from bisect_env.engine.study import run_study
         from bisect_env.matrix.load import load_matrix
         from bisect_env.storage.store import Store
@@ -99,6 +107,7 @@ def run(
                 machines=place.machines,
                 fresh=fresh,
                 every_corner=every_corner,
+                every_lock=lock_all,
             )
 
     try:

@@ -50,7 +50,7 @@ def trial(
 
     They are stored, and `bisect-env run` starts from them. Ends with 3 if any was bad, else with 0.
     """
-    from bisect_env.engine.rules import Tally
+    from bisect_env.engine.state import Tally
     from bisect_env.errors import ExitCode, StudyInterruptedError
     from bisect_env.report.sentence import interval, percent
     from bisect_env.search.intervals import clopper_pearson

@@ -109,8 +109,11 @@ def describe(event: events.Event) -> str | None:
             without = f", {event.unsolvable} without a solution" if event.unsolvable else ""
             out = f", {event.excluded} excluded" if event.excluded else ""
             several = "" if event.combinations == 1 else "s"
+            known = f"{event.combinations} combination{several}{out}{without}"
+            if event.environments is None:
+                return known
             distinct = "environment" if event.environments == 1 else "distinct environments"
-            return f"{event.combinations} combination{several}{out}{without}: {event.environments} {distinct}"
+            return f"{known}: {event.environments} {distinct}"
         case events.SetAside(combinations, status, reason):
             more = f" and {len(combinations) - 1} more" if len(combinations) > 1 else ""
             first = next(iter(reason.splitlines()), "")

@@ -17,6 +17,7 @@ import distributed
 from bisect_env.cluster.base import DaskExecutor
 from bisect_env.cluster.gpus import INSTALL
 from bisect_env.cluster.perform import PrefixBuilder, refuse_gpus
+from bisect_env.cluster.pool import default_workers
 from bisect_env.cluster.protocol import GPU, TrialRequest
 from bisect_env.errors import InfrastructureError
 from bisect_env.trials.workdir import left_behind, make_held
@@ -52,11 +53,6 @@ _SCRATCH = "bisect-env-cluster-"
 
 _local_cluster: Any = distributed.LocalCluster
 _client: Any = distributed.Client
-
-
-def default_workers() -> int:
-    """One for each CPU that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 class HostExecutor(DaskExecutor):

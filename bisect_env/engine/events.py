@@ -60,20 +60,20 @@ class LockProgress:
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """Every combination is locked.
+    """The combinations are known; they are locked, or will be when the search asks for them.
 
     Attributes:
         combinations: Size of the grid.
         excluded: Taken out by rules.
-        unsolvable: Without a solution.
-        environments: Distinct locks.
+        unsolvable: Without a solution, as far as is known.
+        environments: Distinct locks; None where combinations are locked when they are asked for.
         withdrawn: Versions and releases that a range left out, as (axis, version, reason).
     """
 
     combinations: int
     excluded: int
     unsolvable: int
-    environments: int
+    environments: int | None
     withdrawn: tuple[tuple[str, str, str], ...] = ()
 
 

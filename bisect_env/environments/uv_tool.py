@@ -7,9 +7,11 @@ import json
 import os
 import re
 import secrets
+import select
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,22 +65,42 @@ def run_tool(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, t
             stderr=err,
             start_new_session=True,
         )
-        timed_out = False
+        with _lock:
+            _running.add(process.pid)
+        timed_out = True
         try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            timed_out = True
+            timed_out = not _ended(process, timeout)
         finally:
+            with _lock:
+                # Until it is reaped, which is below, its group id cannot belong to anyone else.
+                _running.discard(process.pid)
             # Also on Ctrl-C: in its own session the tool does not hear of it.
-            if process.poll() is None:
-                _end_group(process)
+            if timed_out:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         return Finished(process.returncode, _tail(out), _tail(err), timed_out)
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    # The leader is not reaped yet, so its group id cannot belong to anyone else.
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+_lock = threading.Lock()
+_running: set[int] = set()
+
+
+def end_running() -> None:
+    """Kill every tool that other threads wait for: the command ends, and nobody will look at what they do."""
+    with _lock:
+        for pid in _running:
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
+    """Wait for a process without reaping it; `Popen.wait` would notice its end up to 50 ms late."""
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
+    finally:
+        os.close(pidfd)
 
 
 def _tail(stream: IO[bytes]) -> str:

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from bisect_env.engine.builds import Builds, sort_out
 
 from bisect_env.cluster.base import one_of_each_host, outcome
-from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import BuildFailed, PrefixReady, PrefixRequest, WorkerOffer
 from bisect_env.engine import events
-from bisect_env.engine.builds import Builds, sort_out
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError, NoEnvironmentError
@@ -104,7 +104,7 @@ class SlowBuilder:
 def test_an_environment_that_breaks_for_a_moment_is_made_again(studies: Studies) -> None:
     builder = SlowBuilder(0.0, fails={1: True, 2: True})
     path = studies.matrix(CRASH_FROM_FOUR)
-    conclusion = studies.run(path, make_executor=lambda: InlineExecutor(builder, 2))
+    conclusion = studies.run(path, make_executor=lambda: PoolExecutor(builder, 2))
     assert conclusion.report["verdict"]["first_bad"]["level"] == "4"
     warnings = [event.text for event in studies.events if isinstance(event, events.Warned)]
     assert any("planted" in text and "tried again" in text for text in warnings)
@@ -123,6 +123,6 @@ def test_an_environment_that_cannot_be_made(
 ) -> None:
     builder = SlowBuilder(0.0, fails=dict.fromkeys(range(1, 100), transient))
     with pytest.raises(error, match=says):
-        studies.run(studies.matrix(CRASH_FROM_FOUR), make_executor=lambda: InlineExecutor(builder, 2))
+        studies.run(studies.matrix(CRASH_FROM_FOUR), make_executor=lambda: PoolExecutor(builder, 2))
     assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
     assert builder.calls in (3, 10)

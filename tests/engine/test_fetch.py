@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine.fetch import Fetched, addresses_of, fetch_study
 from bisect_env.environments.bundle import Bundle
 from bisect_env.environments.download import download_conda, obtain
@@ -399,7 +399,7 @@ def test_a_study_of_conda_packages_without_its_channel(studies: Studies, tmp_pat
     report = studies.run(
         matrix,
         provider=OfflineEnvironments(bundle, "planted", cache),
-        make_executor=lambda: InlineExecutor(partial(ensure_prefix, cache_dir=cache, offline=bundle), 2),
+        make_executor=lambda: PoolExecutor(partial(ensure_prefix, cache_dir=cache, offline=bundle), 2),
     ).report
     assert report["verdict"]["first_bad"]["culprit"] == "2.0"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine import events
-from bisect_env.engine.prepare import lock_all
-from bisect_env.engine.rules import Tally
+from bisect_env.engine.locking import lock_all
 from bisect_env.engine.single import One, SingleTrials, lock_one, open_one
+from bisect_env.engine.state import Tally
 from bisect_env.engine.study import study_date
 from bisect_env.engine.verify import Verifier
 from bisect_env.environments.prefix import ensure_prefix
@@ -43,7 +43,7 @@ def opened(
 ) -> Iterator[tuple[Store, One, SingleTrials]]:
     cache = studies.folder / "cache"
     matrix = load_matrix(path)
-    executor = InlineExecutor(partial(ensure_prefix, cache_dir=cache), 2)
+    executor = PoolExecutor(partial(ensure_prefix, cache_dir=cache), 2)
     with Store.open(str(studies.db)) as store:
         one = open_one(matrix, at, store=store, provider=Environments(cache), notify=studies.events.append)
         trials = SingleTrials(
