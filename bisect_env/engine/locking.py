@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import queue
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -132,11 +133,11 @@ def _conda_request(matrix: Matrix, pins: Mapping[str, str], builds: Mapping[str,
 def anchors(matrix: Matrix, grid: Grid, index: Index) -> list[Index]:
     """Whose lock a combination is to be like, so that little else changes: most welcome first. Pure.
 
-    All combinations lean on the same one: the bad end, else the good end, with the days of their own. The bad
-    end is what fails today; every other environment is that one with the axes moved, and with whatever these
-    need. The order depends on the grid alone, so that locks depend neither on who is solved when nor on which
-    combinations are ever asked for. No step is taken along dates, for what the day before had is just what a
-    day may not hold on to.
+    All combinations lean on the same one: the first on every axis of packages, else the last on every such
+    axis. So each environment is that one with the axes moved, and with whatever these need. It depends on the
+    grid alone, so that locks depend neither on who is solved when nor on which combinations are asked for. No
+    step is taken along dates, for what the day before had is just what a day may not hold on to, nor along
+    values, which are one environment.
 
     Args:
         matrix: As loaded; it may ask for the newest of everything instead.
@@ -149,10 +150,10 @@ def anchors(matrix: Matrix, grid: Grid, index: Index) -> list[Index]:
     if matrix.file.solver.dependencies == "newest":
         return []
     found = []
-    for end in reversed(grid.ends()):
+    for end in (0, -1):
         anchor = tuple(
-            own if axis.kind is AxisKind.DATE else there
-            for axis, own, there in zip(grid.axes, index, end, strict=True)
+            range(size)[end] if axis.kind is AxisKind.PACKAGE else own
+            for axis, own, size in zip(grid.axes, index, grid.shape, strict=True)
         )
         if anchor == index:
             # What others lean on leans on nothing.
@@ -201,7 +202,6 @@ class Locking:
         self._locks: dict[Index, Lock] = dict((known if whole is None else whole.locks) or {})
         self._unsolvable: dict[Index, UnsolvableError] = {} if whole is None else dict(whole.unsolvable)
         self._warnings: dict[Index, tuple[str, ...]] = {} if whole is None else dict(whole.warnings)
-        self._by_key = {self._request(index).key: lock for index, lock in self._locks.items()}
         self._running: dict[Index, Future[LockResult]] = {}
         self._waiting: dict[Index, None] = {}
         self._done: queue.SimpleQueue[Index] = queue.SimpleQueue()
@@ -232,20 +232,13 @@ class Locking:
         Raises:
             InfrastructureError: The index cannot be reached, or an interpreter is missing.
         """
-        answered = []
+        answered: list[Index] = []
         while True:
             try:
                 index = self._done.get_nowait()
             except queue.Empty:
                 break
-            self._note(index, self._running.pop(index).result())
-            answered.append(index)
-        # What asks for the same environment as one that is known needs no solver.
-        for index in [*self._waiting]:
-            if (lock := self._by_key.get(self._request(index).key)) is not None:
-                del self._waiting[index]
-                self._note(index, lock)
-                answered.append(index)
+            answered += self._note(index, self._running.pop(index).result())
         self._start()
         return answered
 
@@ -306,15 +299,30 @@ class Locking:
 
         future.add_done_callback(done)
 
-    def _note(self, index: Index, result: LockResult) -> None:
-        if isinstance(result, UnsolvableError):
-            self._unsolvable[index] = result
-            return
-        request = self._request(index)
-        self._locks[index] = result
-        self._by_key[request.key] = result
-        if found := environment_warnings(request, result):
-            self._warnings[index] = found
+    def _note(self, index: Index, result: LockResult) -> list[Index]:
+        """Take an answer in, for all combinations that ask for the same environment; gives these."""
+        answered = [index, *(one for one in self._alike(index) if one != index)]
+        found = None
+        if isinstance(result, Lock):
+            found = environment_warnings(self._request(index), result)
+        for one in answered:
+            self._waiting.pop(one, None)
+            if isinstance(result, UnsolvableError):
+                self._unsolvable[one] = result
+                continue
+            self._locks[one] = result
+            if found:
+                self._warnings[one] = found
+        return answered
+
+    def _alike(self, index: Index) -> Iterator[Index]:
+        """Combinations that differ in values alone, which are one environment unless its image names them."""
+        if self._matrix.file.executor is not None:
+            return iter(())
+        axes = zip(self._grid.axes, index, strict=True)
+        places = [range(len(a.values)) if a.kind is AxisKind.VALUE else (at,) for a, at in axes]
+        every = itertools.product(*places)
+        return (one for one in every if one not in self._grid.excluded)
 
 
 def lock_all(

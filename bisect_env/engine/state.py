@@ -261,6 +261,7 @@ class StudyState:
         self._failed_builds = 0
         self._last_void = ""
         self._said: set[str] = set()
+        self._broken: dict[str, str] = {}
         self._living: defaultdict[str, list[Index]] = defaultdict(list)
         for index in self.members:
             if index in prepared.locks:
@@ -299,9 +300,12 @@ class StudyState:
         """
         error = self._prepared.unsolvable.get(index)
         if error is None:
-            if index in self.members:
-                self._living[self._prepared.locks[index].content_hash].append(index)
-            return []
+            if index not in self.members:
+                return []
+            lock_hash = self._prepared.locks[index].content_hash
+            self._living[lock_hash].append(index)
+            why = self._broken.get(lock_hash)
+            return [] if why is None else self._put_aside(index, "env-unbuildable", why)
         for name, end in (("good", self._grid.good), ("bad", self._grid.bad)):
             if index == end:
                 raise NoEnvironmentError(
@@ -343,6 +347,7 @@ class StudyState:
             tally = self.tallies[index]
             tally.failed_builds += 1
             if tally.failed_builds >= BUILDS_BEFORE_UNBUILDABLE and (not transient or self.ready):
+                self._broken[lock_hash] = message
                 findings += self._put_aside(index, "env-unbuildable", message)
         if not transient or not indices:
             return findings

@@ -126,17 +126,6 @@ class Grid:
         """Number of values on each axis."""
         return tuple(len(axis.values) for axis in self.axes)
 
-    def ends(self) -> tuple[Index, Index]:
-        """The good and the bad end: as stated, else where the directions put them, else the first and last.
-
-        Where an axis may break and be fixed, its last value is taken for the one that fails today.
-        """
-        fixed = [axis.direction is Direction.FIXED for axis in self.axes]
-        last = [len(axis.values) - 1 for axis in self.axes]
-        good = tuple(n if swapped else 0 for n, swapped in zip(last, fixed, strict=True))
-        bad = tuple(0 if swapped else n for n, swapped in zip(last, fixed, strict=True))
-        return (good if self.good is None else self.good, bad if self.bad is None else self.bad)
-
     def indices(self) -> Iterator[Index]:
         """Every index, excluded ones too, in row-major order."""
         return itertools.product(*(range(size) for size in self.shape))

@@ -187,6 +187,7 @@ def _seconds(delta: timedelta) -> float:
 # --------------------------------------------------------------------------------------------------
 # How the posterior moved: what the store holds, told to a search again. Pure.
 
+_CAN_RUN = (CombinationStatus.SOLVABLE, CombinationStatus.UNLOCKED)
 POINTS = 200
 """At most; a study of more trials is looked at now and then."""
 ANSWERS = 6
@@ -222,7 +223,7 @@ def posterior(
     search = Search(grid, groups, chosen, make=CornerQuestion if every_corner else Question)
     for state in states:
         index = _index(grid, state.combination)
-        if state.status != CombinationStatus.SOLVABLE and index in groups:
+        if state.status not in _CAN_RUN and index in groups:
             search.set_aside(index)
     told = []
     for trial in trials:
@@ -242,15 +243,19 @@ def posterior(
 
 
 def groups_of(grid: Grid, states: Sequence[CombinationState]) -> dict[Index, Index]:
-    """For each combination that has a lock the first one of the same lock and values of value axes."""
+    """For each combination that may be run the first one of the same lock and values of value axes."""
     values = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.VALUE]
     first: dict[tuple[Any, ...], Index] = {}
     groups: dict[Index, Index] = {}
     for state in states:
         index = _index(grid, state.combination)
-        if state.lock_hash is not None and index is not None:
+        if index is None:
+            continue
+        if state.lock_hash is not None:
             measurement = (state.lock_hash, *(index[i] for i in values))
             groups[index] = first.setdefault(measurement, index)
+        elif state.status == CombinationStatus.UNLOCKED:
+            groups[index] = index
     return groups
 
 
@@ -383,6 +388,8 @@ _SHOWN = 3
 """Combinations that one warning names."""
 
 _STATUS = {
+    # That nobody asked for its environment shows in that it has no lock, and no trials.
+    CombinationStatus.UNLOCKED: str(CombinationStatus.SOLVABLE),
     CombinationStatus.UNSOLVABLE: str(Outcome.ENV_UNSOLVABLE),
     CombinationStatus.UNBUILDABLE: str(Outcome.ENV_UNBUILDABLE),
 }
@@ -548,7 +555,7 @@ def _combination(
     for (_, outcome), number in counts.by_outcome.items():
         outcomes[str(outcome)] += number
     called_bad = is_called_bad(verdict, state.combination.as_dict())
-    if status is not CombinationStatus.SOLVABLE:
+    if status not in _CAN_RUN:
         called_bad = None
     return CombinationReport(
         combination=state.combination.as_dict(),
