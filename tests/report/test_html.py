@@ -43,6 +43,7 @@ def opened(page: Page, report: Report, folder: Path) -> list[str]:
     return noticed
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(240)
 def test_a_real_study_that_prints_scripts(browser_page: Page, tmp_path: Path) -> None:
@@ -151,6 +152,7 @@ def rates_study(store: Store) -> Report:
     return load_report(store, study.study.id)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(240)
 def test_it_can_be_read_by_day_and_night_on_small_screens_and_aloud(
@@ -186,6 +188,7 @@ def test_it_can_be_read_by_day_and_night_on_small_screens_and_aloud(
     assert noticed == []
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_whatever_others_wrote_is_text(browser_page: Page, store: Store, tmp_path: Path) -> None:
     calm, evil = (load_report(store, hostile_study(store, text).study.id) for text in ("calm", EVIL))
