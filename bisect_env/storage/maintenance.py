@@ -53,8 +53,9 @@ def upgrade(reference: str | None) -> Upgrade:
                 if before == SCHEMA_VERSION:
                     return Upgrade(database.shown, before, before)
                 backend.check_upgradable(before, database.shown)
+                _refuse_other_revision(connection, before, database.shown)
                 backend.drop(connection)
-                backend.to_head(connection, before)
+                backend.to_head(connection)
                 backend.make_views(connection)
                 connection.execute(
                     update(MetaRow)
@@ -65,6 +66,16 @@ def upgrade(reference: str | None) -> Upgrade:
             return Upgrade(database.shown, before, SCHEMA_VERSION)
     finally:
         database.engine.dispose()
+
+
+def _refuse_other_revision(connection: Connection, version: int, shown: str) -> None:
+    wanted, found = backend.revision_of(version), backend.revisions(connection)
+    if found != [wanted]:
+        raise StorageError(
+            f"the database {shown} says that it has schema {version}, and its version table names "
+            f"{' and '.join(map(ascii, found)) or 'no revision'}; it was not upgraded",
+            remedy="another program changed it: take it from a backup, or " + ANOTHER,
+        )
 
 
 def _refuse_dangling(connection: Connection, shown: str) -> None:
@@ -102,11 +113,10 @@ def _problems(connection: Connection) -> list[str]:
     missing = sorted(set(METADATA.tables) - set(here.get_table_names()))
     missing += sorted(set(backend.NAMES) - set(here.get_view_names()))
     found += [f"{name} is missing" for name in missing]
-    revision = backend.current(connection)
-    if revision != backend.revision_of(SCHEMA_VERSION):
-        found.append(
-            f"the version table names revision {revision}, not {backend.revision_of(SCHEMA_VERSION)}"
-        )
+    revisions, wanted = backend.revisions(connection), backend.revision_of(SCHEMA_VERSION)
+    if revisions != [wanted]:
+        named = " and ".join(ascii(revision) for revision in revisions) or "no revision"
+        found.append(f"the version table names {named}, not {wanted}")
     return found
 
 
