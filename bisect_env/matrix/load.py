@@ -424,6 +424,8 @@ def _leave_out_later_keys(content: dict[str, Any]) -> None:
         del content["solver"]["engine"]
     if content["trial"].get("repeat_within") == 1:
         del content["trial"]["repeat_within"]
+    if not content["trial"]["allow_host"]:
+        del content["trial"]["allow_host"]
     if content["executor"] is None:
         del content["executor"]
     if not content["trial"]["bad"]["signature"]:

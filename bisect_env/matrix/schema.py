@@ -387,6 +387,15 @@ class Trial(StrictModel):
     )
     env: dict[EnvName, Value] = Field(default_factory=dict, description="Environment variables to add.")
     gpus: int = Field(default=0, ge=0, le=64, description="GPUs that one trial needs.")
+    allow_host: Annotated[
+        tuple[Text, ...],
+        BeforeValidator(_text_is_one),
+        WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
+    ] = Field(
+        default=(),
+        description="Programs that are meant to be the host's, such as [make]: names or paths. Any other "
+        "program of `command` has to be the environment's; shells may always be the host's.",
+    )
     bad: TargetRule = Field(default_factory=TargetRule, description="Which failures count as bad.")
 
     @model_validator(mode="after")
