@@ -9,12 +9,15 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from bisect_env.matrix.ask import Question
 
 RANGE_HELP = "Package that is asked about, with its range: 'orjson>=3.8', or a name for every release."
 PackagesOption = Annotated[list[str] | None, typer.Option("--package", "-p", help=RANGE_HELP)]
@@ -58,6 +61,9 @@ ConfidenceOption = Annotated[
     float | None, typer.Option("--confidence", help="Of the answer; default: 0.95.", min=0.51, max=0.9999)
 ]
 NameOption = Annotated[str, typer.Option("--name", help="Of the study; default: the packages.")]
+IndexOption = Annotated[
+    str, typer.Option("--index", help="Address of the package index; default: the one uv and pip use.")
+]
 SaveOption = Annotated[
     Path | None, typer.Option("--save", help="Write the question to this matrix file, and go by that.")
 ]
@@ -70,7 +76,7 @@ class Flags:
     Attributes:
         words: What stands for itself: a range and a script, or the command.
         packages, with_packages, python, good, bad, since, rate, always, files, pre, step, channel, timeout,
-            env, confidence, name, gpus: The options of these names.
+            env, confidence, name, index, gpus: The options of these names.
     """
 
     words: Sequence[str] = ()
@@ -90,6 +96,7 @@ class Flags:
     env: Sequence[str] = ()
     confidence: float | None = None
     name: str = ""
+    index: str = ""
     gpus: str | None = None
 
     @property
@@ -122,6 +129,7 @@ class Flags:
                 ("--env", self.env),
                 ("--confidence", self.confidence is not None),
                 ("--name", self.name),
+                ("--index", self.index),
             )
             if value
         ]
@@ -195,18 +203,8 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
         MatrixError: The same, found when the matrix was read.
     """
     from bisect_env.errors import UsageError
-    from bisect_env.matrix.ask import (
-        InlineMetadata,
-        Question,
-        full_command,
-        inline_metadata,
-        matrix_text,
-        package_name,
-        stated_ends,
-        travelling,
-    )
+    from bisect_env.matrix.ask import matrix_text, package_name, stated_ends
 
-    folder = Path.cwd()
     packages, words = list(flags.packages), list(flags.words)
     if not packages and not flags.since:
         if not words:
@@ -221,19 +219,40 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
                 remedy=f'name it first: bisect-env run "PACKAGE>=1.0" {packages[0]}',
             )
     names = [package_name(text) for text in packages]
-    command, files = travelling(full_command(words, folder), flags.files, folder)
-    scripts = [place for name, place in files.items() if name in command and name.endswith(".py")]
-    inline = inline_metadata(scripts[0].read_text("utf-8", "replace"), scripts[0].name) if scripts else None
-    question = Question(
+    question, files = asked_command(flags, words)
+    question = replace(
+        question,
         packages=tuple(packages),
-        command=command,
-        files=tuple(files),
-        with_packages=tuple(flags.with_packages),
         pythons=tuple(one.strip() for text in flags.python for one in text.split(",")),
         good=stated_ends(flags.good, names, "--good"),
         bad=stated_ends(flags.bad, names, "--bad"),
         since=flags.since or "",
         until=datetime.now(UTC).date().isoformat() if flags.since else "",
+    )
+    return kept(matrix_text(question, command_line=own_words()), files, save, quiet=quiet)
+
+
+def asked_command(flags: Flags, words: Sequence[str]) -> tuple[Question, dict[str, Path]]:
+    """What is run, without what is asked about it, and the files that it takes along.
+
+    Args:
+        flags: As given.
+        words: The command.
+
+    Raises:
+        UsageError: A script does not exist, or a flag is wrong.
+    """
+    from bisect_env.matrix.ask import InlineMetadata, Question, full_command, inline_metadata, travelling
+
+    folder = Path.cwd()
+    command, files = travelling(full_command(words, folder), flags.files, folder)
+    scripts = [place for name, place in files.items() if name in command and name.endswith(".py")]
+    inline = inline_metadata(scripts[0].read_text("utf-8", "replace"), scripts[0].name) if scripts else None
+    question = Question(
+        packages=(),
+        command=command,
+        files=tuple(files),
+        with_packages=tuple(flags.with_packages),
         rate=asked_rate(flags.rate, always=flags.always),
         inline=inline or InlineMetadata(),
         channels=tuple(flags.channel),
@@ -244,11 +263,15 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
         env=environment_variables(flags.env),
         confidence=flags.confidence,
         name=flags.name,
+        index=flags.index,
     )
+    return question, files
+
+
+def own_words() -> str:
+    """The command as it was given, "" if it is no single line."""
     line = shlex.join(["bisect-env", *sys.argv[1:]])
-    return kept(
-        matrix_text(question, command_line=line if "\n" not in line else ""), files, save, quiet=quiet
-    )
+    return "" if "\n" in line else line
 
 
 def _gpus_of_a_trial(text: str | None) -> int:

@@ -18,6 +18,7 @@ from bisect_env.cli.asking import (
     FilesOption,
     Flags,
     GoodOption,
+    IndexOption,
     NameOption,
     PackagesOption,
     PreOption,
@@ -90,6 +91,7 @@ def run(
     env: EnvOption = None,
     confidence: ConfidenceOption = None,
     name: NameOption = "",
+    index: IndexOption = "",
     save: SaveOption = None,
     db: DatabaseOption = None,
     workers: WorkersOption = None,
@@ -147,6 +149,7 @@ def run(
         env=env or (),
         confidence=confidence,
         name=name,
+        index=index,
         gpus=gpus,
     )
     where = Where(workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline)

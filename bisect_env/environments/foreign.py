@@ -223,7 +223,7 @@ class _Reader:
         if self.where.suffix in (".yml", ".yaml") or self.where.name == "pixi.lock":
             return self._yaml(text)
         lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-        if lines and all(_EXPORTED.fullmatch(line) for line in lines):
+        if lines and all(_LISTED.fullmatch(line) for line in lines):
             return self._conda_export(text)
         # A lock under another name: what is in it tells.
         if text.lstrip().startswith("version:"):
@@ -914,6 +914,7 @@ def _fork_holds(entry: Mapping[str, Any], markers: _Markers) -> bool:
 
 # -- small things ------------------------------------------------------------------------------------------
 
+_LISTED = re.compile(r"[A-Za-z0-9_][\w.-]*=[^=<>!~\s]+=[^=\s]+")
 _EXPORTED = re.compile(r"([A-Za-z0-9_][\w.-]*)={1,2}([^=<>!~\s]+)(?:=([^=<>!~\s]*))?")
 _QUIET_OPTIONS = frozenset(
     {"-i", "-f", "--extra-index-url", "--find-links", "--index-url", "--no-binary", "--no-index"}

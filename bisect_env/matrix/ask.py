@@ -66,6 +66,7 @@ class Question:
         env: Environment variables to add.
         confidence: Of the answer; None for the default.
         name: Of the study; "" for one made from the packages.
+        index: Address of the package index, "" for the configured one.
     """
 
     packages: tuple[str, ...]
@@ -87,6 +88,7 @@ class Question:
     env: Mapping[str, str] = field(default_factory=dict)
     confidence: float | None = None
     name: str = ""
+    index: str = ""
 
 
 def inline_metadata(text: str, name: str = "the script") -> InlineMetadata:
@@ -247,7 +249,13 @@ def matrix_text(question: Question, *, command_line: str = "", here: str = "") -
         lines.append(f"exclude_newer: {_q(question.inline.exclude_newer)}")
     lines += _ends(moved, question)
     known = {_key(name) for name in (*names, "python", *(["day"] if dated else []))}
-    lines += ["trial:", f"  command: [{', '.join(_q(_literal(word, known)) for word in question.command)}]"]
+    return "\n".join([*lines, *_trial(question, known)]) + "\n"
+
+
+def _trial(question: Question, axes: Iterable[str]) -> list[str]:
+    """The keys `trial` and `search`."""
+    words = ", ".join(_q(_literal(word, axes)) for word in question.command)
+    lines = ["trial:", f"  command: [{words}]"]
     if question.files:
         lines.append(f"  files: [{', '.join(_q(name) for name in question.files)}]")
     if question.timeout:
@@ -257,8 +265,9 @@ def matrix_text(question: Question, *, command_line: str = "", here: str = "") -
         lines.append(f"  env: {{{listed}}}")
     if question.gpus:
         lines.append(f"  gpus: {question.gpus}")
-    lines += search_lines(question.rate, question.confidence)
-    return "\n".join(lines) + "\n"
+    if question.index:
+        lines.insert(0, f"index: {_q(question.index)}")
+    return [*lines, *search_lines(question.rate, question.confidence)]
 
 
 def search_lines(rate: float | None, confidence: float | None) -> list[str]:
@@ -493,3 +502,148 @@ def _no_script(folder: Path, name: str) -> UsageError:
     near = difflib.get_close_matches(place.name, others, 1)
     hint = f"; beside it lies {near[0]}" if near else ""
     return UsageError(f"the script {name} does not exist{hint}", remedy="correct its path")
+
+
+# --------------------------------------------------------------------------------------------------
+# Two environments, and the releases of what lies between them.
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What stands in one environment.
+
+    Attributes:
+        python: Version of Python, "" where conda brings it.
+        pypi: Requirements, each pinned.
+        conda: Specs, each with version and, where it is known, build.
+    """
+
+    python: str
+    pypi: tuple[str, ...] = ()
+    conda: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two environments and what is run in them.
+
+    Attributes:
+        good: Works.
+        bad: Fails.
+        question: What is run; its packages, Pythons and ends are not looked at.
+        channels: Of conda.
+        dependencies: `none` where the metadata of packages contradict what is installed.
+        allow_source: Whether source distributions may be built.
+    """
+
+    good: Whole
+    bad: Whole
+    question: Question
+    channels: tuple[str, ...] = ()
+    dependencies: str = "resolve"
+    allow_source: bool = False
+
+
+GOOD, BAD = "good", "bad"
+"""Values of the axis of two environments."""
+ENVIRONMENT = "environment"
+
+
+def pair_text(pair: Pair, *, command_line: str = "") -> str:
+    """The text of a matrix file that asks which of two environments fails. Pure.
+
+    What both have stands under `packages`; the axis has what differs.
+
+    Args:
+        pair: As given.
+        command_line: Shown in the first line.
+    """
+    question = pair.question
+    common = [text for text in pair.good.pypi if text in set(pair.bad.pypi)]
+    common_conda = [text for text in pair.good.conda if text in set(pair.bad.conda)]
+    lines = [f"# {command_line}"] if command_line else []
+    lines += ["version: 1", f"name: {_name(question, ['between'])}", "axes:", f"  {ENVIRONMENT}:"]
+    lines.append("    environments:")
+    for name, whole in ((GOOD, pair.good), (BAD, pair.bad)):
+        lines.append(f"      {name}:")
+        if whole.python:
+            lines.append(f"        python: {_q(whole.python)}")
+        lines += _listed("pypi", [text for text in whole.pypi if text not in common], "        ")
+        lines += _listed("conda", [text for text in whole.conda if text not in common_conda], "        ")
+        if lines[-1] == f"      {name}:":
+            lines[-1] += " {}"
+    if common or common_conda:
+        lines += ["packages:", *_listed("pypi", common, "  "), *_listed("conda", common_conda, "  ")]
+    lines += _solver(pair.dependencies, allow_source=pair.allow_source)
+    if pair.channels:
+        lines.append(f"channels: [{', '.join(_q(channel) for channel in pair.channels)}]")
+    lines += [f"{GOOD}: {{{ENVIRONMENT}: {GOOD}}}", f"{BAD}: {{{ENVIRONMENT}: {BAD}}}"]
+    return "\n".join([*lines, *_trial(question, {ENVIRONMENT})]) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A package whose releases are bisected.
+
+    Attributes:
+        name: Of the package.
+        good: The version that works.
+        bad: The version that fails.
+        is_conda: Whether it comes from a channel.
+        yanked: Whether withdrawn releases have to be among them, for an end is one.
+    """
+
+    name: str
+    good: str
+    bad: str
+    is_conda: bool = False
+    yanked: bool = False
+
+
+def releases_text(moving: Sequence[Moving], rest: Whole, pair: Pair) -> str:
+    """The text of a matrix file over the releases of some packages, with everything else as it is. Pure.
+
+    Args:
+        moving: The packages, with their versions at both ends.
+        rest: What every environment holds besides.
+        pair: The environments that they are between.
+
+    Raises:
+        UsageError: A version is none.
+    """
+    question = pair.question
+    names = [package.name for package in moving]
+    lines = ["version: 1", f"name: {_name(question, [*names, 'releases'])}", "axes:"]
+    if rest.python:
+        lines.append(f"  python: {{package: python, versions: [{_q(rest.python)}]}}")
+    for one in moving:
+        try:
+            first, last = sorted((one.good, one.bad), key=Version)
+        except InvalidVersion as error:
+            raise UsageError(f"{one.name}: {error}", remedy="give `--no-versions`") from None
+        facts = [f"package: {one.name}"]
+        facts += ["manager: conda"] if one.is_conda and one.name != "python" else []
+        facts += [f"versions: {_q(f'>={first},<={last}')}", "step: every"]
+        facts += ["prereleases: true"] if _is_pre(first) or _is_pre(last) else []
+        facts += ["yanked: true"] if one.yanked else []
+        facts += [f"direction: {'regression' if first == one.good else 'fixed'}"]
+        lines.append(f"  {_key(one.name)}: {{{', '.join(facts)}}}")
+    if rest.pypi or rest.conda:
+        lines += ["packages:", *_listed("pypi", rest.pypi, "  "), *_listed("conda", rest.conda, "  ")]
+    lines += _solver(pair.dependencies, allow_source=pair.allow_source)
+    if pair.channels and (rest.conda or any(one.is_conda for one in moving)):
+        lines.append(f"channels: [{', '.join(_q(channel) for channel in pair.channels)}]")
+    for end, versions in (("good", [one.good for one in moving]), ("bad", [one.bad for one in moving])):
+        listed = ", ".join(f"{_key(n)}: {_q(v)}" for n, v in zip(names, versions, strict=True))
+        lines.append(f"{end}: {{{listed}}}")
+    return "\n".join([*lines, *_trial(question, {_key(name) for name in names})]) + "\n"
+
+
+def _listed(key: str, texts: Sequence[str], indent: str) -> list[str]:
+    return [f"{indent}{key}:", *(f"{indent}  - {_q(text)}" for text in texts)] if texts else []
+
+
+def _solver(dependencies: str, *, allow_source: bool) -> list[str]:
+    facts = [f"dependencies: {dependencies}"] if dependencies != "resolve" else []
+    facts += ["allow_source: true"] if allow_source else []
+    return [f"solver: {{{', '.join(facts)}}}"] if facts else []

@@ -114,6 +114,12 @@ def test_newer_condas_name_wheels_in_their_lists(tmp_path):
     assert [p.spec for p in found.packages] == ["python ==3.11.7", "six==1.17.0"]
 
 
+def test_a_plain_freeze_is_no_list_of_condas(tmp_path):
+    freeze = tmp_path / "green.txt"
+    freeze.write_text("click==8.1.8\nsix==1.17.0\n")
+    assert not read_environment(freeze).uses_conda
+
+
 def test_a_lock_of_another_platform_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"it is for linux-64, osx-arm64, and this is win-64") as caught:
         read_environment(HERE / "conda-lock.yml", platform="win-64")
