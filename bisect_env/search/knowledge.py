@@ -195,9 +195,14 @@ class Knowledge:
         """
         return self._masses
 
-    def spokesman(self, number: int) -> Hypothesis:
-        """The hypothesis that speaks for a class."""
-        return self._classes.spokesman(number, self._group)
+    @property
+    def fingerprints(self) -> FloatArray:
+        """What each class says of the combinations that can be run, as numbers, shape (classes, 2)."""
+        return self._classes.prints
+
+    def representative(self, number: int) -> Hypothesis:
+        """The hypothesis that stands for a class."""
+        return self._classes.representative(number, self._group)
 
     @property
     def tried(self) -> Values:

@@ -379,7 +379,7 @@ class Question(Knowledge):
         feasible = self._group >= 0
         flat = np.where(feasible, self._group, 0)
         return answer(
-            self._classes.spokesman(number, self._group),
+            self._classes.representative(number, self._group),
             probability,
             feasible,
             self._counts.hits.ravel()[flat],

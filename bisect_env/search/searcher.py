@@ -170,9 +170,14 @@ class Search:
         """
         return self._question.probabilities
 
-    def spokesman(self, number: int) -> Hypothesis:
-        """The hypothesis that speaks for a class."""
-        return self._question.spokesman(number)
+    @property
+    def fingerprints(self) -> FloatArray:
+        """What each class says of the combinations that can be run, as numbers, shape (classes, 2)."""
+        return self._question.fingerprints
+
+    def representative(self, number: int) -> Hypothesis:
+        """The hypothesis that stands for a class."""
+        return self._question.representative(number)
 
     @property
     def probability_of_nothing(self) -> float:
