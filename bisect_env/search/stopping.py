@@ -13,8 +13,8 @@ from bisect_env.search.verdict import Answer, Status
 MOST_CONFIDENCE = 0.9999
 """Beyond it an answer would rest on the tails of the priors, and no number of trials makes those right."""
 LEAST_RATE, MOST_RATE = 0.0001, 0.5
-"""Rates that can be looked for or excluded. Some 30,000 passes clear one combination of the smallest, and from
-one half on all rates cost nearly the same."""
+"""Rates that can be looked for or excluded. Some 30,000 passes clear one combination of the smallest, and
+from one half on all rates cost nearly the same."""
 MISS = 0.05
 """How likely a bad combination may still have shown nothing where a confirmed verdict says last good."""
 CAUTION = 0.05

@@ -97,7 +97,7 @@ def test_entropy_in_bits() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused_with_the_range(values: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="is not (from 0.0001 to 0.5|above 0.5 and up to 0.9999)"):
+    with pytest.raises(ValueError, match=r"is not (from 0.0001 to 0.5|above 0.5 and up to 0.9999)"):
         SearchSettings(**values)  # type: ignore[arg-type]
 
 
