@@ -262,9 +262,9 @@ class Bisection:
         for place in where:
             apart = np.minimum(apart, np.abs(np.arange(len(flat)) - place))
         while len(chosen) < count and apart.max(initial=0) > 0:
-            place = int(apart.argmax())
-            chosen.append(self._at(flat[place]))
-            apart = np.minimum(apart, np.abs(np.arange(len(flat)) - place))
+            farthest = int(apart.argmax())
+            chosen.append(self._at(flat[farthest]))
+            apart = np.minimum(apart, np.abs(np.arange(len(flat)) - farthest))
         return chosen
 
     # -- rules -------------------------------------------------------------------------------------------
@@ -692,7 +692,7 @@ def _even_sample(weight: FloatArray, count: int) -> NDArray[np.intp]:
     """Positions such that each is drawn as often as its weight says."""
     total = np.cumsum(weight)
     steps = (np.arange(count) + 0.5) / count * total[-1]
-    return np.minimum(np.searchsorted(total, steps), len(weight) - 1)
+    return np.asarray(np.minimum(np.searchsorted(total, steps), len(weight) - 1), dtype=np.intp)
 
 
 def _even_cuts(says: NDArray[np.bool_], weight: FloatArray, count: int) -> list[int] | None:

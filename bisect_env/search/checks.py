@@ -1,10 +1,14 @@
 """What to check of an answer that stands: its last good side, and one look where nobody looked. Pure.
 
 Regressions often come in two steps: a first release fails in a tenth of runs, the next one always. Whoever
-finds the second has seen the first one pass, once or twice. So the last good combinations are tried until a
-failure rate is excluded: with y failures in n trials the rates above the upper end of the one-sided interval
+finds the second has seen the first one pass, once or twice. So the last good combinations are tried until
+a failure rate is excluded: with y failures in n trials the rates above the end of the one-sided interval
 
-    Beta(y + 1, n − y) at the stated confidence         (Clopper and Pearson; y = 0: 1 − (1 − confidence)^(1/n))
+    Beta(y + 1, n − y) at the stated confidence   (Clopper and Pearson; y = 0: 1 − (1 − confidence)^(1/n))
+
+The trial by which the search came to call it good does not count: had it failed, another combination would
+stand here. Where a last good combination did fail, a control farther on the good side is tried as often: a
+background shows there as well, a first step of the regression does not.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ class Check:
     Attributes:
         cell: The combination.
         wanted: How many trials, from now on.
-        why: `last good`, or `untested` for a look where nobody looked.
+        why: `last good`, `control`, or `untested` for a look where nobody looked.
     """
 
     cell: Index
@@ -45,8 +49,8 @@ class Check:
 
 
 def clean_passes(rate: float, confidence: float) -> int:
-    """Passes in a row that exclude a rate."""
-    return math.ceil(math.log(1.0 - confidence) / math.log1p(-rate) - 1e-9)
+    """Passes in a row that exclude a rate, with the one that made the combination the last good."""
+    return 1 + math.ceil(math.log(1.0 - confidence) / math.log1p(-rate) - 1e-9)
 
 
 def clean_checks(
@@ -57,7 +61,30 @@ def clean_checks(
         Check(one.index, one.wanted, "last good")
         for one in cleared(best, can_run, tally, settings)
         if one.wanted
-    ]
+    ] + _controls(best, can_run, tally, settings)
+
+
+def _controls(
+    best: Answer, can_run: NDArray[np.bool_], tally: Tally, settings: SearchSettings
+) -> list[Check]:
+    """Of each last good combination that failed the farthest good one on the same line."""
+    enough = clean_passes(settings.clean_rate, settings.confidence)
+    found = []
+    for boundary in best.boundaries:
+        axis, good = boundary.axis, boundary.good
+        if not tally(good)[0]:
+            continue
+        step = 1 if good[axis] > boundary.bad[axis] else -1
+        control, place = good, good[axis] + step
+        while 0 <= place < can_run.shape[axis]:
+            cell = (*good[:axis], place, *good[axis + 1 :])
+            if can_run[cell] and best.hypothesis.is_bad(cell):
+                break
+            control = cell if can_run[cell] else control
+            place += step
+        if control != good and tally(control)[1] < enough:
+            found.append(Check(control, enough - tally(control)[1], "control"))
+    return found
 
 
 def cleared(
@@ -75,7 +102,7 @@ def cleared(
     found = []
     for cell in last_good(best, can_run):
         hits, trials = tally(cell)
-        below = upper_bound(hits, trials, settings.confidence)
+        below = upper_bound(hits, max(trials - 1, hits), settings.confidence)
         done = below <= settings.clean_rate + 1e-12 or trials >= _PATIENCE * enough
         # Without a failure the number is known; with one, as many again as would do without.
         left = 0 if done else enough - trials if not hits else max(1, _PATIENCE * enough - trials)

@@ -197,10 +197,11 @@ class Search:
         best = found.answers[0]
         if best.first_bad is None:
             return []
-        first_bad = self._narrow.standing_for(best.first_bad)
-        hits, _ = self.counts(first_bad)
-        if hits < _FAILURES:
-            return [(first_bad, _FAILURES)]
+        bad_sides = (best.first_bad, *(b.bad for b in best.boundaries))
+        sides = dict.fromkeys(map(self._narrow.standing_for, bad_sides))
+        again = [(cell, _FAILURES) for cell in sides if self.counts(cell)[0] < _FAILURES]
+        if again:
+            return again
         chance, doubtful = self._certain_probability
         if chance >= self.settings.confidence or doubtful is None:
             return []
@@ -494,8 +495,8 @@ def _flaky_weight(failures: int, passes: int, least: float) -> float:
 
 _HOW = {
     "rule": "every bad combination failed and every good one passed",
-    "changes": "the history changes more often than its direction says; every bad combination failed and every "
-    "good one passed",
+    "changes": "the history changes more often than its direction says; every bad combination failed and "
+    "every good one passed",
     "frontier": "what is bad lies beyond a staircase; every bad combination failed and every good one passed",
     "pair": "no simple rule describes what fails; these two neighbours differ, whatever the rest does",
 }
