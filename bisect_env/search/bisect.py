@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,11 +37,11 @@ from bisect_env.search.families import FloatArray
 from bisect_env.search.space import Hypothesis, HypothesisSpace
 from bisect_env.search.verdict import Answer, Boundary, answer
 
-_RULES = 768
+_RULES = 384
 """Rules that are compared one by one; of more an even sample by weight."""
-_FEWER_RULES = 192
+_FEWER_RULES = 128
 """The same where many places are chosen at once."""
-_CELLS = 192
+_CELLS = 96
 """Cells that are compared, those nearest to an even chance."""
 _MOST_CLASSES = 4096
 """Rules up to which those that agree are counted as one."""
@@ -54,23 +54,28 @@ _SPREAD = 5
 _NOTHING = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Found:
     """What the labels say.
 
     Attributes:
         how: Which description is in use: `rule`, `changes`, `frontier`, `pair` or `none`.
-        answers: Answers in order of probability, at least one.
+        list_answers: Works out answers in order of probability, at least one.
         settled: Whether the first one is known to the last cell.
         untried: Cells that are to be looked at for it to be shown on both sides.
         bits: Entropy of what is still open, in bits.
     """
 
     how: str
-    answers: tuple[Answer, ...]
+    list_answers: Callable[[], tuple[Answer, ...]]
     settled: bool
     untried: tuple[Index, ...]
     bits: float
+
+    @cached_property
+    def answers(self) -> tuple[Answer, ...]:
+        """Answers in order of probability, at least one; worked out when they are asked for."""
+        return self.list_answers()
 
 
 class Bisection:
@@ -103,6 +108,8 @@ class Bisection:
 
     def relabel(self, labels: Mapping[Index, bool]) -> None:
         """Say what all cells are."""
+        if labels == self.labels:
+            return
         if any(labels.get(cell) is not self.labels[cell] for cell in self._applied):
             self._left, self._applied = np.arange(self._space.size), set()
         self.labels = dict(labels)
@@ -110,7 +117,16 @@ class Bisection:
 
     def forget(self) -> None:
         """Drop what followed from earlier labels, or from what can be run."""
-        for name in ("found", "_visible", "_rules", "_table", "ends", "_frontier"):
+        for name in (
+            "found",
+            "_visible",
+            "_rules",
+            "_table",
+            "ends",
+            "_frontier",
+            "_chance",
+            "if_bad_instead",
+        ):
             self.__dict__.pop(name, None)
 
     def _fitting(self, labels: Mapping[Index, bool]) -> NDArray[np.intp]:
@@ -185,10 +201,15 @@ class Bisection:
         kind = "always" if any(self.labels.values()) else "never"
         everywhere = tuple(np.full(n, kind == "always") for n in self._grid.shape)
         untried = () if kind == "never" else self._spread()
-        return Found("none", (self._answer(Hypothesis(kind, everywhere, ()), 1.0),), True, untried, 0.0)
+        constant = self._answer(Hypothesis(kind, everywhere, ()), 1.0)
+        return Found("none", lambda: (constant,), True, untried, 0.0)
 
     def probability_bad(self) -> FloatArray:
         """Chance that each cell is bad, shape of the lattice; 0.5 where nothing is said."""
+        return self._chance.copy()
+
+    @cached_property
+    def _chance(self) -> FloatArray:
         if len(self._rules):
             weights = np.zeros((self._space.size, 1))
             weights[self._rules, 0] = self._space.prior[self._rules]
@@ -231,15 +252,13 @@ class Bisection:
         places = np.unique(np.linspace(0, len(cells) - 1, _SPREAD).round().astype(int))
         return self._unlooked([self._at(cells[place]) for place in places])
 
-    def if_bad_instead(self, found: Found) -> dict[Index, float]:
+    @cached_property
+    def if_bad_instead(self) -> dict[Index, float]:
         """Weight of the answers that call one good cell bad and agree with all other labels.
 
-        Args:
-            found: What the labels say.
-
-        Returns:
-            Of each such cell, in units of the weight of what agrees with all labels.
+        Of each such cell, in units of the weight of what agrees with all labels.
         """
+        found = self.found
         if found.how != "rule":
             sides = (self._stands_for(b.good) for b in found.answers[0].boundaries)
             return {cell: 1.0 for cell in sides if cell is not None and self.labels.get(cell) is False}
@@ -274,22 +293,32 @@ class Bisection:
         weight = self._space.prior[rules]
         weight = weight / weight.sum()
         if len(rules) > _MOST_CLASSES:
-            top = rules[int(weight.argmax())]
-            best = self._answer(self._space.hypothesis(int(top)), float(weight.max()))
-            return Found("rule", (best,), False, (), _entropy(weight))
+            top, most = int(rules[int(weight.argmax())]), float(weight.max())
+            return Found(
+                "rule",
+                lambda: (self._answer(self._space.hypothesis(top), most),),
+                False,
+                (),
+                _entropy(weight),
+            )
         open_cells = self._open_cells()
         says = self._space.judged(rules, open_cells)
         _, first, of = np.unique(_packed(says), axis=0, return_index=True, return_inverse=True)
         mass = np.bincount(of.reshape(-1), weights=weight).astype(np.float64)
         order = np.argsort(-mass, kind="stable")
-        shown = order[: min(10, int(np.searchsorted(np.cumsum(mass[order]), self._required)) + 1)]
-        answers = tuple(
-            self._answer(self._member(rules, of == n, int(first[n])), float(mass[n])) for n in shown
-        )
+        of = of.reshape(-1)
+
+        def answers(most: int = 10) -> tuple[Answer, ...]:
+            cut = int(np.searchsorted(np.cumsum(mass[order]), self._required)) + 1
+            return tuple(
+                self._answer(self._member(rules, of == n, int(first[n])), float(mass[n]))
+                for n in order[: min(most, cut)].tolist()
+            )
+
         settled = bool(mass[order[0]] >= self._required)
-        best = answers[0]
         untried: tuple[Index, ...] = ()
         if settled:
+            (best,) = answers(1)
             untried = self._spread() if best.hypothesis.kind == "always" else self._sides(best)
         return Found("rule", answers, settled, untried, _entropy(mass))
 
@@ -306,9 +335,11 @@ class Bisection:
         bad, flat = hypothesis.bad_cells().ravel(), self._group.ravel()
         return int(np.count_nonzero(bad[flat >= 0] != bad[flat[flat >= 0]]))
 
-    def _open_cells(self, limit: int | None = None) -> NDArray[np.intp]:
+    def _open_cells(
+        self, limit: int | None = None, allowed: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.intp]:
         """Visible cells on which the rules that are left disagree, flat, nearest to an even chance first."""
-        bad = np.where(self._visible, self.probability_bad(), 0.0).ravel()
+        bad = np.where(self._visible if allowed is None else allowed, self._chance, 0.0).ravel()
         for cell in self.labels:
             bad[np.ravel_multi_index(cell, self._grid.shape)] = 0.0
         open_ = np.flatnonzero((bad > _NOTHING) & (bad < 1 - _NOTHING))
@@ -346,7 +377,7 @@ class Bisection:
         sets = tuple(bad if i == axis else np.ones(n, dtype=bool) for i, n in enumerate(self._grid.shape))
         best = self._answer(Hypothesis("all", sets, (axis,)), 1.0 / (1 + len(open_)), every_change=True)
         bits = sum(math.log2(high - low) for low, high in open_)
-        return Found("changes", (best,), not open_, () if open_ else self._sides(best), bits)
+        return Found("changes", lambda: (best,), not open_, () if open_ else self._sides(best), bits)
 
     def _middle(self, path: Sequence[Index], low: int, high: int) -> Index | None:
         """The cell without a label nearest to the middle between two places of a path."""
@@ -397,7 +428,7 @@ class Bisection:
         hypothesis = _described("frontier", bad)
         best = self._answer(hypothesis, 1.0 / (1 + count))
         untried = () if count else self._sides(best)
-        return Found("frontier", (best,), not count, untried, math.log2(1 + count))
+        return Found("frontier", lambda: (best,), not count, untried, math.log2(1 + count))
 
     def _frontier_cells(
         self, count: int, pending: Collection[Index], only: Collection[Index] | None
@@ -444,7 +475,7 @@ class Bisection:
         best = Answer(hypothesis, (), bad, good, 1.0 / (1 + steps))
         if not steps and len(axes) == 1:
             best = Answer(hypothesis, _boundary(axes[0], bad, good, self._group >= 0), bad, good, 1.0)
-        return Found("pair", (best,), not steps, (), math.log2(1 + steps))
+        return Found("pair", lambda: (best,), not steps, (), math.log2(1 + steps))
 
     def _path(self) -> list[Index] | None:
         """The shortest path of neighbours from a bad to a good cell; the nearest two labels that differ.
@@ -580,8 +611,7 @@ class Bisection:
             rules = rules[_even_sample(weight, _RULES)]
             weight = np.ones(_RULES)
         weight = weight / weight.sum()
-        cells = self._open_cells(_CELLS)
-        cells = cells[allowed.ravel()[cells]]
+        cells = self._open_cells(_CELLS, allowed)
         if not len(cells):
             return []
         flat = [int(np.ravel_multi_index(cell, self._grid.shape)) for cell in pending]
@@ -598,6 +628,9 @@ class Bisection:
             few = _even_sample(weight, _FEWER_RULES)
             seen, open_, weight = seen[few], open_[few], np.full(len(few), 1.0 / len(few))
         chosen: list[int] = []
+        if not flat and wanted == 1:
+            share = np.clip(weight @ open_, 0.0, 1.0)
+            return [self._at(cells[int((np.minimum(share, 1.0 - share) / price).argmax())])]
         while len(chosen) < wanted:
             gain = _gain(np.concatenate([seen, open_[:, chosen]], axis=1), open_, weight)
             gain[chosen] = 0.0

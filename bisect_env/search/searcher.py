@@ -233,7 +233,7 @@ class Search:
         sure = _flaky_weight(failures, 0, self.settings.min_crash_rate)
         best = found.answers[0].probability
         against, doubtful, most = 0.0, None, 0.0
-        for cell, weight in self._bisection.if_bad_instead(found).items():
+        for cell, weight in self._bisection.if_bad_instead.items():
             passes = self.counts(cell)[1]
             share = weight * _flaky_weight(failures, passes, self.settings.min_crash_rate) / sure
             against += share
