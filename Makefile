@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format cases cases-heavy bench bench-search lock schema reference docs clean
+.PHONY: help setup run test test-all test-fast lint format cases cases-heavy bench bench-search lock schema reference docs clean
 
 help:           ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -25,11 +25,14 @@ $(STAMP): pyproject.toml requirements.lock
 run: setup      ## bisect a real flaky crash: matrices/quickstart.yaml
 	$(BIN)/bisect-env run matrices/quickstart.yaml
 
-test: setup     ## run all tests
+test: setup     ## run the tests that every change must pass: five minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-fast: setup ## run the unit tests alone
-	$(BIN)/python -m pytest -q -m "not integration and not network and not heavy"
+test-all: setup ## run what `make test` leaves out: slow tests, and studies with a planted truth by the hundred
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "(slow or statistical) and not heavy"
+
+test-fast: setup ## run the unit tests alone, in under a minute
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not integration and not network and not slow and not statistical and not heavy"
 
 lint: setup     ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ from importlib.metadata import version as _version
 
 project = "bisect-env"
 release = version = _version("bisect-env")
-project_copyright = "The bisect-env authors"
+project_copyright = "the bisect-env developers"
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_site"]

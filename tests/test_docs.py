@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pydoc
 import re
 import shlex
 import shutil
@@ -18,7 +19,7 @@ from tests.cli.calls import caller
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    ROOT / "README.md",
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_site" not in page.parts),
 ]
 COMMAND = [sys.executable, "-m", "bisect_env"]
@@ -75,26 +76,35 @@ def words_after(program: str, line: str) -> list[str] | None:
     return words[words.index(program) + 1 :] if program in words else None
 
 
-@pytest.mark.parametrize(("page", "line"), shown_commands())
-def test_commands_that_are_shown_exist(page: str, line: str) -> None:
+def what_is_wrong_with(line: str) -> str | None:
     try:
         ours = words_after("bisect-env", line)
     except ValueError:
-        pytest.fail(f"{page} shows what no shell can read: {line}")
+        return "no shell can read it"
     if ours:
         command = typer.main.get_command(app)
         for word in ours:
             if not hasattr(command, "commands"):
                 break
+            if word not in command.commands:
+                return f"no command {word}"
             command = command.commands[word]
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         shown = {word.split("=")[0] for word in ours[1:] if word.startswith("-")}
-        assert shown <= known | {"--help"}, f"{page} shows unknown options"
-    made = words_after("make", line)
-    if made:
-        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        assert set(made) <= set(targets), f"{page} shows unknown targets"
-    assert ours or reason_not_to_run(line), f"{page}: say in NOT_RUN why {line!r} is not run"
+        if shown - known:
+            return f"no option {sorted(shown - known)}"
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    made = {word for word in words_after("make", line) or [] if "=" not in word}
+    if made - set(targets):
+        return f"no target {sorted(made - set(targets))}"
+    return None if ours or reason_not_to_run(line) else "say in NOT_RUN why it is not run"
+
+
+def test_commands_that_are_shown_exist() -> None:
+    shown = shown_commands()
+    wrong = [f"{page}: {line}: {why}" for page, line in shown if (why := what_is_wrong_with(line))]
+    assert wrong == []
+    assert len(shown) > 70
 
 
 def kind_of(line: str) -> tuple[str, ...]:
@@ -148,6 +158,7 @@ trial:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_commands_that_are_shown_do_what_they_should(
@@ -195,11 +206,44 @@ def test_links_between_pages_lead_somewhere() -> None:
                 assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
+def test_every_word_of_the_glossary_is_in_the_code() -> None:
+    """Its last column names a module, or something in one."""
+    page = (ROOT / "docs" / "reference" / "glossary.md").read_text("utf-8")
+    names = re.findall(r"\| `(bisect_env\.[\w.]+)` \|$", page, re.MULTILINE)
+    assert len(names) > 40
+    assert [name for name in names if pydoc.locate(name) is None] == []
+    words = re.findall(r"^\| ([^|`]+?) \| ", page, re.MULTILINE)
+    assert sorted({word for word in words if word != "word" and words.count(word) > 1}) == []
+
+
+def test_modules_that_pages_name_exist() -> None:
+    roots = (ROOT, ROOT / "bisect_env", ROOT / "bisect_env" / "trials")
+    wrong = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in PAGES
+        for name in re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|csv))`", page.read_text("utf-8"))
+        if not any((root / name).exists() for root in roots)
+    ]
+    assert wrong == []
+
+
+def test_every_decision_has_a_subject_and_a_status_and_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = set(re.findall(r"^(\w+)/\*$", (folder / "index.md").read_text("utf-8"), re.MULTILINE))
+    assert listed == {path.name for path in folder.iterdir() if path.is_dir()}
+    for path in folder.glob("*/*.md"):
+        title, empty, status = path.read_text("utf-8").split("\n")[:3]
+        assert title.startswith("# "), path.name
+        assert empty == ""
+        assert re.fullmatch(r"Status: (accepted|proposed|replaced by \[.+\]\(.+\))\.", status), path.name
+
+
 def test_every_matrix_that_is_shipped_loads() -> None:
     for path in sorted((ROOT / "matrices").glob("*.yaml")):
         load_matrix(path)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.network
 @pytest.mark.timeout(300)

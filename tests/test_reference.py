@@ -20,9 +20,10 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
 
-@pytest.mark.parametrize("path", sorted(reference_pages.written()), ids=lambda p: p.name)
-def test_pages_are_as_the_code_has_it(path: Path) -> None:
-    assert path.read_text("utf-8") == reference_pages.written()[path], "run `make reference`"
+def test_pages_are_as_the_code_has_it() -> None:
+    written = reference_pages.written()
+    stale = [path.name for path, text in written.items() if path.read_text("utf-8") != text]
+    assert stale == [], "run `make reference`"
 
 
 def test_every_exit_code_is_explained() -> None:
@@ -73,6 +74,7 @@ def test_every_key_of_the_report_is_explained(tmp_path: Path) -> None:
     assert keys - explained == set()
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Which package of ours imports which, as a table and as a picture; from the sources."""
+"""What each package and module of ours is about, and which package imports which; from the sources."""
 
 from __future__ import annotations
 
@@ -66,13 +66,44 @@ def needed() -> list[tuple[str, str]]:
 
 
 def imports_table() -> str:
-    """The table: package, and what it imports."""
+    """The table: package, what lives there, and what it imports."""
     rows = [
-        (f"`{package}`", ", ".join(f"`{one}`" for one in sorted(imports()[package])) or "nothing of ours")
+        (
+            f"`{package}`",
+            _first_sentence(_source(package)),
+            ", ".join(f"`{one}`" for one in sorted(imports()[package])) or "nothing of ours",
+        )
         for row in reversed(layers())
         for package in row
     ]
-    return table(("package", "imports"), rows)
+    return table(("package", "what lives there", "imports"), rows)
+
+
+def modules_tables() -> str:
+    """One table a package, from the outermost to the innermost: every module, and its subject."""
+    parts = []
+    for package in (package for row in reversed(layers()) for package in row):
+        folder = ROOT / package
+        if not folder.is_dir():
+            continue
+        rows = [
+            (f"`{path.relative_to(ROOT)}`", _first_sentence(path))
+            for path in sorted(folder.rglob("*.py"))
+            if path.name != "__init__.py" and "versions" not in path.parts
+        ]
+        parts.append(f"### `{package}/`\n\n{table(('module', 'subject'), rows)}")
+    return "\n\n".join(parts)
+
+
+def _source(package: str) -> Path:
+    folder = ROOT / package
+    return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+
+
+def _first_sentence(path: Path) -> str:
+    """The first paragraph of a module's docstring, in one line."""
+    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    return " ".join(docstring.partition("\n\n")[0].split())
 
 
 def imports_svg() -> str:

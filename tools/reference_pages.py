@@ -1,4 +1,4 @@
-"""Write what of the reference follows from the code: commands, exit codes, matrix keys, views, imports.
+"""Write what of the reference follows from the code: commands, keys, views, modules and imports, exit codes.
 
 python -m tools.reference_pages
 """
@@ -20,7 +20,7 @@ from bisect_env.errors import EXIT_CODES
 from bisect_env.matrix.schema import matrix_json_schema
 from bisect_env.storage import backend
 from bisect_env.storage.tables import METADATA
-from tools.import_graph import imports_svg, imports_table
+from tools.import_graph import imports_svg, imports_table, modules_tables
 from tools.pages import marked, table
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -175,6 +175,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "keys": ("reference/matrix.md", matrix_keys_table),
     "views": ("reference/database.md", views_table),
     "imports": ("architecture.md", imports_table),
+    "modules": ("architecture.md", modules_tables),
 }
 WHOLE: dict[str, Callable[[], str]] = {
     "reference/cli.md": commands_page,

@@ -151,6 +151,7 @@ class StudyRunner:
         machines: Classes of machines on which trials will run: trials that other studies recorded there
             under the same keys are reused. None reuses nothing.
         every_corner: Whether to go on to further failing corners once one is confirmed.
+        quick: Whether to end as soon as the answer stands, without checks.
         perturbation: Circumstances under which all trials run.
 
     Attributes:
@@ -171,6 +172,7 @@ class StudyRunner:
         stopped: Callable[[], bool] = lambda: False,
         machines: Collection[Machine] = (),
         every_corner: bool = False,
+        quick: bool = False,
         perturbation: Perturbation = NONE,
     ) -> None:
         self._matrix = matrix
@@ -190,7 +192,14 @@ class StudyRunner:
         self.search: AnySearch = (SearchAll if every_corner else search_for)(
             self.grid,
             self._prepared.groups,
-            SearchSettings(settings.confidence, settings.min_crash_rate, settings.max_trials),
+            SearchSettings(
+                settings.confidence,
+                settings.min_crash_rate,
+                settings.max_trials,
+                clean_rate=settings.clean_rate,
+                crash_rate=settings.crash_rate,
+                quick=quick,
+            ),
         )
         self.state = StudyState(matrix, self._prepared, self.search)
         self._sharing = Sharing(store, study_id, clock=clock)

@@ -76,6 +76,7 @@ def run_study(
     fresh: bool = False,
     every_corner: bool = False,
     every_lock: bool = False,
+    quick: bool = False,
 ) -> Conclusion:
     """Answer a matrix: begin its study, or go on with it where it stopped.
 
@@ -91,6 +92,7 @@ def run_study(
         machines: Classes of machines on which trials will run; called when trials might be reused.
         fresh: Begin a new study that reuses nothing, whatever has been measured already.
         every_corner: Go on to further failing corners once one is confirmed.
+        quick: End as soon as the answer stands, without checking it further.
         every_lock: Lock every combination before the first trial.
 
     Raises:
@@ -153,6 +155,7 @@ def run_study(
                 stopped=stopped,
                 machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
                 every_corner=every_corner,
+                quick=quick,
                 perturbation=perturbation,
             )
             runner.replay()

@@ -43,22 +43,24 @@ from bisect_env.report.model import (
     TimedBuild,
     TimedTrial,
     TimelineReport,
+    TracedReport,
     TrialCounts,
     is_called_bad,
 )
 from bisect_env.report.sentence import bad_values_in_words, sentence
 from bisect_env.search.coarse import is_large
 from bisect_env.search.corners import CornerQuestion
-from bisect_env.search.course import course
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.search.question import Question
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.search.space import Hypothesis
+from bisect_env.search.trace import trace
 from bisect_env.storage.records import (
     BUILD_FAILED,
     BUILT,
     EXPLAINED,
     TARGET,
+    TRACED,
     CombinationState,
     CombinationStatus,
     Counts,
@@ -232,7 +234,7 @@ def posterior(
             told.append((groups[index], trial.evidence is Evidence.BAD))
     if not told:
         return PosteriorReport()
-    seen = course(search, told, points=POINTS, answers=ANSWERS)
+    seen = trace(search, told, points=POINTS, answers=ANSWERS)
     return PosteriorReport(
         answers=tuple(_answer(hypothesis, grid) for hypothesis in seen.answers),
         points=tuple(
@@ -446,6 +448,10 @@ def build_report(
         verdict, [axis.model_dump() for axis in axes], _outcome_at(verdict.get("first_bad"), counts, failures)
     )
     steady = stability(trials)
+    traced = _traced(decisions)
+    if traced is not None:
+        # That the one environment is bad and the other is not was only the first step.
+        verdict["sentence"] = traced.sentence
     return Report(
         study=StudyInfo(
             id=study.id,
@@ -489,6 +495,7 @@ def build_report(
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
         difference=difference,
         explanation=_explanation(decisions),
+        traced=traced,
         reproduce=steps(study, axes, verdict, lock),
     )
 
@@ -609,6 +616,11 @@ def _failure(group: FailureGroup, example: WholeTrial) -> FailureReport:
 def _explanation(decisions: Sequence[Decision]) -> ExplanationReport | None:
     found = [decision.payload for decision in decisions if decision.kind == EXPLAINED]
     return ExplanationReport.model_validate(found[-1]) if found else None
+
+
+def _traced(decisions: Sequence[Decision]) -> TracedReport | None:
+    found = [decision.payload for decision in decisions if decision.kind == TRACED]
+    return TracedReport.model_validate(found[-1]) if found else None
 
 
 def _target(decisions: Sequence[Decision]) -> str:

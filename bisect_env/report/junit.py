@@ -7,8 +7,11 @@ whose trials are another one's, have no test case.
 
 from __future__ import annotations
 
+import io
 import unicodedata
-import xml.etree.ElementTree as ET
+
+from junitparser import Attr, Error, Failure, JUnitXml, Skipped, SystemOut, TestCase, TestSuite
+from junitparser.junitparser import FinalResult
 
 from bisect_env.report import words
 from bisect_env.report.model import CombinationReport, Report
@@ -16,33 +19,26 @@ from bisect_env.report.sentence import interval, percent
 from bisect_env.report.untrusted import LINE_WIDTH, clean, clean_lines, shortened, shown_lines
 
 
+class _Suite(TestSuite):
+    """With the number of its study, which the library has no name for."""
+
+    id = Attr()
+
+
 def junit_text(report: Report) -> str:
     """The report as JUnit XML, with a final newline."""
-    cases = [one for one in report.combinations if _is_told(one)]
-    suite = ET.Element("testsuite")
-    counts = {"failures": 0, "errors": 0, "skipped": 0}
-    properties = ET.SubElement(suite, "properties")
+    suite = _Suite(_legal(clean(report.study.name)))
+    suite.id = report.study.id
+    suite.timestamp = f"{report.study.created_at:%Y-%m-%dT%H:%M:%S}"
     for name, value in _properties(report):
-        ET.SubElement(properties, "property", {"name": name, "value": _legal(clean(value))})
-    for one in cases:
-        kind = _case(suite, one, report)
-        if kind:
-            counts[kind] += 1
-    ET.SubElement(suite, "system-out").text = _legal(_told(report))
-    suite.attrib.update(
-        {
-            "name": _legal(clean(report.study.name)),
-            "id": report.study.id,
-            "tests": str(len(cases)),
-            **{name: str(number) for name, number in counts.items()},
-            "time": f"{sum(one.seconds for one in cases):.3f}",
-            "timestamp": f"{report.study.created_at:%Y-%m-%dT%H:%M:%S}",
-        }
-    )
-    root = ET.Element("testsuites")
-    root.append(suite)
-    ET.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+        suite.add_property(name, _legal(clean(value)))
+    suite.add_testcases([_case(one, report) for one in report.combinations if _is_told(one)])
+    suite.append(SystemOut(_legal(_told(report))))  # type: ignore[no-untyped-call]
+    document = JUnitXml()
+    document.add_testsuite(suite)
+    written = io.BytesIO()
+    document.write(written, pretty=True)
+    return written.getvalue().decode("utf-8").rstrip("\n") + "\n"
 
 
 def _is_told(one: CombinationReport) -> bool:
@@ -69,21 +65,14 @@ def _properties(report: Report) -> list[tuple[str, str]]:
     return [(name, value) for name, value in found if value]
 
 
-def _case(suite: ET.Element, one: CombinationReport, report: Report) -> str | None:
-    """Append a combination; which of the suite's counters it belongs to."""
-    case = ET.SubElement(
-        suite,
-        "testcase",
-        {
-            "classname": _legal(clean(report.study.name)),
-            "name": _legal(words.named(one.combination)),
-            "time": f"{one.seconds:.3f}",
-        },
+def _case(one: CombinationReport, report: Report) -> TestCase:
+    case = TestCase(
+        _legal(words.named(one.combination)), _legal(clean(report.study.name)), round(one.seconds, 3)
     )
     if not one.is_runnable:
         message = f"{one.status}: {clean(one.reason) or 'no reason given'}"
-        ET.SubElement(case, "skipped", {"message": _legal(message)}).text = _legal(clean_lines(one.reason))
-        return "skipped"
+        case.result = _result(Skipped(_legal(message)), clean_lines(one.reason))
+        return case
     rate = ""
     outcomes = ", ".join(f"{name} {number}" for name, number in one.outcomes.items())
     if one.rate is not None:
@@ -93,14 +82,18 @@ def _case(suite: ET.Element, one: CombinationReport, report: Report) -> str | No
     if is_bad:
         kind = max(one.outcomes, key=lambda name: (name != "pass", one.outcomes[name]), default="bad")
         message = rate or "called bad by the verdict; nothing was counted here"
-        ET.SubElement(case, "failure", {"message": message, "type": kind}).text = _legal(_stack(one, report))
-        return "failures"
-    if not one.counted:
+        case.result = _result(Failure(_legal(message), _legal(kind)), _stack(one, report))
+    elif not one.counted:
         message = f"no trial says good or bad: {outcomes}"
-        ET.SubElement(case, "error", {"message": message, "type": "other"}).text = _legal(_stack(one, report))
-        return "errors"
-    ET.SubElement(case, "system-out").text = rate
-    return None
+        case.result = _result(Error(_legal(message), "other"), _stack(one, report))
+    else:
+        case.system_out = _legal(rate)
+    return case
+
+
+def _result(result: FinalResult, text: str) -> FinalResult:
+    result.text = _legal(text)
+    return result
 
 
 def _stack(one: CombinationReport, report: Report) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.test_run import Command
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 CRASH_FROM_SIX = """
     import os, sys, time

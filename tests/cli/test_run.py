@@ -82,6 +82,7 @@ def test_the_last_json_event_is_the_verdict(tmp_path: Path) -> None:
     assert {event["event"] for event in events} >= {"study", "locked", "started", "trial", "verdict"}
 
 
+@pytest.mark.slow
 def test_people_get_one_sentence_on_stdout_and_progress_on_stderr(tmp_path: Path) -> None:
     done = Command(tmp_path, SLOW_CRASH_FROM_SIX).run("--workers", "2")
     assert done.returncode == 0, done.stderr
@@ -134,6 +135,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert command.run("--json", "--workers", "2").returncode == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_cluster_starts_is_no_failure_of_the_cluster(tmp_path: Path) -> None:
     command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
     # A terminal sends Ctrl-C to the whole foreground group: to workers that are still importing, too.
@@ -158,6 +160,7 @@ def wait_for(condition: Callable[[], bool], timeout: float = 60.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
     script = "import time; time.sleep(15)"
     command = Command(tmp_path, script)
@@ -172,6 +175,7 @@ def test_a_second_ctrl_c_ends_at_once_and_says_how_to_go_on(tmp_path: Path) -> N
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
 def test_an_output_that_cannot_be_written_is_no_defect(tmp_path: Path) -> None:
     command = Command(tmp_path, "pass", rest="search: {max_trials: 1}")
@@ -190,6 +194,7 @@ def test_an_output_that_cannot_be_written_is_no_defect(tmp_path: Path) -> None:
     assert "cannot be written" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_hears_of_every_failure(tmp_path: Path) -> None:
     command = Command(tmp_path, "pass")
     command.matrix.write_text(command.matrix.read_text().replace("axes:", "axis:"))
@@ -200,6 +205,7 @@ def test_a_program_hears_of_every_failure(tmp_path: Path) -> None:
     assert any("axis" in problem for problem in event["problems"])
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_one_void_trial(tmp_path: Path) -> None:
     script = """
         import os, sys, time
@@ -235,6 +241,7 @@ def kill_a_worker(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "code", "says"),
     [
@@ -271,6 +278,7 @@ def test_a_missing_matrix_is_said_so(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_two_commands_on_one_study_share_their_trials(tmp_path: Path) -> None:
     command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
     both = [command.start("--json", "--workers", "1") for _ in range(2)]

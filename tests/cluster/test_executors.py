@@ -129,6 +129,7 @@ def worker_of(trial_id: str) -> psutil.Process:
     return worker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_when_the_whole_command_is_killed(
     tmp_path: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +177,7 @@ def test_closing_an_inline_executor_ends_its_trials() -> None:
         executor.submit(one)
 
 
+@pytest.mark.slow
 def test_a_lost_cluster_is_an_error_that_says_what_to_do() -> None:
     executor = LocalExecutor(build, workers=1)
     executor.submit(request(SLEEP))

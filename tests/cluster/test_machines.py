@@ -103,6 +103,7 @@ def test_a_place_starts_its_executor_once(tmp_path: Path) -> None:
     assert len(started) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_workers_of_a_cluster_tell(tmp_path: Path) -> None:
     with closing(LocalExecutor(partial(ensure_prefix, cache_dir=tmp_path), workers=2)) as executor:

@@ -22,6 +22,7 @@ from tests.engine.studies import PYTHON
 EXAMPLES = ROOT / "docs" / "examples"
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.integration,
     pytest.mark.timeout(300),
     pytest.mark.skipif(bool(missing()), reason=missing()),

@@ -17,7 +17,7 @@ from bisect_env.matrix.load import load_matrix
 from bisect_env.trials.records import Outcome
 from tests.trials.test_stacks import DEADLOCK
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 MATRIX = """\
 version: 1

@@ -19,7 +19,7 @@ from bisect_env.storage.store import Store
 from tests.cli.calls import caller
 from tests.engine.studies import PYTHON, Studies
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 TagImage = Callable[[str, int], None]
 MATRIX = """\

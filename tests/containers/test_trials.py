@@ -20,7 +20,7 @@ from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
 from bisect_env.trials.run import TrialCancelledError, run_trial
 from tests.trials.trial_support import make_spec, trial_processes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 NOWHERE = Path("/no-prefix")
 

@@ -220,6 +220,7 @@ def test_a_transitive_culprit_of_a_date(studies: Studies, index: IndexServer) ->
     assert found.with_culprits.bad > 0
 
 
+@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.timeout(300)
 def test_a_real_transitive_culprit(studies: Studies) -> None:
@@ -232,6 +233,7 @@ def test_a_real_transitive_culprit(studies: Studies) -> None:
     assert found.sentence.startswith("greenlet 0.4.16 → 0.4.17 alone carries the failure (")
 
 
+@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.timeout(300)
 def test_a_real_culprit_behind_an_axis_that_is_not_to_blame(studies: Studies) -> None:

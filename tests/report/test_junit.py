@@ -60,6 +60,13 @@ def test_a_study_is_a_suite(store: Store, tmp_path: Path) -> None:
     properties = {p.name: p.value for p in suite.properties()}
     assert properties["sentence"] == report.sentence
     assert properties["verdict"] == "confirmed"
+    # What belongs to the study as a whole is told once, beside the cases.
+    element = ET.fromstring(junit_text(report)).find("testsuite")
+    assert element is not None
+    assert element.get("id") == study.study.id
+    told = element.findtext("system-out") or ""
+    assert told.startswith(report.sentence)
+    assert "packages from last good to first bad" in told
     # The totals are what the cases say.
     before = (suite.tests, suite.failures, suite.errors, suite.skipped)
     suite.update_statistics()

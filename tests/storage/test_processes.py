@@ -20,7 +20,7 @@ from tests.storage.writer import LOG_SIZE
 PATIENCE = 100.0
 """Seconds after which a writer is given up: a guard against hanging, not a measure."""
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 
 def writer(path: Path | str, study_id: str, number: int, shared: int = 0) -> subprocess.Popen[str]:

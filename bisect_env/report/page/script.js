@@ -3,16 +3,16 @@
 for (const map of document.querySelectorAll(".map")) {
   const said = map.querySelector(".said");
   const grids = new Map();
-  for (const svg of map.querySelectorAll("svg")) {
+  for (const table of map.querySelectorAll("table.heat")) {
     const cells = new Map();
-    for (const cell of svg.querySelectorAll(".part")) cells.set(`${cell.dataset.x} ${cell.dataset.y}`, cell);
-    grids.set(svg, cells);
-    // One stop of the tab key a picture; the arrow keys go on from there.
-    const first = svg.querySelector(".part[aria-label*='; first bad;']") || svg.querySelector(".part");
+    for (const cell of table.querySelectorAll(".part")) cells.set(`${cell.dataset.x} ${cell.dataset.y}`, cell);
+    grids.set(table, cells);
+    // One stop of the tab key a heat map; the arrow keys go on from there.
+    const first = table.querySelector(".part[aria-label*='; first bad;']") || table.querySelector(".part");
     if (!first) continue;
     first.setAttribute("tabindex", "0");
     // Of a wide matrix what matters is seen first.
-    const frame = svg.parentElement, box = first.getBoundingClientRect(), outer = frame.getBoundingClientRect();
+    const frame = table.parentElement, box = first.getBoundingClientRect(), outer = frame.getBoundingClientRect();
     frame.scrollLeft = Math.max(0, box.left - outer.left - outer.width / 2);
   }
   const tell = (event) => {
@@ -32,7 +32,7 @@ for (const map of document.querySelectorAll(".map")) {
     const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     const cell = event.target.closest(".part");
     if (!step || !cell) return;
-    const cells = grids.get(cell.closest("svg"));
+    const cells = grids.get(cell.closest("table.heat"));
     const next = cells.get(`${Number(cell.dataset.x) + step[0]} ${Number(cell.dataset.y) + step[1]}`);
     if (!next) return;
     event.preventDefault();
