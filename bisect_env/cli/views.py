@@ -124,6 +124,11 @@ def describe(event: events.Event) -> str | None:
             return text
         case events.TrialFinished(record, evidence, _) if evidence is Evidence.BAD:
             return f"{record.outcome}: {record.combination} ({record.detail})"
+        case events.Answered():
+            return (
+                f"answer: {sentence(event.document)}; now checking it with up to {event.checks} more trials, "
+                f"for {event.seconds:.0f} s at most (`--quick` leaves that out)"
+            )
         case events.Progress():
             left = event.document["expected_left"]
             return (
@@ -182,6 +187,13 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "unsolvable": event.unsolvable,
                 "environments": event.environments,
                 "withdrawn": [list(item) for item in event.withdrawn],
+            }
+        case events.Answered():
+            return {
+                "event": "answered",
+                "verdict": event.document,
+                "checks": event.checks,
+                "seconds": event.seconds,
             }
         case events.TrialStarted():
             return {
@@ -280,7 +292,8 @@ class LiveView(View):
                 return
             case _:
                 pass
-        if isinstance(event, events.Locked | events.Reused | events.Warned | events.SetAside):
+        shown = events.Locked | events.Reused | events.Warned | events.SetAside | events.Answered
+        if isinstance(event, shown):
             self._live.console.print(Text(clean(without_passwords(describe(event) or ""))), highlight=False)
             self._note = ""
         self._live.update(self._draw())

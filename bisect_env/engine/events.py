@@ -151,6 +151,21 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer stands, and is checked further.
+
+    Attributes:
+        document: The verdict so far (see `document`).
+        checks: Trials that the checks want.
+        seconds: How long they may take.
+    """
+
+    document: dict[str, Any]
+    checks: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Concluded:
     """The study ended.
 
@@ -198,6 +213,7 @@ Event = (
     | SetAside
     | Warned
     | Progress
+    | Answered
     | Failed
     | Concluded
 )

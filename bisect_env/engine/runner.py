@@ -36,7 +36,7 @@ from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.every import AnySearch, SearchAll, is_zoomed
-from bisect_env.search.searcher import SearchSettings
+from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.search.zoom import search_for
 from bisect_env.storage.records import (
     BUILD_FAILED,
@@ -54,6 +54,8 @@ CANCEL_GRACE = 30.0
 PATIENCE, PATIENCE_MOST = 3.0, 0.4
 """How long trials that still run may go on once the answer is there: in mean durations of a trial, and in
 seconds at most."""
+CHECK_SECONDS, CHECK_SHARE = 10.0, 0.5
+"""How long an answer may be checked: seconds, or this share of the time that it took if that is more."""
 SHOW_EVERY = 0.2
 """Seconds between two pictures of where the search stands."""
 SAVE_EVERY = 5.0
@@ -205,7 +207,9 @@ class StudyRunner:
         self._sharing = Sharing(store, study_id, clock=clock)
         self._keys: dict[Index, str] = {}
         self._reuse = Reuse(store, study_id, self._keys, self._prepared, self._target, machines)
-        self._answered = 0
+        self._locks_answered = 0
+        self._began_at = clock()
+        self._check_until: float | None = None
         self._shown_at = self._saved_at = float("-inf")
 
     # -- before and after ----------------------------------------------------------------------------------
@@ -319,7 +323,23 @@ class StudyRunner:
             if self._sharing.is_due:
                 self.hear_others(elsewhere=False)
             self._sharing.renew(self._claims())
+            self._bound_checks()
             self._show()
+
+    def _bound_checks(self) -> None:
+        """Say the answer as soon as it stands, and see that checking it further comes to an end."""
+        if not isinstance(self.search, Search) or not self.search.answered:
+            # A failure during the checks has opened the question again.
+            self._check_until = None
+            return
+        now = self._clock()
+        if self._check_until is None:
+            seconds = max(CHECK_SECONDS, CHECK_SHARE * (now - self._began_at))
+            self._check_until = now + seconds
+            if self.search.checks_left:
+                self._notify(events.Answered(self.document(), self.search.checks_left, seconds))
+        elif now >= self._check_until:
+            self.search.end_checks()
 
     def _carry_out(self) -> None:
         """Do what the state wants, as often as other commands are faster with some of it."""
@@ -360,8 +380,9 @@ class StudyRunner:
         self._store.save_combinations(self._study_id, [prepared.state(index) for index in answered])
         for index in answered:
             self._act(self.state.locked(index))
-        self._answered += len(answered)
-        self._notify(events.LockProgress(self._answered, self._answered + self._locking.under_way))
+        self._locks_answered += len(answered)
+        total = self._locks_answered + self._locking.under_way
+        self._notify(events.LockProgress(self._locks_answered, total))
         new = [index for index in answered if index in prepared.locks and index in self.state.members]
         if self._know(new) and (taken := self._reuse.look(new)):
             self._learn_stored(taken)
