@@ -132,8 +132,6 @@ def run_study(
                 every=every_lock,
                 known=stored_locks(store, study, grid),
             )
-            prepared = locking.prepared
-            save_prepared(store, study, prepared)
             # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
             reuses = not (study.definition.fresh or large) and study.status is not StudyStatus.FINISHED
             perturbation = settle(
@@ -146,6 +144,7 @@ def run_study(
                 notify=lambda text: notify(events.Said(text)),
                 stopped=stopped,
             )
+            save_prepared(store, study, locking.prepared)
             runner = StudyRunner(
                 matrix,
                 locking,

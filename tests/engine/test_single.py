@@ -179,7 +179,7 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
         # Another cache, another order, one at a time: another machine.
         elsewhere = Environments(studies.folder / "other-cache", index=index.url)
         for place in reversed(list(grid.indices())):
-            alone = lock_one(matrix, grid, place, elsewhere, as_of, workers=1)
+            alone = lock_one(matrix, grid, place, elsewhere, as_of)
             expected = whole.locks.get(place)
             assert getattr(alone, "text", None) == getattr(expected, "text", None), place
         again = lock_all(matrix, grid, elsewhere, as_of, workers=4)
@@ -193,7 +193,7 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
         whole = lock_all(afresh, grid, provider, as_of)
         newest = {package.name: package.version for package in whole.locks[(0, 4)].packages}
         assert newest == {"lib": "1.4", "helper": "2.0"}
-        alone = lock_one(afresh, grid, (0, 4), elsewhere, as_of, workers=1)
+        alone = lock_one(afresh, grid, (0, 4), elsewhere, as_of)
         assert getattr(alone, "text", None) == whole.locks[(0, 4)].text
     finally:
         server.shutdown()
