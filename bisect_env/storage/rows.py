@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from bisect_env.environments.lock import Lock, LockedPackage
-from bisect_env.environments.settings import without_credentials
 from bisect_env.matrix.grid import Combination
-from bisect_env.matrix.secrets import shared_matrix_text, without_passwords
+from bisect_env.matrix.secrets import shared_matrix_text, without_credentials, without_passwords
 from bisect_env.storage.records import (
     CombinationState,
     CombinationStatus,

@@ -9,8 +9,7 @@ import zlib
 import sqlalchemy as sa
 from alembic import op
 
-from bisect_env.environments.settings import without_credentials
-from bisect_env.matrix.secrets import shared_matrix_text, without_passwords
+from bisect_env.matrix.secrets import shared_matrix_text, without_credentials, without_passwords
 
 revision = "0003"
 down_revision = "0002"
