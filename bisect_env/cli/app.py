@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bisect_env.cli.amplify_command import amplify
+from bisect_env.cli.between_command import between
 from bisect_env.cli.db_command import db_app
 from bisect_env.cli.diagnose_command import diagnose
 from bisect_env.cli.diff_command import diff
@@ -55,6 +56,7 @@ def root(
 app.command()(init)
 app.command()(doctor)
 app.command()(run)
+app.command()(between)
 app.command()(plan)
 app.command()(diagnose)
 app.command()(amplify)

@@ -138,12 +138,22 @@ def gc(
         typer.echo(f"verdicts cite {done.cited} bytes, which stay", err=True)
 
 
+_DAMAGED = 10
+"""Damaged rows that are named."""
+
+
 def _tell_merged(what: str, merged: Merged) -> None:
+    from bisect_env.report.untrusted import clean
+
     typer.echo(
         f"{what} {merged.studies} studies ({merged.new_studies} new) "
         f"and {merged.trials} trials ({merged.new_trials} new)",
         err=True,
     )
+    for text in merged.damaged[:_DAMAGED]:
+        typer.echo(f"warning: damaged, and left out: {clean(text)}", err=True)
+    if len(merged.damaged) > _DAMAGED:
+        typer.echo(f"warning: and {len(merged.damaged) - _DAMAGED} more", err=True)
     if merged.conflicts:
         typer.echo(
             f"warning: {len(merged.conflicts)} trials differ from those of the same id here, which stayed; "

@@ -28,7 +28,14 @@ from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_
 from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:
+    import threading
+
     from bisect_env.engine.explain import Explanation
+    from bisect_env.matrix.load import Matrix
+    from bisect_env.storage.records import Study
+    from bisect_env.storage.store import Store
+
+_MAX_TRIALS = 2000
 
 
 def explain(
@@ -45,7 +52,7 @@ def explain(
     confidence: Annotated[
         float | None, typer.Option(help="Of the answer; default: the matrix's.", min=0.5, max=0.9999)
     ] = None,
-    max_trials: Annotated[int, typer.Option(min=1, help="Give up after so many.")] = 2000,
+    max_trials: Annotated[int, typer.Option(min=1, help="Give up after so many.")] = _MAX_TRIALS,
     db: DatabaseOption = None,
     workers: WorkersOption = None,
     gpus: GpusOption = None,
@@ -64,11 +71,8 @@ def explain(
     Environments between last good and first bad are solved, built and tried. Ends with 0 if the answer
     reaches the confidence, else with 1. The same command after an interruption goes on where it stopped.
     """
-    from bisect_env.engine import events
-    from bisect_env.engine.explain import CulpritStudy
-    from bisect_env.engine.single import SingleTrials
     from bisect_env.engine.stored import matrix_of
-    from bisect_env.errors import ExitCode, StudyInterruptedError
+    from bisect_env.errors import ExitCode
     from bisect_env.storage.store import Store
 
     start_log("explain", verbose=verbose, log_file=log_file, quiet=quiet)
@@ -79,44 +83,91 @@ def explain(
         chosen = store.study(study).id
     with Store.open(db) as store:
         found = store.study(chosen)
-        loaded = matrix_of(found, matrix)
-        place, provider = where.open(loaded)
-
-        def heard(event: events.Event) -> None:
-            culprit.heard(event)
-            log_event(event)
-            warn(event)
-
-        def make_trials(study_id: str) -> SingleTrials:
-            return SingleTrials(
-                loaded, store, study_id, place.executor(), notify=heard, stopped=stopped.is_set
-            )
-
-        def tell(text: str) -> None:
-            if not quiet or text.startswith("warning:"):
-                say(text, sys.stderr)
-
-        culprit = CulpritStudy(
-            loaded,
+        explanation = find_culprits(
+            matrix_of(found, matrix),
             found,
             store,
-            provider,
-            make_trials,
-            tell=tell,
-            stopped=stopped.is_set,
+            where,
+            stopped=stopped,
+            quiet=quiet,
             good=good,
             bad=bad,
-            confidence=confidence or loaded.file.search.confidence,
+            confidence=confidence,
             max_trials=max_trials,
         )
-        with closing(place):
-            explanation = culprit.run()
+    say(json.dumps(explanation.document(), indent=2) if as_json else text_of(explanation))
+    raise typer.Exit(int(ExitCode.VERDICT if explanation.is_sure else ExitCode.NO_VERDICT))
+
+
+def find_culprits(
+    loaded: Matrix,
+    study: Study,
+    store: Store,
+    where: Where,
+    *,
+    stopped: threading.Event,
+    quiet: bool,
+    good: str | None = None,
+    bad: str | None = None,
+    confidence: float | None = None,
+    max_trials: int = _MAX_TRIALS,
+) -> Explanation:
+    """Search among the packages between two combinations, with the place for trials opened and closed.
+
+    Args:
+        loaded: Matrix of the study.
+        study: Which one.
+        store: Open for writing.
+        where: Trials run.
+        stopped: Set when the user wants to stop.
+        quiet: Tell warnings alone.
+        good: Combination that passes; the last good one if None.
+        bad: Combination that fails; the first bad one if None.
+        confidence: Of the answer; the matrix's if None.
+        max_trials: Where to give up.
+
+    Raises:
+        StudyInterruptedError: The user stopped it before it was sure.
+    """
+    from bisect_env.engine import events
+    from bisect_env.engine.explain import CulpritStudy
+    from bisect_env.engine.single import SingleTrials
+    from bisect_env.errors import StudyInterruptedError
+
+    place, provider = where.open(loaded)
+
+    def heard(event: events.Event) -> None:
+        culprit.heard(event)
+        log_event(event)
+        warn(event)
+
+    def make_trials(study_id: str) -> SingleTrials:
+        return SingleTrials(loaded, store, study_id, place.executor(), notify=heard, stopped=stopped.is_set)
+
+    def tell(text: str) -> None:
+        if not quiet or text.startswith("warning:"):
+            say(text, sys.stderr)
+
+    culprit = CulpritStudy(
+        loaded,
+        study,
+        store,
+        provider,
+        make_trials,
+        tell=tell,
+        stopped=stopped.is_set,
+        good=good,
+        bad=bad,
+        confidence=confidence or loaded.file.search.confidence,
+        max_trials=max_trials,
+    )
+    with closing(place):
+        explanation = culprit.run()
     if stopped.is_set() and not explanation.is_sure:
         raise StudyInterruptedError(
             "interrupted; every trial that ended is stored", remedy="the same command goes on from here"
         )
-    say(json.dumps(explanation.document(), indent=2) if as_json else text_of(explanation))
-    raise typer.Exit(int(ExitCode.VERDICT if explanation.is_sure else ExitCode.NO_VERDICT))
+    return explanation
 
 
 def text_of(found: Explanation) -> str:

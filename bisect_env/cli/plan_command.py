@@ -80,7 +80,9 @@ def plan(
             crash_rate=rate,
             background=background,
             studies=studies,
-            settings=SearchSettings(settings.confidence, settings.min_crash_rate, settings.max_trials),
+            settings=SearchSettings(
+                settings.confidence, settings.min_crash_rate, settings.max_trials, settings.crash_rate
+            ),
             workers=workers,
         )
         for rate in ((crash_rate,) if crash_rate else (1.0, max(0.1, settings.min_crash_rate)))

@@ -1,19 +1,42 @@
-"""`bisect-env run`: answer a matrix."""
+"""`bisect-env run`: answer a matrix, or a question in the words of the command line."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bisect_env.cli.asking import (
+    AlwaysOption,
+    BadOption,
+    ChannelOption,
+    ConfidenceOption,
+    EnvOption,
+    FilesOption,
+    Flags,
+    GoodOption,
+    IndexOption,
+    NameOption,
+    PackagesOption,
+    PreOption,
+    PythonOption,
+    RateOption,
+    SaveOption,
+    SinceOption,
+    StepOption,
+    TimeoutOption,
+    WithOption,
+    ask,
+    devices,
+)
 from bisect_env.cli.options import (
     CacheOption,
     CacheSizeOption,
     DatabaseOption,
     GpusOption,
-    MatrixArgument,
     OfflineOption,
     QuietOption,
     SchedulerFileOption,
@@ -24,11 +47,52 @@ from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_
 from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:
+    import threading
+
+    from bisect_env.cli.views import View
+    from bisect_env.engine import events
+    from bisect_env.engine.missing import MissingModules
     from bisect_env.engine.study import Conclusion
+    from bisect_env.matrix.load import Matrix
+    from bisect_env.storage.store import Store
+
+WordsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="MATRIX | RANGE SCRIPT | -- COMMAND",
+        help="Matrix file; or a package with its range and the script that fails; or, with `-p`, a command.",
+        show_default=False,
+    ),
+]
+LockfilesOption = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="BISECT_ENV_LOCKFILES",
+        help="Where locks are written; default: lockfiles, or beside the matrix of a question.",
+    ),
+]
 
 
 def run(
-    matrix: MatrixArgument,
+    words: WordsArgument = None,
+    packages: PackagesOption = None,
+    with_packages: WithOption = None,
+    python: PythonOption = None,
+    good: GoodOption = None,
+    bad: BadOption = None,
+    since: SinceOption = None,
+    rate: RateOption = None,
+    always: AlwaysOption = False,
+    files: FilesOption = None,
+    pre: PreOption = False,
+    step: StepOption = "",
+    channel: ChannelOption = None,
+    timeout: TimeoutOption = "",
+    env: EnvOption = None,
+    confidence: ConfidenceOption = None,
+    name: NameOption = "",
+    index: IndexOption = "",
+    save: SaveOption = None,
     db: DatabaseOption = None,
     workers: WorkersOption = None,
     gpus: GpusOption = None,
@@ -38,9 +102,7 @@ def run(
         bool, typer.Option("--json", help="Events as JSON lines on stdout; the last one is the verdict.")
     ] = False,
     quiet: QuietOption = False,
-    lockfiles: Annotated[
-        Path, typer.Option(envvar="BISECT_ENV_LOCKFILES", help="Where locks are written.")
-    ] = Path("lockfiles"),
+    lockfiles: LockfilesOption = None,
     cache: CacheOption = None,
     every_corner: Annotated[
         bool,
@@ -56,53 +118,79 @@ def run(
     verbose: VerboseOption = False,
     log_file: LogFileOption = None,
 ) -> None:
-    """Find the first bad combination of a matrix.
+    """Find the first bad combination of a matrix, or of what the command line asks.
 
-    The same command after an interruption goes on where it stopped.
+    `bisect-env run "orjson>=3.8" repro.py` asks which release of orjson broke a script. With several
+    packages, `-p` names each, and the command stands behind `--`. The same command after an interruption
+    goes on where it stopped.
     """
     # Imported here, so that `bisect-env --help` need not wait for Dask and numpy.
     from bisect_env.cli import views
     from bisect_env.engine import events
+    from bisect_env.engine.missing import MissingModules
     from bisect_env.errors import BisectEnvError, StudyInterruptedError
     from bisect_env.report.text import print_report
 
-    where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
+    flags = Flags(
+        words=words or (),
+        packages=packages or (),
+        with_packages=with_packages or (),
+        python=python or (),
+        good=good or (),
+        bad=bad or (),
+        since=since,
+        rate=rate,
+        always=always,
+        files=files or (),
+        pre=pre,
+        step=step,
+        channel=channel or (),
+        timeout=timeout,
+        env=env or (),
+        confidence=confidence,
+        name=name,
+        index=index,
+        gpus=gpus,
+    )
+    where = Where(workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline)
     start_log("run", verbose=verbose, log_file=log_file, quiet=quiet)
     stopped = stop_on_signals()
     view = views.choose(as_json=json_output, quiet=quiet, plain=verbose)
     told = False
+    missing: MissingModules | None = None
 
     def notify(event: events.Event) -> None:
         nonlocal told
+        if isinstance(event, events.Failed) and missing is not None and missing.module:
+            return  # said in words of its own
         told = told or isinstance(event, events.Failed)
         log_event(event)
         view(event)
+        if missing is not None:
+            missing.heard(event)
 
-    def answer() -> Conclusion:
-        from bisect_env.cluster.local import default_workers
-        from bisect_env.engine.study import run_study
-        from bisect_env.matrix.load import load_matrix
-        from bisect_env.storage.store import Store
-
-        loaded = load_matrix(matrix)
-        place, provider = where.open(loaded)
-        with Store.open(db) as store, view, closing(place):
-            return run_study(
-                loaded,
-                store=store,
-                provider=provider,
-                make_executor=place.executor,
-                lockfiles=lockfiles,
-                notify=notify,
-                stopped=stopped.is_set,
-                workers=default_workers(),
-                machines=place.machines,
-                fresh=fresh,
-                every_corner=every_corner,
-            )
-
+    matrix = Path(flags.words[0]) if flags.words else Path()
     try:
-        conclusion = answer()
+        if flags.asks:
+            matrix = ask(flags, save, quiet=quiet or json_output)
+            lockfiles = lockfiles or matrix.absolute().parent / "lockfiles"
+        else:
+            flags.refuse_beside_matrix()
+        loaded = _load(matrix)
+        if flags.asks:
+            missing = MissingModules(_axis_packages(loaded))
+        conclusion = answer(
+            loaded,
+            where=where,
+            db=db,
+            view=view,
+            notify=notify,
+            stopped=stopped,
+            lockfiles=lockfiles or Path("lockfiles"),
+            fresh=fresh,
+            every_corner=every_corner,
+            missing=missing,
+        )
     except KeyboardInterrupt:
         raise StudyInterruptedError(
             "interrupted; every trial that ended is stored",
@@ -116,3 +204,89 @@ def run(
     if not json_output:
         print_report(conclusion.report)
     raise typer.Exit(int(conclusion.exit_code))
+
+
+def answer(
+    loaded: Matrix,
+    *,
+    where: Where,
+    db: str | None,
+    view: View,
+    notify: Callable[[events.Event], None],
+    stopped: threading.Event,
+    lockfiles: Path,
+    fresh: bool = False,
+    every_corner: bool = False,
+    missing: MissingModules | None = None,
+) -> Conclusion:
+    """Answer a matrix, with everything that is needed opened before and closed after.
+
+    Args:
+        loaded: The matrix.
+        where: Trials run.
+        db: Results database.
+        view: Shown while it goes on.
+        notify: Hears of everything.
+        stopped: Set when the user wants to stop.
+        lockfiles: Where locks are written.
+        fresh: Begin a new study.
+        every_corner: Go on to further failing corners.
+        missing: Listens for a module that was forgotten, which ends the study.
+
+    Raises:
+        BisectEnvError: Whatever a user can mend.
+    """
+    from bisect_env.cluster.local import default_workers
+    from bisect_env.engine.study import run_study
+    from bisect_env.errors import StudyInterruptedError
+    from bisect_env.storage.store import Store
+
+    place, provider = where.open(loaded)
+
+    def enough() -> bool:
+        return stopped.is_set() or (missing is not None and missing.module is not None)
+
+    store: Store
+    with Store.open(db) as store, view, closing(place):
+        try:
+            return run_study(
+                loaded,
+                store=store,
+                provider=provider,
+                make_executor=place.executor,
+                lockfiles=lockfiles,
+                notify=notify,
+                stopped=enough,
+                workers=default_workers(),
+                machines=place.machines,
+                fresh=fresh,
+                every_corner=every_corner,
+            )
+        except StudyInterruptedError:
+            if missing is not None and missing.module is not None and not stopped.is_set():
+                raise forgotten(missing.module) from None
+            raise
+
+
+def forgotten(module: str) -> Exception:
+    """What is said where no environment has a module that the command imports."""
+    from bisect_env.engine.missing import package_of_module
+    from bisect_env.errors import UsageError
+
+    return UsageError(
+        f"no environment has the module {module!r}, which the command imports: it fails everywhere alike",
+        tried="several environments, before anything was searched",
+        remedy=f"add the package that brings it: --with {package_of_module(module)}",
+    )
+
+
+def _load(path: Path) -> Matrix:
+    from bisect_env.matrix.load import load_matrix
+
+    return load_matrix(path)
+
+
+def _axis_packages(matrix: Matrix) -> list[str]:
+    from bisect_env.matrix.schema import PackageAxis
+
+    return [axis.canonical_package for axis in matrix.file.axes.values() if isinstance(axis, PackageAxis)]

@@ -13,6 +13,7 @@ import typer
 
 from bisect_env.cli.one_session import say, tell
 from bisect_env.cli.options import AtOption, CacheOption, DatabaseOption, MatrixArgument, OfflineOption
+from bisect_env.trials.child_env import DEFAULT_PATH, child_path, own_bin
 
 
 def shell(
@@ -89,9 +90,11 @@ def shell(
 def shell_env(
     outer: os._Environ[str] | dict[str, str], prefix: Path, extra: dict[str, str]
 ) -> dict[str, str]:
-    """The user's own environment, with the prefix in front. Pure."""
+    """The user's own environment, with the prefix in front and this program's own commands left out."""
     env = {name: value for name, value in outer.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
-    env["PATH"] = f"{prefix / 'bin'}{os.pathsep}{env.get('PATH', '')}"
+    # `pip install` in there is not to change the Python that runs this program, nor the system's.
+    env["PATH"] = child_path(env.get("PATH", DEFAULT_PATH), prefix / "bin", own_bin())
+    env.setdefault("PIP_REQUIRE_VIRTUALENV", "1")
     is_conda = (prefix / "conda-meta").is_dir()
     env.pop("CONDA_PREFIX" if not is_conda else "VIRTUAL_ENV", None)
     env["CONDA_PREFIX" if is_conda else "VIRTUAL_ENV"] = str(prefix)

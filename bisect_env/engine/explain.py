@@ -492,6 +492,7 @@ class CulpritStudy:
             weights=self._weights(),
             confidence=self.confidence,
             min_rate=self.matrix.file.search.min_crash_rate,
+            stated_rate=self.matrix.file.search.crash_rate,
         )
         self._replay(search, own)
         trials = self.make_trials(own.id)

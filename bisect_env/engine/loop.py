@@ -108,7 +108,9 @@ class StudyLoop:
         self.search: AnySearch = (SearchAll if every_corner else search_for)(
             self.grid,
             prepared.groups,
-            SearchSettings(settings.confidence, settings.min_crash_rate, settings.max_trials),
+            SearchSettings(
+                settings.confidence, settings.min_crash_rate, settings.max_trials, settings.crash_rate
+            ),
         )
         self._state = Standing()
         self._sharing = Sharing(store, study_id, clock=clock)

@@ -15,7 +15,7 @@ from bisect_env.environments.validation import cuda_version, lock_warnings, virt
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.scalars import cutoff
-from bisect_env.matrix.schema import DateAxis, PackageAxis, ValueAxis
+from bisect_env.matrix.schema import DateAxis, EnvironmentAxis, PackageAxis, ValueAxis
 from bisect_env.matrix.versions import Manager
 
 _MANY = 10_000
@@ -68,6 +68,7 @@ def environment_request(
     limit = cutoff(file.exclude_newer) if file.exclude_newer else as_of
     pins: dict[Manager, dict[str, str]] = {manager: {} for manager in Manager}
     builds: dict[str, str] = {}
+    wheels, conda = tuple(file.packages.pypi), tuple(file.packages.conda)
     for name, axis in file.axes.items():
         value = combination[name]
         match axis:
@@ -80,32 +81,38 @@ def environment_request(
                     builds[package] = axis.build
             case DateAxis():
                 limit = cutoff(value)
+            case EnvironmentAxis():
+                whole = axis.environments[value]
+                python = whole.python or python
+                wheels, conda = (*wheels, *whole.pypi), (*conda, *whole.conda)
             case ValueAxis():
                 pass
     allow = file.solver.allow_source
     return EnvironmentRequest(
         python=python,
         pins=pins[Manager.PYPI],
-        packages=tuple(file.packages.pypi),
+        packages=wheels,
         dependencies=file.solver.dependencies,
         overrides=tuple(file.solver.overrides),
         allow_source=allow if isinstance(allow, bool) else frozenset(allow),
         index=file.index,
         platform=matrix.platform,
         exclude_newer=limit,
-        conda=_conda_request(matrix, pins[Manager.CONDA], builds) if file.uses_conda else None,
+        conda=_conda_request(matrix, pins[Manager.CONDA], builds, conda) if file.uses_conda else None,
         image=image,
     )
 
 
-def _conda_request(matrix: Matrix, pins: Mapping[str, str], builds: Mapping[str, str]) -> CondaRequest:
+def _conda_request(
+    matrix: Matrix, pins: Mapping[str, str], builds: Mapping[str, str], packages: tuple[str, ...]
+) -> CondaRequest:
     file = matrix.file
-    cuda = cuda_version(pins, file.packages.conda)
+    cuda = cuda_version(pins, packages)
     return CondaRequest(
         channels=matrix.channels,
         pins=pins,
         builds=builds,
-        packages=tuple(file.packages.conda),
+        packages=packages,
         virtual_packages=virtual_packages(matrix.platform, cuda, file.virtual_packages),
         engine=file.solver.engine,
     )

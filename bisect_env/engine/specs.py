@@ -58,6 +58,7 @@ def trial_spec(
         hash_seed=_hash_seed(perturbation),
         perturbation=perturbation,
         network=matrix.file.executor is not None and matrix.file.executor.network,
+        allow_host=trial.allow_host,
     )
 
 

@@ -17,9 +17,12 @@ from pathlib import Path
 from bisect_env.environments.install_manifest import all_parts, discard, remove_unfinished, stated_files
 from bisect_env.environments.integrity import (
     Installed,
+    Misstated,
     conda_archive,
+    corrected,
     damaged_files,
     damaged_since,
+    misstated,
     packages_in,
     remove_tree,
     wheels_in,
@@ -236,18 +239,23 @@ def entries(cache: Path) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.last_used, entry.content_hash))
 
 
-def damage(prefix: Path, *, memory: Path | None = None) -> Iterator[tuple[str, list[Path]]]:
-    """For each package of a prefix the files that are not what it lists.
+def damage(prefix: Path, *, cache: Path, remember: bool = False) -> Iterator[tuple[str, list[Path]]]:
+    """For each package of a prefix the files that are not what its archive holds.
 
     Args:
         prefix: Its directory.
-        memory: See `damaged_since`; None reads everything.
+        cache: Our cache directory.
+        remember: Whether to pass over what was read before, see `damaged_since`.
     """
-    for package in packages_in(prefix):
+    known = misstated(cache)
+    for stated in packages_in(prefix):
+        package = corrected(stated, known)
         if not package.readable:
             yield package.name, [prefix]
+        elif remember:
+            yield package.name, damaged_since(package, cache / "verified")
         else:
-            yield package.name, damaged_files(package) if memory is None else damaged_since(package, memory)
+            yield package.name, damaged_files(package)
 
 
 def drop_damaged_archives(cache: Path, packages: Iterable[LockedPackage]) -> int:
@@ -255,26 +263,29 @@ def drop_damaged_archives(cache: Path, packages: Iterable[LockedPackage]) -> int
 
     Parts with damaged files go too, whosever they are. The caller holds `archives` exclusively.
     """
-    names = {_archive_name(p) for p in packages}
+    names = {archive_label(p) for p in packages}
+    known = misstated(cache)
     dropped = 0
     for folder in all_parts(cache):
         if (part := _kept(folder)) is None or damaged_files(part):
             discard(cache, folder.name)
     for folder in _archive_folders(cache):
-        for package in _unpacked(folder):
-            if _normal(package.name) in names and (not package.readable or damaged_files(package)):
+        for package in _unpacked(folder, known):
+            if normal_label(package.name) in names and (not package.readable or damaged_files(package)):
                 _take_away(cache, folder)
                 dropped += 1
                 break
     return dropped
 
 
-def _archive_name(package: LockedPackage) -> str:
+def archive_label(package: LockedPackage) -> str:
+    """How a package's unpacked archive is called, in the spelling of `normal_label`."""
     build = f"-{package.build}" if package.is_conda else ""
-    return _normal(f"{package.name.replace('-', '_')}-{package.version}{build}")
+    return normal_label(f"{package.name.replace('-', '_')}-{package.version}{build}")
 
 
-def _normal(name: str) -> str:
+def normal_label(name: str) -> str:
+    """Name, version and build of a package in one spelling."""
     # A wheel's directory writes the name in its own way, and always without hyphens; conda's has three parts
     # of which the first may have some.
     return name.replace("-", "_").replace(".", "_").lower()
@@ -399,7 +410,7 @@ def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> It
     for path in _prefixes(cache):
         if only and not path.name.startswith(tuple(only)):
             continue
-        damaged = {name: len(files) for name, files in damage(path) if files}
+        damaged = {name: len(files) for name, files in damage(path, cache=cache) if files}
         removed = False
         if damaged and repair:
             with taking_away(path.parent, path.name) as free:
@@ -407,8 +418,9 @@ def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> It
                     _take_away(cache, path)
                     removed = True
         yield Checked(path.name[:12], damaged, removed)
+    known = misstated(cache)
     for folder in () if only else _archive_folders(cache):
-        damaged = {p.name: len(damaged_files(p)) for p in _unpacked(folder)}
+        damaged = {p.name: len(damaged_files(p)) for p in _unpacked(folder, known)}
         damaged = {name: count for name, count in damaged.items() if count}
         removed = False
         if damaged and repair:
@@ -449,11 +461,11 @@ def _archive_folders(cache: Path) -> list[Path]:
     return [p for pattern in patterns for p in sorted(cache.glob(pattern)) if p.is_dir()]
 
 
-def _unpacked(folder: Path) -> Iterator[Installed]:
+def _unpacked(folder: Path, known: Misstated) -> Iterator[Installed]:
     if (package := conda_archive(folder)) is not None:
         yield package
     else:
-        yield from wheels_in(folder)
+        yield from (corrected(wheel, known) for wheel in wheels_in(folder))
 
 
 def _kept(part: Path) -> Installed | None:

@@ -260,6 +260,7 @@ class Helper:
             "install": self._install,
             "download": self._download,
             "alias": self._alias,
+            "read_lock": self._read_lock,
         }
 
     async def answer(self, request: Message) -> Message:
@@ -286,6 +287,16 @@ class Helper:
     async def _alias(self, _request: Message) -> Message:
         """What stands before a channel's bare name, unless the user says otherwise."""
         return {"alias": str(rattler.Channel("name").base_url).rstrip("/").removesuffix("/name")}
+
+    async def _read_lock(self, request: Message) -> Message:
+        """A lock file of pixi, as plain data."""
+        try:
+            lock = rattler.LockFile.from_path(Path(request["path"]))
+        except Exception as error:  # noqa: BLE001 -- its errors share no class of their own
+            return {"failed": "lock", "text": str(error)}
+        return {
+            "environments": {name: _locked(one, request["platform"]) for name, one in lock.environments()}
+        }
 
     async def _solve(self, request: Message) -> Message:
         try:
@@ -348,6 +359,34 @@ class Helper:
                 return {"failed": "stalled", "text": f"a download timed out: no data for {silent:.0f} s"}
         await installing
         return {}
+
+
+def _locked(environment: rattler.Environment, platform: str) -> Message:
+    """An environment of a lock file: its platforms, and for one of them its packages."""
+    wanted = next((p for p in environment.platforms() if str(p.name) == platform), None)
+    packages = []
+    for package in (environment.packages(wanted) or []) if wanted is not None else []:
+        facts: tuple[str, str, str, str]
+        if isinstance(package, rattler.CondaLockedPackage):
+            record = package.package_record
+            assert record is not None
+            facts = ("conda", record.name.normalized, str(record.version), str(record.build))
+        else:
+            assert isinstance(package, rattler.PypiLockedPackage)
+            facts = ("pypi", package.name, str(package.version), "")
+        packages.append([*facts, _stated_sha256(package), package.location])
+    return {
+        "platforms": [str(one.name) for one in environment.platforms()],
+        "packages": packages,
+    }
+
+
+def _stated_sha256(package: rattler.LockedPackage) -> str:
+    try:
+        hashes = package.hashes
+        return hashes.sha256.hex() if hashes is not None and hashes.sha256 is not None else ""
+    except AttributeError:  # none are stated, for which py-rattler 0.28 has no word
+        return ""
 
 
 def describe(record: rattler.RepoDataRecord) -> Message:

@@ -150,7 +150,7 @@ _ASKED = 48
 _SHOWN = 3
 _NAMES_TIMEOUT = (3.0, 5.0)
 
-_IMPORTED = {
+IMPORTED_AS = {
     "bs4": "beautifulsoup4",
     "cv2": "opencv-python",
     "dateutil": "python-dateutil",
@@ -179,7 +179,7 @@ def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
     try:
         listed = _listed(base)
         if listed is not None:
-            known = [_IMPORTED[name]] if _IMPORTED.get(name) in listed else []
+            known = [IMPORTED_AS[name]] if IMPORTED_AS.get(name) in listed else []
             near = difflib.get_close_matches(name, sorted(listed), n=_SHOWN, cutoff=0.7)
             return tuple(dict.fromkeys([*known, *near]))[:_SHOWN]
         wanted = list(dict.fromkeys(one for one in islice(slips(name), _ASKED)))
@@ -198,8 +198,8 @@ def advice(package: str, base: str | None = None) -> str:
 
 def slips(name: str) -> Iterator[str]:
     """Names from which one slip makes this one, the likeliest first. Pure."""
-    if name in _IMPORTED:
-        yield _IMPORTED[name]
+    if name in IMPORTED_AS:
+        yield IMPORTED_AS[name]
     yield from (f"python-{name}", f"py{name}") if not name.startswith("py") else (name.removeprefix("py"),)
     yield from (name.replace("-", ""), name.removesuffix("-python"), name.removeprefix("python-"))
     for i in range(len(name) - 1):  # two letters exchanged

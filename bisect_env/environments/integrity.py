@@ -2,6 +2,10 @@
 
 Files are shared by hardlinks between prefixes and with the cache of archives, so that a script that writes
 into one environment spoils all of them, and the next one that is made from the same archive.
+
+A wheel's own list can be wrong: some that are published disagree with themselves, and every installer takes
+them. What counts is the archive whose hash is in the lock; where its list says otherwise of a file, that is
+noted in the cache, once for each archive, and the file is held against what the archive really holds.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 BYTECODE = "__pycache__"
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -62,6 +67,82 @@ class Installed:
         for file in sorted(self.files, key=lambda f: (f.path.name, f.digest)):
             digest.update(file.path.name.encode("utf-8", "surrogateescape") + b"\0" + file.digest)
         return digest.hexdigest()
+
+
+Misstated = Mapping[tuple[str, str], Mapping[str, str | None]]
+"""Package as `Installed` names it, and a hex digest that its list states; then for the end of each path of
+which that is wrong what the archive holds in truth: the digest by the same algorithm, or None for nothing."""
+
+_MISSTATED = "misstated"
+
+
+def misstated(cache: Path) -> Misstated:
+    """What archives in a cache are known to state wrongly of themselves.
+
+    Args:
+        cache: Our cache directory.
+    """
+    found: dict[tuple[str, str], dict[str, str | None]] = {}
+    for path in (cache / _MISSTATED).glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            for package, stated, tail, actual in json.loads(path.read_text("utf-8")):
+                found.setdefault((package, stated), {})[tail] = actual
+    return found
+
+
+def note_misstated(cache: Path, sha256: str, archive: Path, package: Installed) -> int:
+    """Note in which files a wheel disagrees with its own list.
+
+    Args:
+        cache: Our cache directory.
+        sha256: Of the archive, as it is in the lock.
+        archive: The wheel; its hash has been compared.
+        package: As it was installed from it.
+
+    Returns:
+        How many files the list is wrong about.
+    """
+    entries = []
+    with zipfile.ZipFile(archive) as wheel:
+        members = {_installed_as(name): name for name in wheel.namelist()}
+        for file in package.files:
+            if (here := _digest_at(file)) == file.digest:
+                continue
+            path = os.path.normpath(file.path)
+            tail = max((tail for tail in members if path.endswith(f"/{tail}")), key=len, default=None)
+            if here == (None if tail is None else _digest_of(wheel, members[tail], file.algorithm)):
+                actual = None if here is None else here.hex()
+                tail = tail or "/".join(file.path.parts[-2:])
+                entries.append((package.name, file.digest.hex(), tail, actual))
+    if entries:
+        folder = cache / _MISSTATED
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".{sha256}.{secrets.token_hex(4)}"
+        temporary.write_text(json.dumps(entries), "utf-8")
+        temporary.replace(folder / f"{sha256}.json")
+    return len(entries)
+
+
+def _installed_as(member: str) -> str:
+    """The end of the path that a member of a wheel gets: `x.data/purelib/a.py` becomes `a.py`."""
+    parts = member.split("/")
+    return "/".join(parts[2:] if parts[0].endswith(".data") and len(parts) > 2 else parts)
+
+
+def corrected(package: Installed, known: Misstated) -> Installed:
+    """The same package with what its archive really holds in place of what it states wrongly."""
+    if not any(name == package.name for name, _ in known):
+        return package
+    files: list[StatedFile] = []
+    for file in package.files:
+        wrong = known.get((package.name, file.digest.hex()), {})
+        path = os.path.normpath(file.path)
+        tail = next((tail for tail in wrong if path.endswith(f"/{tail}")), None)
+        if tail is None:
+            files.append(file)
+        elif (actual := wrong[tail]) is not None:
+            files.append(replace(file, digest=bytes.fromhex(actual)))
+    return replace(package, files=tuple(files))
 
 
 def wheels_in(root: Path) -> Iterator[Installed]:
@@ -259,11 +340,25 @@ def _stated_by_conda(prefix: Path, paths: Iterable[dict[str, Any]]) -> Iterator[
 
 
 def _holds(file: StatedFile) -> bool:
+    return _digest_at(file) == file.digest
+
+
+def _digest_at(file: StatedFile) -> bytes | None:
+    """Of what is there now, by the algorithm that the list uses; None where nothing can be read."""
     try:
         with file.path.open("rb") as stream:
-            digest = hashlib.new(file.algorithm)
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
+            return _digest_from(stream, file.algorithm)
     except OSError:
-        return False
-    return digest.digest() == file.digest
+        return None
+
+
+def _digest_of(wheel: zipfile.ZipFile, member: str, algorithm: str) -> bytes:
+    with wheel.open(member) as stream:
+        return _digest_from(stream, algorithm)
+
+
+def _digest_from(stream: IO[bytes], algorithm: str) -> bytes:
+    digest = hashlib.new(algorithm)
+    while chunk := stream.read(_CHUNK):
+        digest.update(chunk)
+    return digest.digest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bisect_env.errors import InfrastructureError, UsageError
@@ -95,6 +97,64 @@ class LockedPackage:
     def is_source(self) -> bool:
         """Whether installing it has to build it first."""
         return self.manager == "pip" and not self.url.partition("#")[0].endswith(".whl")
+
+
+# What a lock says goes into Dockerfiles, requirements and command lines, and may come from a database or a
+# file that somebody else wrote, from an index or a channel: nothing else than these forms gets into one.
+_FORMS = {
+    "name": re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"),
+    "version": re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+!~-]{0,199}"),
+    "build": re.compile(r"[A-Za-z0-9._+-]{0,199}"),
+    "sha256": re.compile(r"[0-9a-f]{64}"),
+    "md5": re.compile(r"([0-9a-f]{32})?"),
+    # The characters of RFC 3986 without those that mean something to a shell or in quotes.
+    "url": re.compile(r"(https?://[^/]|file:///)[A-Za-z0-9._~:/?#\[\]@!&,=%+-]{0,4000}"),
+}
+_IMAGE_FORMS = {
+    **_FORMS,
+    "name": re.compile(r"[a-z0-9][A-Za-z0-9._:/-]{0,400}"),
+    "url": re.compile(r"([a-z0-9][A-Za-z0-9._:/-]{0,400}@)?(sha256:)?[0-9a-f]{64}"),
+}
+_PYTHON = re.compile(r"(\d{1,3}(\.\d{1,5}){0,2}((a|b|rc)\d{1,3})?t?)?")
+_PLATFORM = re.compile(r"[a-z0-9]+-[a-z0-9_]+")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d))?")
+_DEPENDENCY = re.compile(r"[^\x00-\x1f\x7f]{0,1000}")
+
+
+def check_forms(
+    python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None
+) -> None:
+    """Refuse what no lock may hold. Pure.
+
+    Args:
+        python: See `Lock`.
+        platform: See `Lock`.
+        packages: See `Lock`.
+        exclude_newer: The date of source builds.
+
+    Raises:
+        ValueError: A name, version, hash or URL is not of its form; the message names it.
+    """
+    if not _PYTHON.fullmatch(python):
+        raise ValueError(f"{python!a:.80} is no version of Python")
+    if not _PLATFORM.fullmatch(platform):
+        raise ValueError(f"{platform!a:.80} is no platform")
+    if exclude_newer is not None and not _MOMENT.fullmatch(exclude_newer):
+        raise ValueError(f"{exclude_newer!a:.80} is no date")
+    for package in packages:
+        forms = {"pip": _FORMS, "conda": _FORMS, "image": _IMAGE_FORMS}.get(package.manager)
+        if forms is None:
+            raise ValueError(f"{package.manager!a:.80} is no package manager")
+        for attribute, form in forms.items():
+            value = getattr(package, attribute)
+            if not form.fullmatch(value):
+                raise ValueError(
+                    f"{value!a:.120} cannot be the {attribute} of a package"
+                    + ("" if attribute == "name" else f" ({package.name!a:.80})")
+                )
+        for words in package.dependencies:
+            if not all(_DEPENDENCY.fullmatch(word) for word in words):
+                raise ValueError(f"{words!a:.120} cannot be a dependency of {package.name}")
 
 
 @dataclass(frozen=True, slots=True)

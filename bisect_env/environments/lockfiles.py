@@ -17,7 +17,14 @@ from typing import Any
 
 import yaml
 
-from bisect_env.environments.lock import Lock, LockedPackage, LockFileError, LockResult, UnsolvableError
+from bisect_env.environments.lock import (
+    Lock,
+    LockedPackage,
+    LockFileError,
+    LockResult,
+    UnsolvableError,
+    check_forms,
+)
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials, without_passwords
 
@@ -53,12 +60,22 @@ def make_lock(
         exclude_newer: RFC 3339 date. It matters to a prefix only where something is built (what the build
             requires is resolved then), so that it is dropped where everything is a wheel.
         records: URL of a conda package to all that its channel says of it, as JSON.
+
+    Raises:
+        LockFileError: The index, or whoever else named a package, gave it a name, version, hash or URL that
+            cannot be one.
     """
     # Locks are shared, committed and stored: whoever made the packages, no password gets into one.
     public = (replace(package, url=without_credentials(package.url)) for package in packages)
     ordered = tuple(sorted(public, key=lambda p: (p.name, p.version, p.url)))
     if not any(package.is_source for package in ordered):
         exclude_newer = None
+    try:
+        check_forms(python, platform, ordered, exclude_newer)
+    except ValueError as error:
+        raise LockFileError(
+            f"there can be no such lock: {error}", remedy="see who serves, or wrote, that package"
+        ) from None
     digest = content_hash(python, platform, ordered, exclude_newer)
     text = _render(digest, python, platform, ordered, exclude_newer)
     known = tuple(records[p.url] for p in ordered if p.is_conda) if records else ()
@@ -93,31 +110,31 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
     remedy = "lock the matrix again; lock files are not edited by hand"
     try:
         data = yaml.load(text, Loader=_Loader)
-        if data["version"] != 1:
-            raise LockFileError(f"{name} has the version {data['version']!r}, not 1", remedy=remedy)
+        if not isinstance(version := data["version"], int) or version != 1:
+            raise LockFileError(f"{name} has another version than 1", remedy=remedy)
         metadata = data["metadata"]
         (platform,) = metadata["platforms"]
         custom = metadata["custom_metadata"]
         packages = [
             LockedPackage(
-                name=str(entry["name"]),
-                version=str(entry["version"]),
-                manager=str(entry["manager"]),
-                url=str(entry["url"]),
-                sha256=str(entry["hash"]["sha256"]),
-                build=str(entry.get("build") or ""),
-                md5=str(entry["hash"].get("md5") or ""),
-                dependencies=tuple((str(n), str(v)) for n, v in entry.get("dependencies", {}).items()),
+                name=_text(entry["name"]),
+                version=_text(entry["version"]),
+                manager=_text(entry["manager"]),
+                url=_text(entry["url"]),
+                sha256=_text(entry["hash"]["sha256"]),
+                build=_text(entry.get("build") or ""),
+                md5=_text(entry["hash"].get("md5") or ""),
+                dependencies=tuple((_text(n), _text(v)) for n, v in entry.get("dependencies", {}).items()),
             )
             for entry in data["package"]
         ]
-        stated = str(metadata["content_hash"][platform])
-        lock = make_lock(str(custom[_PYTHON]), str(platform), packages, custom.get(_EXCLUDE_NEWER))
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LockFileError(f"{name} is not a lock of ours: {error!r}", remedy=remedy) from error
+        stated = _text(metadata["content_hash"][platform])
+        lock = make_lock(_text(custom[_PYTHON]), _text(platform), packages, _date(custom))
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise LockFileError(f"{name} is not a lock of ours: {error!r:.300}", remedy=remedy) from error
     if lock.content_hash != stated:
         raise LockFileError(
-            f"{name} was changed: its content has the hash {lock.content_hash[:12]}, it says {stated[:12]}",
+            f"{name} was changed: its content has the hash {lock.content_hash[:12]}, it says {stated[:12]!a}",
             remedy=remedy,
         )
     return lock
@@ -126,8 +143,19 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
 def build_date(lock: Lock) -> str | None:
     """The date as of which build requirements are resolved (RFC 3339), if the lock has one."""
     custom = yaml.load(lock.text, Loader=_Loader)["metadata"]["custom_metadata"]
+    return _date(custom)
+
+
+def _date(custom: Mapping[str, Any]) -> str | None:
     date = custom.get(_EXCLUDE_NEWER)
-    return None if date is None else str(date)
+    return None if date is None else _text(date)
+
+
+def _text(value: object) -> str:
+    # Not `str`: aliases in YAML make lists that are endless once they are written.
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where a text should be")
+    return value
 
 
 def _channels(packages: Iterable[LockedPackage]) -> list[str]:

@@ -17,8 +17,10 @@ import io
 import json
 import os
 import secrets
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,7 +37,18 @@ from bisect_env.environments import (
     validation,
 )
 from bisect_env.environments.bundle import Bundle
-from bisect_env.environments.cache import MARKER, Lease, archives, damage, drop_damaged_archives, evict, hold
+from bisect_env.environments.cache import (
+    MARKER,
+    Lease,
+    archive_label,
+    archives,
+    damage,
+    drop_damaged_archives,
+    evict,
+    hold,
+    normal_label,
+)
+from bisect_env.environments.download import obtain
 from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, remember
 from bisect_env.environments.interpreters import (
     Interpreter,
@@ -339,7 +352,7 @@ class _Builder:
         """Where the prefix that is to be replaced was written to, its archives share the damage."""
         if not (self.final / MARKER).exists():
             return
-        damaged = [name for name, files in damage(self.final) if files]
+        damaged = [name for name, files in damage(self.final, cache=self.cache) if files]
         if damaged:
             self.notes.append(
                 f"the environment {self.lock.content_hash[:12]} was changed since it was made "
@@ -393,7 +406,9 @@ class _Builder:
         for attempt in ("from the cache", "from fresh archives"):
             with self._archives():
                 base = self._fill(place, interpreter)
-            damaged = [name for name, files in damage(place, memory=self.cache / "verified") if files]
+            damaged = self._damaged(place)
+            if damaged and self._hold_against_archives(place, damaged):
+                damaged = self._damaged(place)
             if not damaged:
                 self._compare(validation.held_by(place))
                 if keys:
@@ -405,13 +420,42 @@ class _Builder:
                         remember(place, self.final, self.cache, keys, self.lock.packages, base)
                 self._write_lock(place)
                 return integrity.snapshot(place, ignore=(MARKER,), protect=True)
-            text = f"files of {', '.join(damaged)} are not what the package lists, installed {attempt}"
+            text = f"files of {', '.join(damaged)} are not what the archive holds, installed {attempt}"
             integrity.remove_tree(place)
             if attempt == "from fresh archives":
                 raise UnbuildableError(text, transient=True)
             self.notes.append(f"{text}: fetched again")
             self._drop_archives()
         raise AssertionError("the second attempt ends one way or the other")
+
+    def _damaged(self, place: Path) -> list[str]:
+        return [name for name, files in damage(place, cache=self.cache, remember=True) if files]
+
+    def _hold_against_archives(self, place: Path, names: Collection[str]) -> bool:
+        """Compare wheels that disagree with their own lists with their archives; whether any list was wrong.
+
+        The archive is fetched once more for it: installers keep what was in it, and not the archive.
+        """
+        wheels = {archive_label(package): package for package in self._wheels() if not package.is_source}
+        found = False
+        for installed in integrity.packages_in(place):
+            package = wheels.get(normal_label(installed.name)) if installed.name in names else None
+            if package is None or not installed.readable:
+                continue
+            try:
+                with tempfile.TemporaryDirectory(prefix=".wheel-", dir=self.folder) as folder:
+                    archive = obtain(package, Path(folder))
+                    wrong = integrity.note_misstated(self.cache, package.sha256, archive, installed)
+            except (UnbuildableError, zipfile.BadZipFile) as error:
+                self.notes.append(f"{installed.name} could not be compared with its archive: {error}")
+                continue
+            if wrong:
+                found = True
+                self.notes.append(
+                    f"{installed.name} states wrong hashes of {wrong} of its own files; they were compared with "
+                    "the archive, whose hash is in the lock"
+                )
+        return found
 
     @contextlib.contextmanager
     def _archives(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from bisect_env.matrix.scalars import package_of
 from bisect_env.matrix.schema import (
     Axis,
     DateAxis,
+    EnvironmentAxis,
     PackageAxis,
     Packages,
     Rule,
@@ -64,7 +65,7 @@ def listed_values(axis: Axis) -> tuple[str, ...] | None:
         if isinstance(axis.versions, str):
             return None
         return tuple(sorted(axis.versions, key=lambda version: order_key(version, axis.manager)))
-    return axis.values if isinstance(axis, ValueAxis) else axis.expanded
+    return axis.values if isinstance(axis, ValueAxis | EnvironmentAxis) else axis.expanded
 
 
 def cross_checks(parts: Parts, lines: Mapping[Path, int]) -> list[Problem]:
@@ -114,6 +115,9 @@ def _axes_among_themselves(parts: Parts) -> Iterator[Finding]:
                 )
         elif isinstance(axis, DateAxis):
             dates.append(name)
+    whole = [name for name, axis in parts.axes.items() if isinstance(axis, EnvironmentAxis)]
+    for name in whole[1:]:
+        yield ("axes", name), f"the axes {whole[0]!r} and {name!r} are both environments; merge them into one"
     for name in dates[1:]:
         yield ("axes", name), f"the axes {dates[0]!r} and {name!r} are both dates; keep one"
     if parts.engine == "conda-lock" and (dates or parts.has_exclude_newer):
@@ -132,6 +136,7 @@ def _packages_and_axes(parts: Parts) -> Iterator[Finding]:
     by_package = {
         package_of(axis.package): name for name, axis in parts.axes.items() if isinstance(axis, PackageAxis)
     }
+    yield from _whole_environments(parts, parts.packages, by_package)
     for manager, requirements in (("pypi", parts.packages.pypi), ("conda", parts.packages.conda)):
         seen: dict[str, int] = {}
         for i, requirement in enumerate(requirements):
@@ -148,6 +153,32 @@ def _packages_and_axes(parts: Parts) -> Iterator[Finding]:
             yield ("packages", manager, i), text
 
 
+def _whole_environments(parts: Parts, packages: Packages, by_package: Mapping[str, str]) -> Iterator[Finding]:
+    """Each package of an environment axis stands once, and nowhere else."""
+    elsewhere = {package_of(text) for text in (*packages.pypi, *packages.conda)}
+    for axis, found in parts.axes.items():
+        if not isinstance(found, EnvironmentAxis):
+            continue
+        for name, one in found.environments.items():
+            for manager, texts in (("pypi", one.pypi), ("conda", one.conda)):
+                seen: set[str] = set()
+                for i, text in enumerate(texts):
+                    package = package_of(text)
+                    where = (
+                        f"the axis {by_package[package]!r}"
+                        if package in by_package
+                        else "`packages`"
+                        if package in elsewhere
+                        else "this environment"
+                        if package in seen
+                        else ""
+                    )
+                    seen.add(package)
+                    if where:
+                        text = f"{text!r} is about a package that {where} names too; remove one"
+                        yield ("axes", axis, "environments", name, manager, i), text
+
+
 def _channels(parts: Parts) -> Iterator[Finding]:
     if parts.has_channels:
         return
@@ -155,6 +186,9 @@ def _channels(parts: Parts) -> Iterator[Finding]:
     for name, axis in parts.axes.items():
         if isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA:
             yield ("axes", name, "manager"), f"the axis {name!r} {text}"
+            return
+        if isinstance(axis, EnvironmentAxis) and any(one.conda for one in axis.environments.values()):
+            yield ("axes", name, "environments"), f"the axis {name!r} {text}"
             return
     if parts.packages is not None and parts.packages.conda:
         yield ("packages", "conda"), f"{parts.packages.conda[0]!r} {text}"

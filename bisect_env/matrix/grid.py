@@ -70,6 +70,8 @@ class AxisKind(StrEnum):
     """A value handed to the script; the environment stays the same."""
     DATE = "date"
     """The day as of which everything not pinned is resolved."""
+    ENVIRONMENT = "environment"
+    """A whole list of packages, such as what a lock of another tool says."""
 
 
 class Direction(StrEnum):

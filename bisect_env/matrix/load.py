@@ -25,6 +25,7 @@ from bisect_env.matrix.schema import (
     ContainerExecutor,
     DateAxis,
     DateRange,
+    EnvironmentAxis,
     MatrixFile,
     PackageAxis,
     Packages,
@@ -34,6 +35,7 @@ from bisect_env.matrix.schema import (
     TargetRule,
     Trial,
     ValueAxis,
+    WholeEnvironment,
     fill,
     variable,
 )
@@ -263,6 +265,8 @@ _KEYS_AT: dict[str, tuple[str, ...]] = {
     "axes.package-axis": _keys(PackageAxis),
     "axes.value-axis": _keys(ValueAxis),
     "axes.date-axis": _keys(DateAxis),
+    "axes.environment-axis": _keys(EnvironmentAxis),
+    "environments": _keys(WholeEnvironment),
     "dates": _keys(DateRange),
     "packages": _keys(Packages),
     "solver": _keys(Solver),
@@ -417,6 +421,8 @@ def _leave_out_later_keys(content: dict[str, Any]) -> None:
         del content["solver"]["engine"]
     if content["trial"].get("repeat_within") == 1:
         del content["trial"]["repeat_within"]
+    if not content["trial"]["allow_host"]:
+        del content["trial"]["allow_host"]
     if content["executor"] is None:
         del content["executor"]
     if not content["trial"]["bad"]["signature"]:

@@ -226,14 +226,49 @@ class DateAxis(StrictModel):
         return tuple(sorted(self.dates, key=cutoff))
 
 
+class WholeEnvironment(StrictModel):
+    """One value of an environment axis: packages that stand in it, beside those of the file."""
+
+    python: VersionText | None = Field(
+        default=None, description="Version of Python; with conda, name it among the packages instead."
+    )
+    pypi: tuple[PypiRequirement, ...] = Field(default=(), description="Requirements such as 'numpy==2.2.6'.")
+    conda: tuple[CondaSpec, ...] = Field(default=(), description="Specs such as 'numpy ==2.2.6 py312_0'.")
+
+
+class EnvironmentAxis(StrictModel):
+    """An axis whose values are whole lists of packages, such as two locks between which something broke."""
+
+    environments: Annotated[dict[Value, WholeEnvironment], Field(min_length=1)] = Field(
+        description="Name to {python, pypi, conda}, in their order; `bisect-env between` writes such an axis."
+    )
+    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad ones may lie.")
+
+    @property
+    def kind(self) -> AxisKind:
+        """Always `AxisKind.ENVIRONMENT`."""
+        return AxisKind.ENVIRONMENT
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The names, in their order."""
+        return tuple(self.environments)
+
+
 _NEITHER = "neither"
 _TELLING_KEYS = (
     ("package", "package-axis"),
     ("values", "value-axis"),
     ("dates", "date-axis"),
+    ("environments", "environment-axis"),
     ("versions", "package-axis"),
 )
-_TAGS: dict[type, str] = {PackageAxis: "package-axis", ValueAxis: "value-axis", DateAxis: "date-axis"}
+_TAGS: dict[type, str] = {
+    PackageAxis: "package-axis",
+    ValueAxis: "value-axis",
+    DateAxis: "date-axis",
+    EnvironmentAxis: "environment-axis",
+}
 
 
 def _axis_kind(value: Any) -> str:
@@ -250,11 +285,13 @@ def _axis_kind(value: Any) -> str:
 Axis = Annotated[
     Annotated[PackageAxis, Tag("package-axis")]
     | Annotated[ValueAxis, Tag("value-axis")]
-    | Annotated[DateAxis, Tag("date-axis")],
+    | Annotated[DateAxis, Tag("date-axis")]
+    | Annotated[EnvironmentAxis, Tag("environment-axis")],
     Discriminator(
         _axis_kind,
         custom_error_type="axis_kind",
-        custom_error_message="an axis needs one of `package` with `versions`, `values`, or `dates`; add one",
+        custom_error_message="an axis needs one of `package` with `versions`, `values`, `dates`, or "
+        "`environments`; add one",
     ),
 ]
 
@@ -387,6 +424,15 @@ class Trial(StrictModel):
     )
     env: dict[EnvName, Value] = Field(default_factory=dict, description="Environment variables to add.")
     gpus: int = Field(default=0, ge=0, le=64, description="GPUs that one trial needs.")
+    allow_host: Annotated[
+        tuple[Text, ...],
+        BeforeValidator(_text_is_one),
+        WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
+    ] = Field(
+        default=(),
+        description="Programs that are meant to be the host's, such as [make]: names or paths. Any other "
+        "program of `command` has to be the environment's; shells may always be the host's.",
+    )
     bad: TargetRule = Field(default_factory=TargetRule, description="Which failures count as bad.")
 
     @model_validator(mode="after")
@@ -610,6 +656,13 @@ class Search(StrictModel):
     min_crash_rate: float = Field(
         default=0.02, gt=0, le=1, description="Failure rates below this need not be found."
     )
+    crash_rate: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="About how often it fails where it does, if that is known: 1 for always. The search "
+        "starts from it, and goes by what it sees.",
+    )
     max_trials: int = Field(default=5000, ge=1, description="Trials after which the search gives up.")
     budget: Seconds | None = Field(
         default=None, description="Wall-clock time after which it gives up: seconds, or a text like 2h."
@@ -700,7 +753,9 @@ class MatrixFile(StrictModel):
         """Whether environments are conda's: Python then comes from there, too."""
         axes = self.axes.values()
         return bool(self.packages.conda) or any(
-            isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA for axis in axes
+            (isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA)
+            or (isinstance(axis, EnvironmentAxis) and any(one.conda for one in axis.environments.values()))
+            for axis in axes
         )
 
 

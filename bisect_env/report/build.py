@@ -43,6 +43,7 @@ from bisect_env.report.model import (
     TimedBuild,
     TimedTrial,
     TimelineReport,
+    TracedReport,
     TrialCounts,
     is_called_bad,
 )
@@ -59,6 +60,7 @@ from bisect_env.storage.records import (
     BUILT,
     EXPLAINED,
     TARGET,
+    TRACED,
     CombinationState,
     CombinationStatus,
     Counts,
@@ -439,6 +441,10 @@ def build_report(
         verdict, [axis.model_dump() for axis in axes], _outcome_at(verdict.get("first_bad"), counts, failures)
     )
     steady = stability(trials)
+    traced = _traced(decisions)
+    if traced is not None:
+        # That the one environment is bad and the other is not was only the first step.
+        verdict["sentence"] = traced.sentence
     return Report(
         study=StudyInfo(
             id=study.id,
@@ -482,6 +488,7 @@ def build_report(
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
         difference=difference,
         explanation=_explanation(decisions),
+        traced=traced,
         reproduce=steps(study, axes, verdict, lock),
     )
 
@@ -602,6 +609,11 @@ def _failure(group: FailureGroup, example: WholeTrial) -> FailureReport:
 def _explanation(decisions: Sequence[Decision]) -> ExplanationReport | None:
     found = [decision.payload for decision in decisions if decision.kind == EXPLAINED]
     return ExplanationReport.model_validate(found[-1]) if found else None
+
+
+def _traced(decisions: Sequence[Decision]) -> TracedReport | None:
+    found = [decision.payload for decision in decisions if decision.kind == TRACED]
+    return TracedReport.model_validate(found[-1]) if found else None
 
 
 def _target(decisions: Sequence[Decision]) -> str:

@@ -146,6 +146,20 @@ class ExplanationReport(Frozen):
     unsolvable: int = 0
 
 
+class TracedReport(Frozen):
+    """Where the difference of two environments led: what `bisect-env between` found out.
+
+    Attributes:
+        sentence: The whole answer in one sentence.
+        study: Id of the study of the culprit's releases, "" where there is none.
+        releases: What that study says, in one sentence.
+    """
+
+    sentence: str
+    study: str = ""
+    releases: str = ""
+
+
 class AnswerReport(Frozen):
     """An answer whose probability is followed.
 
@@ -466,6 +480,7 @@ class Report(Frozen):
         machines: On which classes of machines trials ran.
         difference: Packages that differ between last good and first bad; None without both.
         explanation: Which of them carry the failure; None until `bisect-env explain` was asked.
+        traced: Where that led, in studies that `bisect-env between` began.
         reproduce: How to see the failure again.
     """
 
@@ -487,6 +502,7 @@ class Report(Frozen):
     machines: tuple[MachineReport, ...] = ()
     difference: DifferenceReport | None = None
     explanation: ExplanationReport | None = None
+    traced: TracedReport | None = None
     reproduce: tuple[StepReport, ...] = ()
 
     @property

@@ -99,7 +99,7 @@ def told_origins(origins: Sequence[_Origin]) -> str:
 Axes = Sequence[Mapping[str, Any]]
 """The study's axes: `name`, `kind`, `direction`, `values` in ascending order."""
 
-_NOUN = {"package": "version", "value": "value", "date": "day"}
+_NOUN = {"package": "version", "value": "value", "date": "day", "environment": "one"}
 _VERB = {
     "crash": "crashed",
     "hang": "hung",

@@ -262,6 +262,9 @@ def ends(report: Report) -> list[tuple[str, str]]:
         found.append(("assumed, not tried", taken))
     if report.explanation is not None:
         found.append(("explained", clean(report.explanation.sentence)))
+    if report.traced is not None and report.traced.study:
+        releases = f"{clean(report.traced.releases)} (study {report.traced.study[:SHORT_ID]})"
+        found.append(("its releases", releases))
     return found
 
 

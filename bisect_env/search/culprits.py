@@ -124,6 +124,7 @@ class CulpritSearch:
         weights: How likely each change is a culprit before any trial, up to a factor.
         confidence: Posterior at which the search ends.
         min_rate: The smallest crash rate that is looked for.
+        stated_rate: How often the bad end fails, if the user says so.
 
     Attributes:
         counts: Bad trials and trials of each hybrid tried.
@@ -137,13 +138,14 @@ class CulpritSearch:
     weights: Sequence[float] = ()
     confidence: float = 0.95
     min_rate: float = 0.02
+    stated_rate: float | None = None
     counts: dict[Changes, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError("there is nothing to search among no changes")
         self._everything: Changes = frozenset(range(self.size))
-        self._grid = RateGrid.default(self.min_rate)
+        self._grid = RateGrid.default(self.min_rate, self.stated_rate)
         self._feasible: dict[Changes, bool] = {}
         self._built: set[Changes] = set()
         self._hypotheses = _hypotheses(self.size, self.weights or [1.0] * self.size)

@@ -33,6 +33,7 @@ class Knowledge:
         groups: For each cell the cell that stands for it (combinations with one measurement share a group),
             missing for cells that cannot be run.
         min_rate: Smallest crash rate that is looked for.
+        stated_rate: How often it fails where it does, if the user says so.
         nothing: Prior of *never bad*; None leaves what the space gives it.
         any_of: Whether one answer may name several causes that suffice each.
         stray: Prior of each share of combinations that are bad for a reason that the answer is not about.
@@ -45,6 +46,7 @@ class Knowledge:
         groups: Mapping[Index, Index],
         *,
         min_rate: float,
+        stated_rate: float | None = None,
         nothing: float | None,
         any_of: bool,
         stray: Mapping[float, float] | None,
@@ -60,7 +62,7 @@ class Knowledge:
         # Which hypotheses change along each axis as its direction says; None where all do.
         self._plain: NDArray[np.bool_] | None = None
         self._looked_at: tuple[Histories, list[Index], HypothesisSpace, NDArray[np.bool_]] | None = None
-        self.rates = RateGrid.default(min_rate)
+        self.rates = RateGrid.default(min_rate, stated_rate)
         shares = None
         if stray is not None:
             self.rates, shares = with_strays(self.rates, stray)

@@ -75,6 +75,7 @@ class Question(Knowledge):
             grid,
             groups,
             min_rate=self.settings.min_crash_rate,
+            stated_rate=self.settings.crash_rate,
             nothing=nothing,
             any_of=any_of,
             stray=stray,

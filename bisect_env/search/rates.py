@@ -41,6 +41,11 @@ _LEAST_BACKGROUND = 0.1
 _NO_BACKGROUND = 0.3
 _DETERMINISTIC = 0.35
 _SPREADS = {0.0: 0.4, 0.35: 0.3, 0.7: 0.3}
+# Somebody who says how often it fails has mostly seen that, and may be wrong: typical rates near the stated
+# one get most of the prior (log-normally: half and double are near), others keep a tenth of their share.
+_STATED_SPREAD = 0.7
+_STATED_DOUBT = 0.1
+_SAID_CERTAIN, _SAID_UNCERTAIN = 0.8, 0.05
 _POINTS = 14
 
 
@@ -66,11 +71,12 @@ class RateGrid:
     joint: FloatArray
 
     @classmethod
-    def default(cls, min_rate: float = 0.02) -> RateGrid:
+    def default(cls, min_rate: float = 0.02, stated: float | None = None) -> RateGrid:
         """Rates from `min_rate` to 1, equally likely on a log scale, with extra weight on exactly 1.
 
         Args:
             min_rate: The smallest crash rate that is looked for, in (0, 1).
+            stated: About how often it fails where it does, if the user says so.
         """
         points = np.geomspace(min_rate, 1.0, _POINTS)
         # No cell fails more rarely than what is looked for: such a cell could not be told from a good one.
@@ -84,8 +90,14 @@ class RateGrid:
             floors = [0.0] if sigma == 0 else np.unique(floor_at).tolist()
             columns += [(m, sigma, share / len(typical), floor) for m in typical for floor in floors]
         m, spread, weight, floor = (np.array(column) for column in zip(*columns, strict=True))
-        certain = _DETERMINISTIC * ((m == 1) & (spread == 0))
-        weight = (1 - _DETERMINISTIC) * weight / sum(_SPREADS.values()) + certain
+        share = _DETERMINISTIC
+        if stated is not None:
+            share = _SAID_CERTAIN if stated == 1 else _SAID_UNCERTAIN
+            near = np.exp(-0.5 * (np.log(m / stated) / _STATED_SPREAD) ** 2)
+            believed = weight * (_STATED_DOUBT + (1 - _STATED_DOUBT) * near)
+            weight = believed * weight.sum() / believed.sum()
+        certain = share * ((m == 1) & (spread == 0))
+        weight = (1 - share) * weight / sum(_SPREADS.values()) + certain
         fits = (spread == 0)[:, None] | (floor[:, None] == floor_at)
         joint = np.where(fits & (m[:, None] >= 2 * p0), weight[:, None] * p0_prior, 0.0)
         used = joint.sum(axis=1) > 0

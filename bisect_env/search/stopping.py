@@ -31,11 +31,13 @@ class SearchSettings:
         confidence: Posterior that the answer must hold.
         min_crash_rate: Smallest crash rate that is looked for.
         max_trials: Counted trials after which the search ends whatever is known.
+        crash_rate: About how often it fails where it does, if the user says so.
     """
 
     confidence: float = 0.95
     min_crash_rate: float = 0.02
     max_trials: int = 5000
+    crash_rate: float | None = None
 
 
 def quantile(values: FloatArray, chances: FloatArray, share: float) -> float:

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from sqlalchemy import URL, Connection, Engine, insert, select
+from sqlalchemy import URL, Column, Connection, Engine, MetaData, String, Table, insert, inspect, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
 
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage.tables import METADATA, SCHEMA_VERSION, MetaRow
+from bisect_env.storage.values import DamageError, read_json
 
 # --------------------------------------------------------------------------------------------------
 # What goes wrong with a database, in words for people.
@@ -110,6 +108,12 @@ def storage_error(shown: str, error: DBAPIError) -> StorageError:
             return StorageError(f"the database {shown} {what}", tried=f"{error.orig}", remedy=remedy)
     if found := _of_server(shown, error):
         return found
+    if "Could not decode to UTF-8" in str(error.orig):
+        return StorageError(
+            f"the database {shown} is damaged: it holds text that is not UTF-8",
+            tried=f"{error.orig}",
+            remedy="another program changed it: take it from a backup, or " + ANOTHER,
+        )
     if "no such table" in str(error.orig) or "no such column" in str(error.orig):
         return StorageError(
             f"the database {shown} lacks a part that it should have",
@@ -132,11 +136,11 @@ def speaking(shown: str) -> Iterator[None]:
         raise
     except DBAPIError as error:
         raise storage_error(shown, error) from error
-    except json.JSONDecodeError as error:
+    except DamageError as damage:
         raise StorageError(
-            f"the database {shown} holds JSON that cannot be read ({error})",
+            f"the database {shown} is damaged: {damage.where}, column {damage.column}: {damage.why}",
             remedy="another program changed it: take it from a backup, or " + ANOTHER,
-        ) from error
+        ) from damage
 
 
 # --------------------------------------------------------------------------------------------------
@@ -318,7 +322,15 @@ def drop(connection: Connection) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Alembic, driven from inside: the connection and its transaction are the caller's.
+# Revisions. Only an upgrade needs Alembic; what it would say of a database is one SELECT.
+
+MIGRATIONS = "bisect_env.storage:migrations"
+"""Where the revisions are."""
+
+VERSIONS = Table(
+    "alembic_version", MetaData(), Column("version_num", String(32), primary_key=True, nullable=False)
+)
+"""Alembic's own table, as Alembic makes it."""
 
 
 def revision_of(version: int) -> str:
@@ -326,27 +338,22 @@ def revision_of(version: int) -> str:
     return f"{version:04d}"
 
 
-def current(connection: Connection) -> str | None:
-    """The revision that the version table names; None without one."""
-    return MigrationContext.configure(connection).get_current_revision()
+def revisions(connection: Connection) -> list[str]:
+    """What the version table names: one revision, unless somebody changed it; none without the table."""
+    if not inspect(connection).has_table(VERSIONS.name):
+        return []
+    return sorted(str(found) for found in connection.execute(select(VERSIONS.c.version_num)).scalars())
 
 
-def stamp(connection: Connection, version: int) -> None:
-    """Write down that a database has a schema, without doing anything else."""
-    command.stamp(_config(connection), revision_of(version))
+def to_head(connection: Connection) -> None:
+    """Run every revision that the database has not had; the connection's transaction is the caller's."""
+    # Here: it takes longer to import than most commands take, and only upgrades need it.
+    from alembic import command
+    from alembic.config import Config
 
-
-def to_head(connection: Connection, version: int) -> None:
-    """Run every revision after a schema; the first schema had no version table."""
-    if current(connection) is None and version:
-        stamp(connection, version)
-    command.upgrade(_config(connection), revision_of(SCHEMA_VERSION))
-
-
-def _config(connection: Connection) -> Config:
     config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", "bisect_env.storage:migrations")
-    return config
+    config.set_main_option("script_location", MIGRATIONS)
+    command.upgrade(config, "head")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -358,12 +365,10 @@ CREATED_BY = "bisect-env"
 
 def make_schema(connection: Connection) -> None:
     """Make every table and view in an empty database, in the transaction that is given."""
-    # Here, because reading and going on need no Alembic.
-    # RECUT-EMPTY
-
     METADATA.create_all(connection)
     make_views(connection)
-    stamp(connection, SCHEMA_VERSION)
+    VERSIONS.create(connection)
+    connection.execute(insert(VERSIONS).values(version_num=revision_of(SCHEMA_VERSION)))
     facts = {"schema": str(SCHEMA_VERSION), "created_by": f"{CREATED_BY} {version('bisect-env')}"}
     connection.execute(insert(MetaRow), [{"name": name, "value": value} for name, value in facts.items()])
 
@@ -439,6 +444,7 @@ READING = "bisect_env_reading"
 
 ENGINE_OPTIONS: dict[str, Any] = {
     "json_serializer": partial(json.dumps, ensure_ascii=False, allow_nan=False),
+    "json_deserializer": read_json,
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import stat
 import zlib
@@ -23,8 +24,11 @@ from bisect_env.storage.tables import BlobRow
 
 INLINE = 16 * 1024
 """Compressed bytes up to which a content lies in the database, where it costs no file."""
+LARGEST = 64 * 1024 * 1024
+"""Bytes of one content: a core file of a CUDA process does not belong into a database."""
 SUFFIX = ".artefacts"
 """Of the directory beside a SQLite file."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def put(session: Session, folder: Path | None, content: bytes) -> str:
@@ -62,24 +66,49 @@ def put(session: Session, folder: Path | None, content: bytes) -> str:
 def get(row: BlobRow, folder: Path | None) -> bytes | None:
     """A content; None when it was collected.
 
+    It is unpacked to the size that its row says and not a byte further, and that size is held to what we
+    would store: four megabytes that others wrote may unpack to four gigabytes.
+
     Raises:
-        StorageError: It is gone, or not what its hash says.
+        StorageError: It is gone, or not what its hash and its size say.
     """
+    digest: object = row.content_hash
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise _broken("?", "its hash is none")
     if row.collected:
         return None
+    size: object = row.size
+    if not isinstance(size, int) or not 0 <= size <= LARGEST:
+        raise _broken(digest, f"a size of {size!r:.40} is none")
     packed = row.data
     if packed is None:
-        try:
-            packed = path_of(folder or Path(), row.content_hash).read_bytes()
-        except OSError as error:
-            raise _broken(row.content_hash, error.strerror or str(error)) from error
+        packed = _read(path_of(folder or Path(), row.content_hash), row.content_hash)
+    if not isinstance(packed, bytes):
+        raise _broken(row.content_hash, "it is no binary data")
+    unpacker = zlib.decompressobj()
     try:
-        content = zlib.decompress(packed)
+        # One byte more than there should be: zero would mean without a limit.
+        content = unpacker.decompress(packed, row.size + 1)
     except zlib.error as error:
         raise _broken(row.content_hash, str(error)) from error
+    if len(content) != row.size or not unpacker.eof:
+        raise _broken(row.content_hash, f"it does not unpack to the {row.size} bytes that its row says")
     if hashlib.sha256(content).hexdigest() != row.content_hash:
         raise _broken(row.content_hash, "its content has changed")
     return content
+
+
+def _read(path: Path, digest: str) -> bytes:
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            # A pipe would wait for ever, and a link leads to somebody's file.
+            raise _broken(digest, "there is no regular file")
+        if status.st_size > 2 * LARGEST:
+            raise _broken(digest, f"its file has {status.st_size} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise _broken(digest, error.strerror or str(error)) from error
 
 
 def path_of(folder: Path, digest: str) -> Path:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, func, inspect, select, update
+from sqlmodel import Session
+from sqlmodel import select as select_rows
 
 from bisect_env.errors import StorageError
-from bisect_env.storage import backend
+from bisect_env.storage import backend, rows
 from bisect_env.storage.backend import ANOTHER, speaking
 from bisect_env.storage.connect import open_any_schema, open_database
-from bisect_env.storage.tables import METADATA, SCHEMA_VERSION, MetaRow
+from bisect_env.storage.tables import (
+    METADATA,
+    SCHEMA_VERSION,
+    CombinationRow,
+    DecisionRow,
+    LockRow,
+    MetaRow,
+    PackageRow,
+    StudyRow,
+    TrialRow,
+)
+from bisect_env.storage.values import DamageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +68,9 @@ def upgrade(reference: str | None) -> Upgrade:
                 if before == SCHEMA_VERSION:
                     return Upgrade(database.shown, before, before)
                 backend.check_upgradable(before, database.shown)
+                _refuse_other_revision(connection, before, database.shown)
                 backend.drop(connection)
-                backend.to_head(connection, before)
+                backend.to_head(connection)
                 backend.make_views(connection)
                 connection.execute(
                     update(MetaRow)
@@ -65,6 +81,16 @@ def upgrade(reference: str | None) -> Upgrade:
             return Upgrade(database.shown, before, SCHEMA_VERSION)
     finally:
         database.engine.dispose()
+
+
+def _refuse_other_revision(connection: Connection, version: int, shown: str) -> None:
+    wanted, found = backend.revision_of(version), backend.revisions(connection)
+    if found != [wanted]:
+        raise StorageError(
+            f"the database {shown} says that it has schema {version}, and its version table names "
+            f"{' and '.join(map(ascii, found)) or 'no revision'}; it was not upgraded",
+            remedy="another program changed it: take it from a backup, or " + ANOTHER,
+        )
 
 
 def _refuse_dangling(connection: Connection, shown: str) -> None:
@@ -84,7 +110,8 @@ def problems(reference: str | None) -> tuple[str, list[str]]:
     database = open_database(reference, read_only=True)
     try:
         with speaking(database.shown), database.reader.connect() as connection:
-            return database.shown, _problems(connection)
+            found = _problems(connection)
+            return database.shown, found or _damages(connection)
     finally:
         database.engine.dispose()
 
@@ -102,11 +129,45 @@ def _problems(connection: Connection) -> list[str]:
     missing = sorted(set(METADATA.tables) - set(here.get_table_names()))
     missing += sorted(set(backend.NAMES) - set(here.get_view_names()))
     found += [f"{name} is missing" for name in missing]
-    revision = backend.current(connection)
-    if revision != backend.revision_of(SCHEMA_VERSION):
-        found.append(
-            f"the version table names revision {revision}, not {backend.revision_of(SCHEMA_VERSION)}"
-        )
+    revisions, wanted = backend.revisions(connection), backend.revision_of(SCHEMA_VERSION)
+    if revisions != [wanted]:
+        named = " and ".join(ascii(revision) for revision in revisions) or "no revision"
+        found.append(f"the version table names {named}, not {wanted}")
+    return found
+
+
+_NAMED = 10
+"""Damaged rows of a table that are named."""
+
+
+def _damages(connection: Connection) -> list[str]:
+    """Rows that do not hold what we write; logs are not read."""
+    found: list[str] = []
+    with Session(connection) as session:
+        keys = {row.id: row.key for row in session.exec(select_rows(CombinationRow))}
+        packages: defaultdict[str, list[PackageRow]] = defaultdict(list)
+        for package in session.exec(select_rows(PackageRow)):
+            packages[package.lock_hash].append(package)
+        looks: list[tuple[Any, Callable[[Any], object]]] = [
+            (StudyRow, rows.study_of),
+            (LockRow, lambda row: rows.lock_of(row, packages[row.content_hash])),
+            (CombinationRow, rows.combination_of),
+            (TrialRow, lambda row: rows.stored_trial(row, keys.get(row.combination_id, ""))),
+            (DecisionRow, rows.decision_of),
+        ]
+        for table, look in looks:
+            damaged: list[str] = []
+            for row in session.exec(select_rows(table).execution_options(yield_per=1000)):
+                try:
+                    look(row)
+                except DamageError as damage:
+                    damaged.append(f"damaged: {damage.where}, column {damage.column}: {damage.why}")
+                except StorageError as error:
+                    damaged.append(f"damaged: {error.what}")
+                if len(damaged) >= _NAMED:
+                    damaged.append(f"and perhaps more of {table.__tablename__}")
+                    break
+            found += damaged
     return found
 
 

@@ -82,7 +82,10 @@ def counts(session: Session, study_id: str) -> dict[Combination, Counts]:
         for key, evidence, outcome, number in session.exec(query):
             said = (member(Evidence, evidence, where), member(Outcome, outcome, where))
             gathered.setdefault(key, Counter())[said] += number
-    return {Combination.from_key(key): Counts(dict(by_outcome)) for key, by_outcome in gathered.items()}
+    where = f"study {study_id}"
+    return {
+        rows.combination_from(key, where): Counts(dict(by_outcome)) for key, by_outcome in gathered.items()
+    }
 
 
 def failure_groups(study_id: str) -> Any:
@@ -119,7 +122,7 @@ def failures(session: Session, study_id: str) -> list[FailureGroup]:
     )
     return [
         FailureGroup(
-            signature=row.signature,
+            signature=rows.text_of(row.signature, f"trial {row.trial_id}", "signature"),
             outcome=member(Outcome, row.outcome, f"trial {row.trial_id}"),
             evidence=member(Evidence, row.evidence, f"trial {row.trial_id}"),
             trials=row.number,
@@ -154,4 +157,10 @@ def machines(session: Session, study_id: str) -> list[Machine]:
         .where(TrialRow.evidence != Evidence.VOID.value)
         .distinct()
     )
-    return sorted((Machine(*found) for found in session.exec(query)), key=str)
+    where = f"a trial of study {study_id}"
+    columns = ("cpu", "gpu_model", "driver")
+    found = [
+        Machine(*(rows.text_of(value, where, column) for value, column in zip(values, columns, strict=True)))
+        for values in session.exec(query)
+    ]
+    return sorted(found, key=str)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from bisect_env.errors import UsageError
@@ -80,7 +83,16 @@ def _pattern(value: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Questions in SQL, which the database itself keeps from writing anything.
+# Questions in SQL, which the database itself keeps from writing anything, and from going on for ever.
+
+TIMEOUT = 30.0
+"""Seconds that a question may take unless the user gives it more."""
+MEMORY = 256 * 2**20
+"""Bytes that SQLite may take for a question, and that its rows may take here."""
+_LONGEST_VALUE = 64 * 2**20
+"""Bytes of one value; SQLite makes a gigabyte of `zeroblob(1e9)` in one step, which nothing interrupts."""
+_STEPS = 10_000
+"""Of SQLite's machine between two looks at the clock: about a millisecond."""
 
 _ALLOWED = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -94,7 +106,9 @@ def _only_reading(action: int, _first: str | None, second: str | None, *_: str |
 
 
 @contextmanager
-def ask(reference: str | None, question: str) -> Iterator[tuple[list[str], Iterator[Sequence[Any]]]]:
+def ask(
+    reference: str | None, question: str, *, timeout: float = TIMEOUT
+) -> Iterator[tuple[list[str], Iterator[Sequence[Any]]]]:
     """Ask one SELECT; gives the names of the columns, and the rows one by one.
 
     SQLite opens the file for reading and allows a statement nothing else; PostgreSQL answers through a
@@ -103,33 +117,114 @@ def ask(reference: str | None, question: str) -> Iterator[tuple[list[str], Itera
     Args:
         reference: As `Store.open` takes it.
         question: The statement.
+        timeout: Seconds until the last row.
 
     Raises:
-        UsageError: It is no single query, or names what is not there.
+        UsageError: It is no single query, names what is not there, or takes too long or too much.
         StorageError: There is no database that this release could use, or it fails.
     """
+    limit = _Limit(timeout)
     database = open_database(reference, read_only=True)
     try:
-        with database.reader.connect() as connection, connection.begin():
-            driver: Any = connection.connection.driver_connection
-            if connection.dialect.name == "sqlite":
-                driver.set_authorizer(_only_reading)
+        with (
+            database.reader.connect() as connection,
+            connection.begin(),
+            _held_back(connection, limit),
+        ):
             options = {"stream_results": True, "no_parameters": True}
             result = connection.execution_options(**options).exec_driver_sql(question)
             try:
                 if not result.returns_rows:
                     raise _no_answer("it is no query")
-                yield list(result.keys()), (tuple(row) for row in result)
+                yield list(result.keys()), (limit.count(tuple(row)) for row in result)
             finally:
                 result.close()
-                if connection.dialect.name == "sqlite":
-                    driver.set_authorizer(None)
+    except MemoryError as error:
+        raise limit.too_large() from error
     except DBAPIError as error:
+        if limit.is_over or _is_interrupted(error):
+            raise limit.too_long() from error
+        if isinstance(error.orig, sqlite3.DataError):
+            raise limit.too_large() from error
         if _is_the_questions(error):
             raise _no_answer(" ".join(str(error.orig).split())) from error
         raise storage_error(database.shown, error) from error
     finally:
         database.engine.dispose()
+
+
+class _Limit:
+    """How long a question may take, and how much its rows.
+
+    Args:
+        timeout: Seconds from now.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._taken = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() > self._deadline
+
+    def count(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The row, which fits.
+
+        Raises:
+            UsageError: It does not.
+        """
+        self._taken += sys.getsizeof(row) + sum(map(sys.getsizeof, row))
+        if self._taken > MEMORY:
+            raise self.too_large()
+        if self.is_over:
+            raise self.too_long()
+        return row
+
+    def too_long(self) -> UsageError:
+        """What to say."""
+        return UsageError(
+            f"the question was not answered within {self.timeout:g} s",
+            remedy="ask for less, or give it more time with `--timeout SECONDS`",
+        )
+
+    def too_large(self) -> UsageError:
+        """What to say."""
+        return UsageError(
+            f"the answer takes more than {MEMORY // 2**20} MiB",
+            remedy="ask for fewer rows (`LIMIT 1000`) or columns, or let the database count",
+        )
+
+
+@contextmanager
+def _held_back(connection: Connection, limit: _Limit) -> Iterator[None]:
+    """For the time of the block the connection answers questions and does nothing else, for so long."""
+    if connection.dialect.name != "sqlite":
+        milliseconds = max(1, int(limit.timeout * 1000))
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {milliseconds}")
+        yield
+        return
+    driver: Any = connection.connection.driver_connection
+    # Of the whole process, which asks and ends; it can be lowered, never raised again.
+    driver.execute("PRAGMA temp_store = MEMORY")
+    driver.execute(f"PRAGMA soft_heap_limit = {MEMORY}")
+    driver.execute(f"PRAGMA hard_heap_limit = {MEMORY}")
+    driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+    driver.set_progress_handler(lambda: limit.is_over, _STEPS)
+    driver.set_authorizer(_only_reading)
+    try:
+        yield
+    finally:
+        # Before the pool takes the connection back: it rolls back, which is no SELECT.
+        driver.set_authorizer(None)
+        driver.set_progress_handler(None, 0)
+
+
+def _is_interrupted(error: DBAPIError) -> bool:
+    state = getattr(error.orig, "sqlstate", None)
+    return state == "57014" or getattr(error.orig, "sqlite_errorname", "") == "SQLITE_INTERRUPT"
 
 
 def _is_the_questions(error: DBAPIError) -> bool:

@@ -300,6 +300,9 @@ BUILT, BUILD_FAILED = "built", "build-failed"
 """Kinds of decisions about environments; their payload has `lock`, and `seconds` or `reason`."""
 EXPLAINED = "explained"
 """Kind of the decision that holds what `bisect-env explain` found out; the last one counts."""
+TRACED = "traced"
+"""Kind of the decision that holds where a difference of two environments led: `sentence`, and of the study of
+the culprit's releases `study` and `releases`, "" where there is none; the last one counts."""
 TARGET = "target"
 """Kind of the decision which failure a study is about; its payload has `signature` and `trial`."""
 

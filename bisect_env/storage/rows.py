@@ -1,27 +1,247 @@
-"""Between table rows and the plain data of `records`. Pure."""
+"""Between table rows and the plain data of `records`, which rows have to fit: others write, too. Pure."""
 
 from __future__ import annotations
 
 import json
+import re
+import types
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, NotRequired, Union, get_args, get_origin
 
-from bisect_env.environments.lock import Lock, LockedPackage
-from bisect_env.matrix.grid import Combination
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from bisect_env.environments.lock import Lock, LockFileError
+from bisect_env.environments.lockfiles import parse_lock
+from bisect_env.matrix.grid import AxisKind, Combination, Direction
 from bisect_env.matrix.secrets import shared_matrix_text, without_credentials, without_passwords
 from bisect_env.storage.records import (
+    BUILD_FAILED,
+    BUILT,
+    TARGET,
     CombinationState,
     CombinationStatus,
+    Decision,
     StoredTrial,
     Study,
     StudyDefinition,
     StudyStatus,
     WholeTrial,
 )
-from bisect_env.storage.tables import CombinationRow, LockRow, PackageRow, StudyRow, TrialRow
-from bisect_env.storage.values import clean, jsonable, member, public
+from bisect_env.storage.tables import CombinationRow, DecisionRow, LockRow, PackageRow, StudyRow, TrialRow
+from bisect_env.storage.values import (
+    DamageError,
+    Unreadable,
+    clean,
+    jsonable,
+    member,
+    public,
+    read_json,
+    shortened,
+)
 from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialRecord
+
+# --------------------------------------------------------------------------------------------------
+# Whether a row holds what its columns should. A column's annotation says its type, of which SQLite keeps
+# none; documents in JSON have the shapes below, as far as anything of ours relies on them.
+
+_NUMBER = int | float
+_Kind = Annotated[str, AfterValidator(AxisKind)]
+_Direction = Annotated[str, AfterValidator(Direction)]
+
+
+class _Axis(TypedDict):
+    name: str
+    kind: NotRequired[_Kind]
+    direction: NotRequired[_Direction]
+    values: list[str]
+    package: NotRequired[str]
+
+
+class _Rate(TypedDict):
+    hits: int
+    trials: int
+    rate: _NUMBER
+    low: _NUMBER
+    high: _NUMBER
+
+
+class _Candidate(TypedDict, total=False):
+    kind: str
+    status: str
+    first_bad: dict[str, str] | None
+    last_good: dict[str, str] | None
+    culprit_axes: list[str]
+    probability: _NUMBER | None
+    bad_rate: _Rate | None
+
+
+class _Between(TypedDict):
+    combination: dict[str, str] | None
+    status: str
+    reason: str
+
+
+class _Boundary(TypedDict):
+    axis: str
+    bad: dict[str, str] | None
+    good: dict[str, str] | None
+    between: list[_Between]
+
+
+class _Unexplained(TypedDict):
+    combination: dict[str, str]
+    called_bad: bool
+    hits: int
+    trials: int
+    chance: _NUMBER | None
+
+
+class _Assumed(TypedDict):
+    axis: str
+    first: dict[str, str]
+    last: dict[str, str]
+    called_bad: bool
+    length: int
+    trials: int
+    chance: _NUMBER | None
+
+
+class _Verdict(_Candidate, total=False):
+    reason: str
+    sentence: str
+    bad_values: dict[str, list[str]]
+    directions: dict[str, _Direction]
+    models: dict[str, _NUMBER | None]
+    boundaries: list[_Boundary]
+    good_rate: _Rate | None
+    candidates: list[_Candidate]
+    typical_bad_rate: _NUMBER | None
+    background_rate: _NUMBER | None
+    ends_wrong: list[str]
+    trials: int
+    expected_left: _NUMBER | None
+    expected_environments_left: _NUMBER | None
+    bayes_factors: dict[str, _NUMBER | None]
+    miss: _NUMBER | None
+    monotone: bool | _NUMBER | None
+    unexplained: list[_Unexplained]
+    assumed: list[_Assumed]
+    others: list[_Candidate]
+
+
+class _Ends(TypedDict, total=False):
+    good: dict[str, str] | None
+    bad: dict[str, str] | None
+
+
+class _Settings(TypedDict, total=False):
+    ends: _Ends | None
+
+
+class _Target(TypedDict):
+    signature: str
+    trial: str
+
+
+class _Amplified(TypedDict):
+    perturbation: dict[str, Any]
+    reason: NotRequired[str]
+
+
+class _Build(TypedDict, total=False):
+    lock: str
+    seconds: _NUMBER | None
+    reason: str | None
+
+
+_SHAPES: dict[str, Any] = {"grid": list[_Axis], "verdict": _Verdict, "settings": _Settings}
+_PAYLOADS: dict[str, Any] = {TARGET: _Target, "amplify": _Amplified, BUILT: _Build, BUILD_FAILED: _Build}
+
+_STUDY_ID = re.compile(r"[0-9a-f]{32}")
+_TRIAL_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+@cache
+def _types_of(table: type) -> dict[str, tuple[type, ...]]:
+    """Column to the types of its values, as the table's annotations say."""
+    found = {}
+    for name, field in table.model_fields.items():  # type: ignore[attr-defined]
+        union = get_origin(field.annotation) in (Union, types.UnionType)
+        members = get_args(field.annotation) if union else (field.annotation,)
+        allowed = tuple(get_origin(one) or one for one in members)
+        found[name] = (*allowed, int) if float in allowed else allowed
+    return found
+
+
+def check_types(row: Any, where: str) -> None:
+    """Refuse a row that holds another kind of value than its table says.
+
+    Args:
+        row: Of one of our tables.
+        where: Which one, for the message.
+
+    Raises:
+        DamageError: It does.
+    """
+    table: type = type(row)
+    for name, allowed in _types_of(table).items():
+        value = getattr(row, name)
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            kinds = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)
+            found = (
+                "null"
+                if value is None
+                else shortened(value.value if isinstance(value, Unreadable) else value)
+            )
+            raise DamageError(where, name, f"it holds {found}, not {kinds}")
+
+
+@cache
+def _adapter(key: tuple[str, str]) -> TypeAdapter[Any]:
+    return TypeAdapter((_SHAPES if key[0] == "studies" else _PAYLOADS)[key[1]])
+
+
+def _check_shape(value: Any, key: tuple[str, str], where: str, column: str) -> None:
+    try:
+        _adapter(key).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        path = ".".join(str(part) for part in first["loc"])
+        raise DamageError(where, f"{column}.{path}" if path else column, first["msg"]) from None
+
+
+def text_of(value: object, where: str, column: str) -> str:
+    """A stored text.
+
+    Raises:
+        DamageError: It is none.
+    """
+    if not isinstance(value, str):
+        found = "null" if value is None else shortened(value)
+        raise DamageError(where, column, f"it holds {found}, not str")
+    return value
+
+
+def _hold(pattern: re.Pattern[str], value: str, where: str, column: str) -> None:
+    if not pattern.fullmatch(value):
+        raise DamageError(where, column, f"it holds {shortened(value)}, which we never write there")
+
+
+def _named(kind: str, row_id: object) -> str:
+    """A row in words. An id that another program wrote is quoted."""
+    return (
+        f"{kind} {row_id}"
+        if isinstance(row_id, str) and _TRIAL_ID.fullmatch(row_id)
+        else f"{kind} {shortened(row_id)}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows as plain data, and back.
 
 LOGS = ("stdout", "stderr", "stack")
 """Artefacts that every trial may have."""
@@ -33,7 +253,17 @@ of a combination, and then stored once."""
 
 
 def study_of(row: StudyRow) -> Study:
-    """A stored study as plain data."""
+    """A stored study as plain data.
+
+    Raises:
+        DamageError: It is not what we store.
+    """
+    where = _named("study", row.id)
+    check_types(row, where)
+    _hold(_STUDY_ID, row.id, where, "id")
+    for column in ("grid", "settings", "verdict"):
+        if (document := getattr(row, column)) is not None:
+            _check_shape(document, ("studies", column), where, column)
     definition = StudyDefinition(
         name=row.name,
         digest=row.digest,
@@ -51,7 +281,7 @@ def study_of(row: StudyRow) -> Study:
     return Study(
         id=row.id,
         definition=definition,
-        status=member(StudyStatus, row.status, f"study {row.id}"),
+        status=member(StudyStatus, row.status, where),
         verdict=row.verdict,
         created_at=row.created_at,
         updated_at=row.updated_at,
@@ -101,22 +331,77 @@ def package_rows(lock: Lock) -> list[PackageRow]:
 
 
 def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
-    """A stored lock as plain data; `packages` in the order that `Lock` promises."""
-    return Lock(
-        content_hash=row.content_hash,
-        python=row.python,
-        platform=row.platform,
-        packages=tuple(
-            LockedPackage(p.name, p.version, p.manager, p.url, p.sha256, p.build) for p in packages
-        ),
-        text=row.text,
-    )
+    """A stored lock as plain data, if it is what its hash says.
+
+    Environments, and files that others build from, are made of locks: what anybody else could have written
+    into one is used nowhere.
+
+    Args:
+        row: With the text, from which the lock is read.
+        packages: Its packages as people ask for them, in whatever order; they have to say the same.
+
+    Raises:
+        DamageError: The text is none of ours, has another hash, or the columns say something else.
+    """
+    where = _named("lock", row.content_hash)
+    check_types(row, where)
+    _hold(_HASH, row.content_hash, where, "content_hash")
+    try:
+        lock = parse_lock(row.text, name="it")
+    except LockFileError as error:
+        raise DamageError(where, "text", error.what) from None
+    if lock.content_hash != row.content_hash:
+        raise DamageError(where, "text", f"its content has the hash {lock.content_hash[:12]}")
+    for column in ("python", "platform"):
+        if getattr(row, column) != getattr(lock, column):
+            raise DamageError(where, column, "it is not what the text says")
+    for package in packages:
+        check_types(package, f"a package of {where}")
+    said = sorted((p.manager, p.name, p.version, p.build, p.url, p.sha256) for p in packages)
+    if said != sorted((p.manager, p.name, p.version, p.build, p.url, p.sha256) for p in lock.packages):
+        raise DamageError(where, "packages", "its packages are not those of the text")
+    return lock
 
 
 def combination_of(row: CombinationRow) -> CombinationState:
-    """A stored combination as plain data."""
-    status = member(CombinationStatus, row.status, f"combination {row.key}")
-    return CombinationState(Combination.from_key(row.key), status, row.reason, row.lock_hash)
+    """A stored combination as plain data.
+
+    Raises:
+        DamageError: It is not what we store.
+    """
+    where = f"combination {shortened(row.key)} of study {shortened(row.study_id)}"
+    check_types(row, where)
+    status = member(CombinationStatus, row.status, where)
+    return CombinationState(combination_from(row.key, where), status, row.reason, row.lock_hash)
+
+
+def combination_from(key: object, where: str) -> Combination:
+    """The combination that a stored key means.
+
+    Raises:
+        DamageError: It means none.
+    """
+    data = read_json(key)
+    pairs = data if isinstance(data, list) else None
+    if pairs is None or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
+        for pair in pairs
+    ):
+        raise DamageError(where, "key", f"it holds {shortened(key)}, which is no combination")
+    return Combination(tuple((axis, value) for axis, value in pairs))
+
+
+def decision_of(row: DecisionRow) -> Decision:
+    """A stored decision as plain data.
+
+    Raises:
+        DamageError: It is not what we store.
+    """
+    where = f"decision {row.id} of study {shortened(row.study_id)}"
+    check_types(row, where)
+    if row.kind in _PAYLOADS:
+        _check_shape(row.payload, ("decisions", row.kind), where, "payload")
+    return Decision(row.at, row.kind, row.payload)
 
 
 def trial_row(
@@ -167,13 +452,22 @@ def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
 
 
 def stored_trial(row: TrialRow, key: str, evidence: str | None = None) -> StoredTrial:
-    """A stored trial without its logs; `evidence` is what it says in another study than its own."""
-    where = f"trial {row.trial_id}"
+    """A stored trial without its logs; `evidence` is what it says in another study than its own.
+
+    Raises:
+        DamageError: It is not what we store.
+    """
+    where = _named("trial", row.trial_id)
+    check_types(row, where)
+    _hold(_TRIAL_ID, row.trial_id, where, "trial_id")
+    numbers: list[object] = list(row.copies.values())
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise DamageError(where, "copies", f"it holds {shortened(row.copies)}, not numbers of processes")
     return StoredTrial(
         sequence=row.sequence or 0,
         study_id=row.study_id,
         trial_id=row.trial_id,
-        combination=Combination.from_key(key),
+        combination=combination_from(key, where),
         lock_hash=row.lock_hash,
         outcome=member(Outcome, row.outcome, where),
         evidence=member(Evidence, evidence or row.evidence, where),
@@ -202,7 +496,14 @@ def stored_trial(row: TrialRow, key: str, evidence: str | None = None) -> Stored
 def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> WholeTrial:
     """A stored trial with its logs; those that were collected are None."""
     light = stored_trial(row, key)
-    texts = {name: (logs.get(name) or b"").decode("utf-8", "surrogatepass") for name in LOGS}
+    where = _named("trial", row.trial_id)
+    try:
+        texts = {name: (logs.get(name) or b"").decode("utf-8", "surrogatepass") for name in LOGS}
+    except UnicodeDecodeError as error:
+        raise DamageError(where, "logs", f"they are not UTF-8 ({error.reason})") from None
+    imported = read_json(logs.get(IMPORTED) or b"{}")
+    if not isinstance(imported, dict) or not all(isinstance(value, str) for value in imported.values()):
+        raise DamageError(where, IMPORTED, f"it holds {shortened(imported)}, not versions")
     record = TrialRecord(
         trial_id=light.trial_id,
         combination=light.combination,
@@ -223,7 +524,7 @@ def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> Wh
         worker=light.worker,
         gpu=light.gpu,
         machine=light.machine,
-        imported=json.loads(logs.get(IMPORTED) or b"{}"),
+        imported=imported,
     )
     collected = any(content is None for content in logs.values())
     return WholeTrial(light.study_id, record, light.evidence, light.recorded_at, collected)

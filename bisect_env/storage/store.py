@@ -20,44 +20,26 @@ caller names a study, combination or lock that is not there: a defect, except wh
 from __future__ import annotations
 
 import contextlib
+import difflib
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from sqlalchemy import literal_column
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, delete, func, select
 
-from bisect_env.matrix.grid import Combination
-from bisect_env.storage import blobs, queries
-from bisect_env.storage.backend import Database, speaking
-from bisect_env.storage.tables import (
-    ArtefactRow,
-    BlobRow,
-    CombinationRow,
-    MetaRow,
-    ReusedRow,
-    StudyRow,
-    TrialRow,
-)
-from bisect_env.storage.values import clean
-from bisect_env.trials.records import Evidence
-
-if TYPE_CHECKING:
-    pass  # RECUT-EMPTY
-import difflib
-import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-
-from sqlalchemy import literal_column
-
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
-from bisect_env.storage import rows
+from bisect_env.matrix.grid import Combination
+from bisect_env.storage import blobs, queries, rows
+from bisect_env.storage.backend import Database, speaking
 from bisect_env.storage.connect import open_database
 from bisect_env.storage.records import (
     TARGET,
@@ -75,9 +57,21 @@ from bisect_env.storage.records import (
     Want,
     WholeTrial,
 )
-from bisect_env.storage.tables import ClaimRow, DecisionRow, LockRow, PackageRow
-from bisect_env.storage.values import jsonable, public
-from bisect_env.trials.records import Machine, TrialRecord
+from bisect_env.storage.tables import (
+    ArtefactRow,
+    BlobRow,
+    ClaimRow,
+    CombinationRow,
+    DecisionRow,
+    LockRow,
+    MetaRow,
+    PackageRow,
+    ReusedRow,
+    StudyRow,
+    TrialRow,
+)
+from bisect_env.storage.values import clean, jsonable, public
+from bisect_env.trials.records import Evidence, Machine, TrialRecord
 
 # --------------------------------------------------------------------------------------------------
 # Rows that must be there, and constraints in words.
@@ -339,7 +333,10 @@ def _listed(studies: Sequence[Study]) -> str:
 def _target(session: Session, study_id: str) -> tuple[str, str] | None:
     query = select(DecisionRow).where(DecisionRow.study_id == study_id, DecisionRow.kind == TARGET)
     row = session.exec(query.order_by(col(DecisionRow.id))).first()
-    return (str(row.payload["signature"]), str(row.payload["trial"])) if row else None
+    if row is None:
+        return None
+    payload = rows.decision_of(row).payload
+    return str(payload["signature"]), str(payload["trial"])
 
 
 def _newest(session: Session, name: str, digest: str) -> StudyRow | None:
@@ -389,9 +386,6 @@ def _taken(session: Session, study_id: str, combination_id: int) -> int:
 
 # --------------------------------------------------------------------------------------------------
 # Logs and other files that trials left.
-
-LARGEST = 64 * 1024 * 1024
-"""Bytes of one artefact; a core file of a CUDA process does not belong into a database."""
 
 
 def _sequence(session: Session, trial_id: str) -> int:
@@ -602,7 +596,7 @@ class Store:
         """Everything that was decided in a study, in order."""
         with self._reading() as session:
             query = select(DecisionRow).where(DecisionRow.study_id == study_id).order_by(col(DecisionRow.id))
-            return [Decision(row.at, row.kind, row.payload) for row in session.exec(query)]
+            return [rows.decision_of(row) for row in session.exec(query)]
 
     # -- combinations and locks ------------------------------------------------------------------------------
 
@@ -620,15 +614,17 @@ class Store:
             session.add_all(package for lock in new for package in rows.package_rows(lock))
 
     def lock(self, content_hash: str) -> Lock | None:
-        """A stored lock, whole."""
+        """A stored lock, whole; its hash is computed again.
+
+        Raises:
+            StorageError: It is not what its hash says, or holds what no lock of ours does.
+        """
         with self._reading() as session:
             row = session.get(LockRow, content_hash)
             if row is None:
                 return None
             query = select(PackageRow).where(PackageRow.lock_hash == content_hash)
-            # Sorted here: a server sorts texts as its locale does.
-            packages = sorted(session.exec(query), key=lambda package: (package.name, package.manager))
-            return rows.lock_of(row, packages)
+            return rows.lock_of(row, list(session.exec(query)))
 
     def save_combinations(self, study_id: str, states: Iterable[CombinationState]) -> None:
         """Store what is known about combinations before anything runs.
@@ -859,7 +855,9 @@ class Store:
                 .where(_stands(now))
                 .group_by(col(CombinationRow.key))
             )
-            claimed = {Combination.from_key(key): number for key, number in session.exec(query)}
+            claimed = {
+                rows.combination_from(key, f"study {study_id}"): number for key, number in session.exec(query)
+            }
             return News(queries.trials(session, study_id, after), claimed)
 
     # -- trials of other studies ---------------------------------------------------------------------------
@@ -954,7 +952,12 @@ class Store:
                 .group_by(col(StudyRow.id), col(StudyRow.name), col(StudyRow.username), col(StudyRow.host))
                 .order_by(number.desc(), col(StudyRow.id))
             )
-            return [Origin(*found) for found in session.execute(query)]
+            where = f"the origins of study {study_id}"
+            origins = []
+            for found in session.execute(query):
+                texts = [rows.text_of(text, where, "name") for text in found[:4]]
+                origins.append(Origin(texts[0], texts[1], texts[2], texts[3], found[4]))
+            return origins
 
     # -- logs and other files that trials left ---------------------------------------------------------------
 
@@ -965,9 +968,9 @@ class Store:
             ValueError: The trial is not stored, or has another artefact of this name.
             UsageError: It is too large.
         """
-        if len(content) > LARGEST:
+        if len(content) > blobs.LARGEST:
             raise UsageError(
-                f"the artefact {name!r} has {len(content)} bytes, more than {LARGEST}",
+                f"the artefact {name!r} has {len(content)} bytes, more than {blobs.LARGEST}",
                 remedy="keep it elsewhere, and store its name",
             )
         with self._writing() as session:

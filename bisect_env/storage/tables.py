@@ -14,7 +14,6 @@ from sqlalchemy import (
     Column,
     Double,
     Index,
-    LargeBinary,
     MetaData,
     String,
     Text,
@@ -23,9 +22,9 @@ from sqlalchemy import (
 )
 from sqlmodel import Field, SQLModel
 
-from bisect_env.storage.values import UtcDateTime
+from bisect_env.storage.values import Bytes, UtcDateTime
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 1
 """Of the tables below."""
 
 APPLICATION_ID = 0x62656E76
@@ -182,7 +181,7 @@ class BlobRow(_Table, table=True):
     size: int = Field(sa_type=BigInteger)
     stored: int = Field(sa_type=BigInteger)
     collected: bool
-    data: bytes | None = Field(default=None, sa_type=LargeBinary)
+    data: bytes | None = Field(default=None, sa_type=Bytes)
 
 
 class ArtefactRow(_Table, table=True):

@@ -20,7 +20,7 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from bisect_env.errors import StorageError, UsageError
-from bisect_env.storage import blobs, maintenance
+from bisect_env.storage import blobs, maintenance, rows
 from bisect_env.storage.backend import Database, speaking
 from bisect_env.storage.connect import open_any_schema, open_database
 from bisect_env.storage.records import CombinationStatus
@@ -36,6 +36,7 @@ from bisect_env.storage.tables import (
     StudyRow,
     TrialRow,
 )
+from bisect_env.storage.values import DamageError, shortened
 
 # --------------------------------------------------------------------------------------------------
 # From one database into another: export, import and merge are one thing.
@@ -54,6 +55,7 @@ class Merged:
         trials: Trials that were read.
         new_trials: Of those, how many the target did not have.
         conflicts: Ids of trials that both have and that differ; the target's stayed.
+        damaged: What was left out because it is not what we store, a sentence each.
     """
 
     studies: int = 0
@@ -61,6 +63,7 @@ class Merged:
     trials: int = 0
     new_trials: int = 0
     conflicts: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
 
 
 def merge(
@@ -89,10 +92,9 @@ def merge(
     with speaking(source.shown), Session(source.reader) as reading:
         copier = _Copier(reading, source.folder, target, None if one_file else target.folder, on_progress)
         wanted = _with_origins(reading, chosen)
-        for study in _studies(reading, wanted):
-            copier.study(study)
-        for study in _studies(reading, wanted):
-            copier.reused(study.id)
+        copied = [study.id for study in _studies(reading, wanted) if copier.study(study)]
+        for study_id in copied:
+            copier.reused(study_id)
         return copier.merged
 
 
@@ -132,9 +134,16 @@ class _Copier:
         self._target = target
         self._target_folder = target_folder
         self._on_progress = on_progress
+        self._keys: dict[int, str] = {}
         self.merged = Merged()
 
-    def study(self, study: StudyRow) -> None:
+    def study(self, study: StudyRow) -> bool:
+        """Copy a study; one whose rows or locks are damaged is named, and nothing of it is used."""
+        try:
+            self._check(study)
+        except (DamageError, StorageError) as error:
+            self.merged.damaged.append(_in_words(error))
+            return False
         self._locks(study.id)
         with self._writing() as session:
             self.merged.studies += 1
@@ -150,15 +159,36 @@ class _Copier:
             self._decisions(session, study.id)
             session.commit()
         self._trials(study.id, ids)
+        return True
+
+    def _check(self, study: StudyRow) -> None:
+        rows.study_of(study)
+        for combination in self._reading.exec(
+            select(CombinationRow).where(CombinationRow.study_id == study.id)
+        ):
+            rows.combination_of(combination)
+        for decision in self._reading.exec(select(DecisionRow).where(DecisionRow.study_id == study.id)):
+            rows.decision_of(decision)
+        for lock_hash in self._locks_of(study.id):
+            row = self._reading.get(LockRow, lock_hash)
+            if row is None:
+                raise DamageError(
+                    f"study {study.id}", "lock_hash", f"there is no lock {shortened(lock_hash)}"
+                )
+            query = select(PackageRow).where(PackageRow.lock_hash == lock_hash)
+            rows.lock_of(row, list(self._reading.exec(query)))
 
     def _writing(self) -> Session:
         return Session(self._target.engine)
 
-    def _locks(self, study_id: str) -> None:
+    def _locks_of(self, study_id: str) -> list[str]:
         here = select(CombinationRow.lock_hash).where(CombinationRow.study_id == study_id)
         there = select(TrialRow.lock_hash).where(TrialRow.study_id == study_id).distinct()
         wanted = {*self._reading.exec(here), *self._reading.exec(there)} - {None}
-        for lock_hash in sorted(str(one) for one in wanted):
+        return sorted(str(one) for one in wanted)
+
+    def _locks(self, study_id: str) -> None:
+        for lock_hash in self._locks_of(study_id):
             with self._writing() as session:
                 if session.get(LockRow, lock_hash) is not None:
                     continue
@@ -185,6 +215,7 @@ class _Copier:
             assert row.id is not None
             assert mine.id is not None
             ids[row.id] = mine.id
+            self._keys[row.id] = row.key
         return ids
 
     def _decisions(self, session: Session, study_id: str) -> None:
@@ -199,27 +230,34 @@ class _Copier:
         while True:
             query = select(TrialRow).where(TrialRow.study_id == study_id)
             query = query.where(col(TrialRow.sequence) > last).order_by(col(TrialRow.sequence))
-            rows = self._reading.exec(query.limit(_CHUNK)).all()
-            if not rows:
+            found = self._reading.exec(query.limit(_CHUNK)).all()
+            if not found:
                 return
-            last = rows[-1].sequence or 0
+            last = found[-1].sequence or 0
             with self._writing() as session:
-                self._chunk(session, rows, ids)
+                self._chunk(session, found, ids)
                 session.commit()
             # What was copied need not stay in memory.
             self._reading.expunge_all()
             self._on_progress(self.merged)
 
-    def _chunk(self, session: Session, rows: Sequence[TrialRow], ids: dict[int, int]) -> None:
-        wanted = [row.trial_id for row in rows]
+    def _chunk(self, session: Session, found: Sequence[TrialRow], ids: dict[int, int]) -> None:
+        wanted = [row.trial_id for row in found]
         query = select(TrialRow).where(col(TrialRow.trial_id).in_(wanted))
         known = {row.trial_id: row for row in session.exec(query)}
-        self.merged.trials += len(rows)
-        for row in rows:
+        self.merged.trials += len(found)
+        for row in found:
             mine = known.get(row.trial_id)
             if mine is not None:
                 if (mine.outcome, mine.lock_hash) != (row.outcome, row.lock_hash):
                     self.merged.conflicts.append(row.trial_id)
+                continue
+            assert row.sequence is not None
+            try:
+                rows.stored_trial(row, self._keys[row.combination_id])
+                left = list(self._left_by(row.sequence))
+            except (DamageError, StorageError, KeyError) as error:
+                self.merged.damaged.append(_in_words(error))
                 continue
             self.merged.new_trials += 1
             copy = TrialRow(
@@ -227,18 +265,23 @@ class _Copier:
             )
             session.add(copy)
             session.flush()
-            assert row.sequence is not None
             assert copy.sequence is not None
-            self._artefacts(session, row.sequence, copy.sequence)
+            self._artefacts(session, left, copy.sequence)
 
-    def _artefacts(self, session: Session, theirs: int, ours: int) -> None:
+    def _left_by(self, sequence: int) -> Iterator[tuple[str, BlobRow, bytes | None]]:
+        """What a trial left: name, row and content, which is what its hash says."""
         query = (
             select(ArtefactRow.name, BlobRow)
             .join(BlobRow, col(BlobRow.content_hash) == col(ArtefactRow.content_hash))
-            .where(ArtefactRow.trial_sequence == theirs)
+            .where(ArtefactRow.trial_sequence == sequence)
         )
         for name, blob in self._reading.exec(query):
-            content = blobs.get(blob, self._folder)
+            yield name, blob, blobs.get(blob, self._folder)
+
+    def _artefacts(
+        self, session: Session, left: Sequence[tuple[str, BlobRow, bytes | None]], ours: int
+    ) -> None:
+        for name, blob, content in left:
             if content is not None:
                 blobs.put(session, self._target_folder, content)
             elif session.get(BlobRow, blob.content_hash) is None:
@@ -257,16 +300,28 @@ class _Copier:
         for i in range(0, len(cited), _CHUNK):
             with self._writing() as session:
                 for trial_id, key, evidence in cited[i : i + _CHUNK]:
-                    trial = select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)
+                    trial = session.exec(
+                        select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)
+                    ).first()
+                    if trial is None:
+                        continue  # it is damaged where it comes from, and was named
                     here = select(CombinationRow.id).where(CombinationRow.study_id == study_id)
                     row = ReusedRow(
                         study_id=study_id,
-                        trial_sequence=session.exec(trial).one() or 0,
+                        trial_sequence=trial,
                         combination_id=session.exec(here.where(CombinationRow.key == key)).one() or 0,
                         evidence=evidence,
                     )
                     session.merge(row)
                 session.commit()
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, DamageError):
+        return f"{error.where}, column {error.column}: {error.why}"
+    if isinstance(error, StorageError):
+        return error.what
+    return f"a trial names combination {error}, which its study does not have"
 
 
 def _is_learnt(row: CombinationRow) -> bool:

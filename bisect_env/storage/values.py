@@ -1,14 +1,15 @@
-"""What a value must look like before any database takes it. Pure."""
+"""What a value must look like before a database takes it, and when one comes back. Pure."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from sqlalchemy import DateTime
+from sqlalchemy import DateTime, LargeBinary
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
@@ -16,6 +17,74 @@ from bisect_env.errors import StorageError
 from bisect_env.matrix.secrets import without_passwords
 
 _Member = TypeVar("_Member", bound=StrEnum)
+
+
+class DamageError(Exception):
+    """A stored value is not what we store there; `backend.speaking` adds which database it is in.
+
+    Args:
+        where: Which row, in words: `study 1f0c…`.
+        column: Which column, and where in it.
+        why: What is wrong.
+    """
+
+    def __init__(self, where: str, column: str, why: str) -> None:
+        super().__init__(where, column, why)
+        self.where = where
+        self.column = column
+        self.why = why
+
+
+class Unreadable:
+    """Stands for a stored value that cannot be read; whoever looks at its row knows where it was.
+
+    Drivers and types see a value alone. If they raised, nobody could say which row to mend.
+    """
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return shortened(self.value)
+
+
+def shortened(value: object) -> str:
+    """A stored value as a message may quote it."""
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
+
+
+def read_json(text: object) -> Any:
+    """JSON that a database gives back; `Unreadable` where it is none, or could not be written again."""
+    try:
+        if not isinstance(text, str | bytes | bytearray):
+            return Unreadable(text)
+        value = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return Unreadable(text)
+    return value
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+class Bytes(TypeDecorator[bytes]):
+    """Binary data. SQLite stores anything anywhere, and `bytes(10**12)` would fill the memory."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """Bytes as they are."""
+
+        def process(value: object) -> object:
+            if value is None or isinstance(value, bytes):
+                return value
+            return bytes(value) if isinstance(value, memoryview | bytearray) else Unreadable(value)
+
+        return process
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -40,11 +109,19 @@ class UtcDateTime(TypeDecorator[datetime]):
         value = value.astimezone(UTC)
         return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """With the time zone that SQLite forgot."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """With the time zone that SQLite forgot; `Unreadable` where there is no moment."""
+
+        def process(value: object) -> object:
+            if value is None:
+                return None
+            try:
+                moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)  # type: ignore[arg-type]
+                return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+            except (TypeError, ValueError, OverflowError):
+                return Unreadable(value)
+
+        return process
 
 
 def clean(text: str) -> str:
@@ -87,9 +164,9 @@ def member(enum: type[_Member], text: str, where: str) -> _Member:
     """
     try:
         return enum(text)
-    except ValueError:
+    except (ValueError, TypeError):
         raise StorageError(
-            f"{where} holds {text!r}, which this release does not know",
+            f"{where} holds {shortened(text)}, which this release does not know",
             tried=f"one of {', '.join(enum)}",
             remedy="use the newest release of bisect-env, or name another database with `--db`",
         ) from None

@@ -8,6 +8,7 @@ here does not reach the script unless the matrix sets it.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -103,8 +104,14 @@ def _settings(tmp: Path, hash_seed: int, trial_id: str, gpus: Sequence[str]) -> 
 
 def child_path(path: str, prefix_bin: Path, own_bin: Path | None) -> str:
     """PATH with the prefix's commands first and this program's own left out."""
-    kept = (part for part in path.split(os.pathsep) if part and part != str(own_bin))
+    own = None if own_bin is None else os.path.realpath(own_bin)
+    kept = (part for part in path.split(os.pathsep) if part and os.path.realpath(part) != own)
     return os.pathsep.join(_unique([str(prefix_bin), *kept]))
+
+
+def own_bin() -> Path | None:
+    """Directory of this program's own commands, if it lives in a virtual environment."""
+    return None if sys.prefix == sys.base_prefix else Path(sys.prefix, "bin")
 
 
 def _unique(parts: Iterable[str]) -> list[str]:

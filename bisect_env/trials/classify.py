@@ -235,9 +235,12 @@ _LOADER = re.compile(r"symbol lookup error:.*|error while loading shared librari
 
 
 def not_runnable(record: ExitRecord) -> Classification | None:
-    """No such command or script, no permission, exit code 126 or 127, a syntax error of the script's own."""
+    """No such command, or one that is not the environment's; no script, no permission, exit code 126 or 127, a
+    syntax error of the script's own.
+    """
     if record.stage:
         why = "command not found" if record.stage == "lookup" else os.strerror(record.errno)
+        why = record.why or why
         return Classification(Outcome.NOT_RUNNABLE, f"cannot execute the command: {why}", Phase.START)
     if not record.failed_alone or _LOADER.search(tail(record.stderr, 3)):
         return None  # the dynamic loader exits with 127 too: that is an import that fails

@@ -15,7 +15,8 @@ class ExitRecord:
     Attributes:
         returncode: As `subprocess` gives it, negative for a signal; None when the process never started or
             could not be ended.
-        stage: Where starting failed (`setup`, `chdir`, `exec`, `lookup`), or "".
+        stage: Where starting failed (`setup`, `chdir`, `exec`, `lookup`, `outside`), or "".
+        why: Why it was not started, where `errno` cannot say it.
         errno: Why starting failed, or 0.
         timed_out: The deadline passed before the process ended.
         killed_by_us: We sent a signal before it ended.
@@ -40,6 +41,7 @@ class ExitRecord:
 
     returncode: int | None
     stage: str = ""
+    why: str = ""
     errno: int = 0
     timed_out: bool = False
     killed_by_us: bool = False

@@ -208,6 +208,7 @@ class TrialSpec:
         perturbation: Circumstances that are to make a failure more frequent; `concurrency` and `env` have
             their share of it already.
         network: Whether a trial in a container has one; outside of containers every trial does.
+        allow_host: Programs that the command may start though they are not the environment's.
     """
 
     trial_id: str
@@ -224,6 +225,7 @@ class TrialSpec:
     output_limit: int = 1_000_000
     network: bool = False
     perturbation: Perturbation = NONE
+    allow_host: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bisect_env.containers.trial import Inside
-from bisect_env.trials.child_env import child_env, container_env
+from bisect_env.trials.child_env import child_env, container_env, own_bin
 from bisect_env.trials.classify import Classification, classify
 from bisect_env.trials.contained import contain
 from bisect_env.trials.cores import Debug
@@ -49,6 +49,10 @@ from bisect_env.trials.workdir import WorkDir, work_dir
 # From the command as the matrix writes it to the file that is executed.
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+_SHEBANG = re.compile(rb"#!\s*(\S+)[ \t]*(\S*)")
+SHELLS = frozenset({"sh", "bash", "dash", "env"})
+"""Programs that are the host's in any case: they bring no packages, and look up what they start on the
+child's PATH, where the prefix comes first."""
 
 
 def resolve_program(program: str, *, prefix_bin: Path, python: Path, path: str) -> str | None:
@@ -71,6 +75,76 @@ def resolve_program(program: str, *, prefix_bin: Path, python: Path, path: str) 
         # `python2` in a Python 3 prefix must not quietly be Python 3.
         return named or (str(python) if program == "python" else None)
     return named or shutil.which(program, path=path)
+
+
+def why_outside(
+    program: str,
+    named: str,
+    *,
+    prefix: Path,
+    python: Path,
+    cwd: Path,
+    allowed: Collection[str] = (),
+) -> str:
+    """Why a program would run with packages that are not those of the environment; "" if it would not.
+
+    A program is inside when it lies in the prefix, or is one of the trial's own files, and when the
+    interpreter that its first line names is the prefix's or a shell.
+
+    Args:
+        program: The file that would be executed, relative to `cwd` or absolute.
+        named: How the command calls it.
+        prefix: Directory of the environment.
+        python: Its interpreter.
+        cwd: The trial's working directory.
+        allowed: `trial.allow_host`: names and paths of programs that are meant to be the host's.
+    """
+    path = Path(os.path.normpath(cwd / program))
+    if not {named, path.name, str(path)}.isdisjoint(allowed):
+        return ""
+    if path == python or _is_below(path, prefix) or (_is_below(path, cwd) and path.exists()):
+        return _why_interpreter_outside(path, named, prefix, python, allowed)
+    if path.name in SHELLS or not path.exists():
+        return ""
+    package = "pytest" if path.name == "py.test" else path.name
+    if _PYTHON.fullmatch(path.name):
+        remedy = "call it `python`, which is the environment's"
+    else:
+        remedy = f"add the package that brings it, such as `packages: [{package}]`"
+    return (
+        f"{named} is not in the environment, and {path} would run with this host's packages; "
+        f"{remedy}, or, if the host's is meant, `allow_host: [{path.name}]` to `trial`"
+    )
+
+
+def _why_interpreter_outside(
+    path: Path, named: str, prefix: Path, python: Path, allowed: Collection[str]
+) -> str:
+    """The same of the interpreter in the first line of a script that itself is inside."""
+    try:
+        with path.open("rb") as stream:
+            match = _SHEBANG.match(stream.readline(512))
+    except OSError:
+        return ""
+    if match is None:
+        return ""
+    interpreter = Path(os.fsdecode(match[1]))
+    # What `env` looks up is found in the prefix first; a shell that finds its Python by itself is an
+    # installer's way around a path that is too long.
+    if interpreter == python or _is_below(interpreter, prefix) or interpreter.name in SHELLS:
+        return ""
+    if not {interpreter.name, str(interpreter)}.isdisjoint(allowed):
+        return ""
+    return (
+        f"{named} begins with `#!{interpreter}`, which is not the environment's and has this host's packages; "
+        f"write `#!/usr/bin/env {interpreter.name}`, or, if the host's is meant, "
+        f"`allow_host: [{interpreter.name}]` to `trial`"
+    )
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    # The last link is not followed: a prefix's Python is a link to an interpreter that it shares.
+    return Path(os.path.realpath(path.parent), path.name).is_relative_to(os.path.realpath(folder))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -280,14 +354,16 @@ def _run_here(spec: TrialSpec, place: _Place, directory: WorkDir) -> ExitRecord:
         hash_seed=spec.hash_seed,
         trial_id=spec.trial_id,
         gpus=place.gpus,
-        own_bin=None if sys.prefix == sys.base_prefix else Path(sys.prefix, "bin"),
+        own_bin=own_bin(),
         extra=spec.env,
     )
     program = resolve_program(
         spec.command[0], prefix_bin=place.prefix / "bin", python=place.python, path=env["PATH"]
     )
     if program is None:
-        return ExitRecord(returncode=None, stage="lookup")
+        return ExitRecord(returncode=None, stage="lookup", why=_not_found(spec.command[0]))
+    if why := _outside(spec, place, program, directory.work):
+        return ExitRecord(returncode=None, stage="outside", why=why)
     arguments, notes = _arguments(spec, directory.top)
     marks = None
     if is_watched(program, spec.command[1:], env, directory.work):
@@ -310,6 +386,26 @@ def _run_here(spec: TrialSpec, place: _Place, directory: WorkDir) -> ExitRecord:
     if place.debug is not None:
         place.debug.after(seen, directory.work, program)
     return _with_notes(seen, marks, notes)
+
+
+def _not_found(program: str) -> str:
+    if _PYTHON.fullmatch(program):
+        return "command not found: the environment's interpreter is called `python`"
+    return (
+        "command not found in the environment, nor on this host; add the package that brings it, such as "
+        f"`packages: [{program}]`"
+    )
+
+
+def _outside(spec: TrialSpec, place: _Place, program: str, cwd: Path) -> str:
+    return why_outside(
+        program,
+        spec.command[0],
+        prefix=place.prefix,
+        python=place.python,
+        cwd=cwd,
+        allowed=spec.allow_host,
+    )
 
 
 def _arguments(spec: TrialSpec, place: Path) -> tuple[Sequence[str], Path | None]:
@@ -337,6 +433,13 @@ def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: Wo
     if inside.prefix is not None:
         # Looked up where the prefix is; what it lacks, the image may have.
         found = resolve_program(program, prefix_bin=place.prefix / "bin", python=place.python, path="")
+        if found is None and program not in SHELLS and program not in spec.allow_host:
+            why = (
+                f"{program} is not in the environment, and an image's own would run with the image's "
+                f"packages; add the package that brings it, such as `packages: [{program}]`, or, if the "
+                f"image's is meant, `allow_host: [{program}]` to `trial`"
+            )
+            return ExitRecord(returncode=None, stage="outside", why=why)
         program = found or program
     marks = None
     control = directory.top / "control"

@@ -195,6 +195,18 @@ def test_a_shell_has_the_environment(study: Path) -> None:
         timeout=60,
     )
     assert (done.stdout, done.returncode) == ("3\n", 137), done.stderr
+    # What `pip install` would change is neither this program nor the system.
+    tools = f"{sys.prefix}/bin"
+    done = subprocess.run(
+        [*words, "--", "sh", "-c", "echo $PATH; echo $PIP_REQUIRE_VIRTUALENV"],
+        env={**os.environ, "PATH": f"{tools}/:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    path, alone = done.stdout.splitlines()
+    assert tools not in [part.rstrip("/") for part in path.split(":")]
+    assert alone == "1"
     done = subprocess.run([*words, "--", "no-such-program"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "no-such-program cannot be run" in done.stderr

@@ -24,8 +24,12 @@ def make_wheel(
     requires_python: str | None = None,
     modules: dict[str, str] | None = None,
     scripts: dict[str, str] | None = None,
+    added: dict[str, str] | None = None,
 ) -> tuple[str, bytes]:
-    """A wheel's file name and bytes; the module named like the package holds its version."""
+    """A wheel's file name and bytes; the module named like the package holds its version.
+
+    `added` is put behind the end of a file after the list of hashes was made, as in some published wheels.
+    """
     module = name.replace("-", "_")
     info = f"{module}-{version}.dist-info"
     metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
@@ -43,6 +47,8 @@ def make_wheel(
         digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
         record.append(f"{path},sha256={digest},{len(text.encode())}")
     files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""])
+    for path, text in (added or {}).items():
+        files[path] += text
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path, text in files.items():

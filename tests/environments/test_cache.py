@@ -135,6 +135,35 @@ def test_a_damaged_archive_is_found_by_the_next_prefix_that_is_made_from_it(lock
     assert run(prefix, "import demo; print(demo.main.__name__)") == "main"
 
 
+def test_a_wheel_that_disagrees_with_its_own_list_is_built(index, cache, python):
+    wrong = {"odd-1.0.dist-info/METADATA": "\n", "odd/sub/__init__.py": "x = 1\n"}
+    index.add("odd", "1.0", modules={"odd/sub/__init__.py": "", "odd/__init__.py": ""}, added=wrong)
+    index.add("below", "2.0")
+    first = ensure_prefix(locked(index, python, "odd"), cache_dir=cache)
+    assert run(first, "import odd.sub; print(odd.sub.x)") == "1"
+    assert "odd-1.0 states wrong hashes of 2 of its own files" in first.notes[0]
+    fetched = len([path for path in index.requests if "odd" in path])
+    second = ensure_prefix(locked(index, python, "odd", "below"), cache_dir=cache)
+    assert second.notes == ()
+    assert len([path for path in index.requests if "odd" in path]) == fetched, "looked at once"
+    assert [found.damaged for found in verify(cache) if found.damaged] == []
+
+
+def test_damage_in_a_wheel_that_disagrees_with_its_own_list_is_found(index, cache, python):
+    wrong = {"odd-1.0.dist-info/METADATA": "\n"}
+    index.add("odd", "1.0", modules={"odd.py": "value = 1\n"}, added=wrong)
+    index.add("below", "2.0")
+    ensure_prefix(locked(index, python, "odd"), cache_dir=cache)
+    (archive,) = cache.glob("uv/archive-v*/*/odd.py")
+    spoil(archive)
+    (metadata,) = cache.glob("uv/archive-v*/*/odd-1.0.dist-info/METADATA")
+    spoil(metadata)
+    prefix = ensure_prefix(locked(index, python, "odd", "below"), cache_dir=cache)
+    assert "fetched again" in prefix.notes[-1]
+    assert run(prefix, "import odd; print(odd.value)") == "1"
+    assert [found.damaged for found in verify(cache, [prefix.path.name])] == [{}]
+
+
 def test_damage_that_comes_back_is_an_error(lock, cache, monkeypatch):
     monkeypatch.setattr(
         prefix_module, "damage", lambda place, **_: ((p.name, [place]) for p in packages_in(place))

@@ -44,7 +44,7 @@ def no_installers(monkeypatch):
 
         monkeypatch.setattr(prefix, "make_empty", never)
         monkeypatch.setattr(prefix, "install", never)
-        monkeypatch.setattr(prefix_module.conda_prefix, "fill", never)
+        monkeypatch.setattr(prefix_module.conda_process, "fill", never)
 
     return forbid
 

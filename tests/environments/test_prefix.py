@@ -167,7 +167,7 @@ def test_a_full_disk_is_transient_and_a_closed_cache_has_a_remedy(lock, cache, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("bisect_env.environments.prefix.pylock.text", full)
+        patched.setattr("bisect_env.environments.prefix.lockfiles.text", full)
         with pytest.raises(UnbuildableError, match="No space left") as raised:
             ensure_prefix(lock, cache_dir=cache)
     assert raised.value.transient

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage.records import CombinationState, Study, StudyDefinition
 from bisect_env.storage.store import Store
@@ -39,12 +40,11 @@ def combination(version: str) -> Combination:
 
 
 def lock(version: str) -> Lock:
-    name = version.replace(".", "") * 16
     packages = (
         LockedPackage("orjson", version, "pip", f"https://files.example/orjson-{version}.whl", "a" * 64),
         LockedPackage("zipp", "3.0", "pip", "https://files.example/zipp-3.0.whl", "b" * 64),
     )
-    return Lock(name, "3.11", "linux-64", packages, f"# lock of {version}\n")
+    return make_lock("3.11", "linux-64", packages)
 
 
 def record(version: str = "2.0", outcome: Outcome = Outcome.PASS, **changes: Any) -> TrialRecord:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 import sqlite3
 import stat
 import threading
@@ -19,7 +18,6 @@ from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Machine, Outcome
 from tests.storage.postgres_server import Server
 from tests.storage.samples import combination, opened_study, record, whole_record
-from tests.storage.test_migrations import FROZEN
 from tests.storage.test_sqlite_store import noise
 
 POSTGRES = pytest.param("postgresql", marks=pytest.mark.integration)
@@ -170,19 +168,6 @@ def test_collected_logs_stay_collected_and_come_back_from_who_has_them(db: str, 
         found = store.trial(large)
         assert found is not None
         assert found.collected, "the trial was there already, and its log was given up on purpose"
-
-
-@pytest.mark.parametrize("schema", [1, 2])
-def test_a_file_of_an_older_release_is_imported(db: str, schema: int, tmp_path: Path) -> None:
-    old = tmp_path / "old.sqlite"
-    shutil.copy(FROZEN / f"schema-{schema}.sqlite", old)
-    before = old.read_bytes()
-    assert transfer.import_file(db, old).new_trials == 4
-    assert old.read_bytes() == before
-    with Store.open(db) as store:
-        assert len(store.trials(store.study("orjson").id)) == 4
-    with pytest.raises(StorageError, match="older release"):
-        transfer.merge_databases(db, str(old))
 
 
 def test_what_cannot_be_exchanged(db: str, tmp_path: Path) -> None:

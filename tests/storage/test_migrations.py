@@ -1,11 +1,12 @@
-"""Databases of older schemas, upgraded and then used, on both back ends."""
+"""Revisions make what the tables say, upgrades are whole or nothing, and checks find what is missing."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import sqlite3
-import zlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,41 +20,30 @@ from bisect_env.storage import backend, maintenance
 from bisect_env.storage.connect import open_any_schema
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA, SCHEMA_VERSION
-from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence
-from tests.storage.postgres_server import Server
-from tests.storage.samples import combination, lock, opened_study, record, whole_record
+from tests.storage.samples import opened_study
 
-FROZEN = Path(__file__).parent / "frozen"
-"""A database of each schema, as the release that had it wrote it."""
+REVISIONS = Path(backend.__file__).parent / "migrations"
 
+LATER = """
+import sqlalchemy as sa
+from alembic import op
 
-BACK_ENDS = ["sqlite", pytest.param("sql", marks=pytest.mark.integration)]
-
-
-def thaw(request: pytest.FixtureRequest, number: int, kind: str, folder: Path) -> str:
-    """A copy of a frozen database, as `--db` names it."""
-    frozen = FROZEN / f"schema-{number}.{kind}"
-    if kind == "sqlite":
-        return str(shutil.copy(frozen, folder / "old.sqlite"))
-    url = str(request.getfixturevalue("postgres_url"))
-    server: Server = request.getfixturevalue("postgres")
-    server.run(frozen.read_text("utf-8"), database=url.rpartition("/")[2])
-    return url
+revision = "{revision}"
+down_revision = "{before}"
 
 
-@pytest.fixture(params=range(1, SCHEMA_VERSION))
-def schema_number(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
+def upgrade() -> None:
+    with op.batch_alter_table("studies") as batch:
+        batch.add_column(sa.Column("later", sa.String(), nullable=False, server_default="yes"))
+    {then}
+"""
 
 
-@pytest.fixture(params=BACK_ENDS)
-def old(request: pytest.FixtureRequest, schema_number: int, tmp_path: Path) -> str:
-    return thaw(request, schema_number, request.param, tmp_path)
-
-
-@pytest.fixture
-def old_file(request: pytest.FixtureRequest, schema_number: int, tmp_path: Path) -> Path:
-    return Path(thaw(request, schema_number, "sqlite", tmp_path))
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
+def reference(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "results.sqlite")
+    return str(request.getfixturevalue("postgres_url"))
 
 
 def differences(reference: str) -> list[object]:
@@ -68,82 +58,112 @@ def differences(reference: str) -> list[object]:
         database.engine.dispose()
 
 
-def test_every_schema_has_a_revision_and_its_frozen_database() -> None:
-    scripts = ScriptDirectory(str(Path(backend.__file__).parent / "migrations"))
-    revisions = [script.revision for script in scripts.walk_revisions()]
+def test_every_schema_has_a_revision() -> None:
+    revisions = [script.revision for script in ScriptDirectory(str(REVISIONS)).walk_revisions()]
     assert revisions == [backend.revision_of(number) for number in range(SCHEMA_VERSION, 0, -1)]
-    frozen = {path.name for path in FROZEN.iterdir()}
-    assert frozen == {f"schema-{n}.{kind}" for n in range(1, SCHEMA_VERSION) for kind in ("sql", "sqlite")}
 
 
-def test_an_old_database_names_the_command_that_mends_it(old: str) -> None:
-    before = Path(old).read_bytes() if Path(old).exists() else None
+def test_a_new_database_is_what_the_tables_say(reference: str) -> None:
+    Store.open(reference).close()
+    assert differences(reference) == []
+    assert maintenance.problems(reference)[1] == []
+
+
+def test_the_revisions_alone_make_every_table(reference: str) -> None:
+    Store.open(reference).close()
+    database = open_any_schema(reference)
+    try:
+        with database.engine.begin() as connection:
+            backend.drop(connection)
+            METADATA.drop_all(connection)
+            connection.exec_driver_sql("DROP TABLE alembic_version")
+            backend.to_head(connection)
+            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            assert compare_metadata(context, METADATA) == []
+            assert backend.revisions(connection) == [backend.revision_of(SCHEMA_VERSION)]
+    finally:
+        database.engine.dispose()
+
+
+def later_release(folder: Path, monkeypatch: pytest.MonkeyPatch, then: str = "pass") -> None:
+    """From now on this is a release with one more schema."""
+    scripts = folder / "migrations"
+    if scripts.exists():
+        shutil.rmtree(scripts)
+    shutil.copytree(REVISIONS, scripts)
+    before, revision = backend.revision_of(SCHEMA_VERSION), backend.revision_of(SCHEMA_VERSION + 1)
+    text = LATER.format(revision=revision, before=before, then=then)
+    (scripts / "versions" / f"{revision}_later.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(backend, "MIGRATIONS", str(scripts))
+    for module in (backend, maintenance):
+        monkeypatch.setattr(module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+
+
+def test_an_older_database_is_left_alone_until_it_is_upgraded(
+    reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(reference) as store:
+        study = opened_study(store)
+    later_release(tmp_path, monkeypatch)
     for read_only in (False, True):
         with pytest.raises(StorageError, match="older release") as caught:
-            Store.open(old, read_only=read_only)
-        named = old if before else old.replace(old.split(":")[2].split("@")[0], "***")
-        assert caught.value.remedy in (
-            f"bisect-env db upgrade --db {named}",
-            f"bisect-env db upgrade --db '{named}'",
-        )
-    assert before is None or Path(old).read_bytes() == before
+            Store.open(reference, read_only=read_only)
+        assert str(caught.value.remedy).startswith("bisect-env db upgrade --db ")
+    done = maintenance.upgrade(reference)
+    assert (done.before, done.after) == (SCHEMA_VERSION, SCHEMA_VERSION + 1)
+    with Store.open(reference) as store:
+        assert store.study("orjson").id == study.id
+    again = maintenance.upgrade(reference)
+    assert (again.before, again.after) == (SCHEMA_VERSION + 1, SCHEMA_VERSION + 1)
 
 
-def test_an_old_database_is_upgraded_and_then_used(old: str) -> None:
-    done = maintenance.upgrade(old)
-    assert (done.before < done.after, done.after) == (True, SCHEMA_VERSION)
-    assert maintenance.problems(old) == (done.shown, [])
-    assert differences(old) == []
-    with Store.open(old) as store:
-        study = store.study("orjson")
-        assert study.status == "finished"
-        assert study.verdict is not None
-        assert study.verdict["first_bad"] == {"orjson": "2.0"}
-        trials = store.trials(study.id)
-        assert [trial.evidence for trial in trials] == [Evidence.BAD, *[Evidence.GOOD] * 3]
-        whole = store.trial(trials[0].trial_id)
-        assert whole is not None
-        assert (whole.record.stdout, whole.record.copies) == (whole_record().stdout, whole_record().copies)
-        assert store.lock(lock("2.0").content_hash) == lock("2.0")
-        assert len(store.decisions(study.id)) == 1
-        assert opened_study(store).id == study.id
-        assert store.record_trial(study.id, record(), Evidence.GOOD)
-        assert len(store.trials(study.id)) == 5
-        assert store.counts(study.id)[combination("2.0")].bad == 1
-        assert store.reused(study.id) == []
-        # Trials of then have no key: nothing says under what they were measured.
-        assert store.measured("another", [""], [UNKNOWN_MACHINE], logs=True) == {}
-        assert store.collect(0).logs == 0
-    again = maintenance.upgrade(old)
-    assert (again.before, again.after) == (SCHEMA_VERSION, SCHEMA_VERSION)
+def content(path: Path) -> list[str]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return list(connection.iterdump())
+
+
+def changed(path: Path, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
 
 
 def test_an_upgrade_that_fails_leaves_the_database_as_it_was(
-    old_file: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def content() -> list[str]:
-        with contextlib.closing(sqlite3.connect(old_file)) as connection:
-            return list(connection.iterdump())
-
-    before = content()
-
-    def fail(_connection: object) -> None:
-        raise RuntimeError("the machine went down")
-
-    monkeypatch.setattr(backend, "make_views", fail)
+    path = tmp_path / "results.sqlite"
+    with Store.open(str(path)) as store:
+        opened_study(store)
+    before = content(path)
+    later_release(tmp_path, monkeypatch, then='raise RuntimeError("the machine went down")')
     with pytest.raises(RuntimeError, match="went down"):
-        maintenance.upgrade(str(old_file))
-    assert content() == before
-    monkeypatch.undo()
-    assert maintenance.upgrade(str(old_file)).after == SCHEMA_VERSION
+        maintenance.upgrade(str(path))
+    assert content(path) == before
+    later_release(tmp_path, monkeypatch)
+    assert maintenance.upgrade(str(path)).after == SCHEMA_VERSION + 1
 
 
-def test_rows_that_refer_to_nothing_are_not_upgraded(old_file: Path) -> None:
-    with contextlib.closing(sqlite3.connect(old_file)) as connection:
-        connection.execute("DELETE FROM locks")
-        connection.commit()
-    with pytest.raises(StorageError, match="refer to nothing; it was not upgraded"):
-        maintenance.upgrade(str(old_file))
+@pytest.mark.parametrize(
+    ("statement", "match"),
+    [
+        ("DELETE FROM locks", "refer to nothing; it was not upgraded"),
+        ("INSERT INTO alembic_version VALUES ('beef')", "names '0001' and 'beef'; it was not upgraded"),
+        ("DELETE FROM alembic_version", "names no revision; it was not upgraded"),
+    ],
+)
+def test_what_somebody_changed_is_not_upgraded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, match: str
+) -> None:
+    path = tmp_path / "results.sqlite"
+    with Store.open(str(path)) as store:
+        opened_study(store)
+    changed(path, statement)
+    before = content(path)
+    later_release(tmp_path, monkeypatch)
+    with pytest.raises(StorageError, match=match):
+        maintenance.upgrade(str(path))
+    assert content(path) == before
 
 
 def test_upgrading_makes_nothing(tmp_path: Path) -> None:
@@ -152,41 +172,20 @@ def test_upgrading_makes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_new_database_is_what_the_revisions_make(tmp_path: Path) -> None:
-    path = str(tmp_path / "new.sqlite")
-    Store.open(path).close()
-    assert differences(path) == []
-    assert maintenance.problems(path) == (path, [])
-
-
-def test_passwords_of_older_releases_go(old_file: Path) -> None:
-    url = "https://me:hunter2@index.example/simple"
-    with contextlib.closing(sqlite3.connect(old_file)) as connection:
-        connection.execute("UPDATE studies SET matrix_text = ?", [f"# {url}\nname: x\n"])
-        connection.execute("UPDATE combinations SET reason = ?", [url])
-        connection.execute("UPDATE packages SET url = ?", [url])
-        connection.execute("UPDATE logs SET stderr = ?", [zlib.compress(url.encode())])
-        connection.commit()
-    maintenance.upgrade(str(old_file))
-    with contextlib.closing(sqlite3.connect(old_file)) as connection:
-        assert "hunter2" not in "".join(connection.iterdump())
-        blobs = connection.execute("SELECT data FROM blobs").fetchall()
-    assert "hunter2" not in "".join(zlib.decompress(data).decode("utf-8", "replace") for (data,) in blobs)
-
-
-@pytest.mark.integration
-def test_the_revisions_alone_make_every_table_on_a_server(postgres_url: str) -> None:
-    database = open_any_schema(postgres_url)
-    try:
-        with database.engine.begin() as connection:
-            backend.drop(connection)
-            METADATA.drop_all(connection)
-            connection.exec_driver_sql("DROP TABLE alembic_version")
-            backend.to_head(connection, 0)
-            context = MigrationContext.configure(connection, opts={"compare_type": True})
-            assert compare_metadata(context, METADATA) == []
-    finally:
-        database.engine.dispose()
+def test_making_and_opening_a_database_needs_no_alembic(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom bisect_env.storage.store import Store\nfrom bisect_env.storage import maintenance\n"
+        "for _ in range(2): Store.open(sys.argv[1]).close()\n"
+        "assert maintenance.problems(sys.argv[1])[1] == []\nprint('alembic' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "results.sqlite")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 @pytest.mark.parametrize(
@@ -203,16 +202,18 @@ def test_what_cannot_be_upgraded(version: int, match: str) -> None:
         ("DROP VIEW v_trials", "v_trials is missing"),
         ("DROP TABLE decisions", "decisions is missing"),
         ("DELETE FROM locks", "a row of packages refers to a row of locks that is gone"),
-        ("DELETE FROM alembic_version", "the version table names revision None"),
+        ("DELETE FROM alembic_version", "the version table names no revision, not 0001"),
+        ("DROP TABLE alembic_version", "the version table names no revision, not 0001"),
+        ("INSERT INTO alembic_version VALUES ('beef')", "names '0001' and 'beef', not 0001"),
+        ("UPDATE studies SET grid = 'null'", "damaged: study"),
+        ("UPDATE packages SET url = 'https://else.example/zipp.whl' WHERE name = 'zipp'", "damaged: lock"),
         ("DROP INDEX ix_trials_lock_hash", None),
     ],
 )
 def test_what_a_check_finds(tmp_path: Path, statement: str, problem: str | None) -> None:
-    path = str(tmp_path / "results.sqlite")
-    with Store.open(path) as store:
+    path = tmp_path / "results.sqlite"
+    with Store.open(str(path)) as store:
         opened_study(store)
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute(statement)
-        connection.commit()
-    found = " ".join(maintenance.problems(path)[1])
+    changed(path, statement)
+    found = " ".join(maintenance.problems(str(path))[1])
     assert (problem in found) if problem else not found

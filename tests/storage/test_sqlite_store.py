@@ -274,7 +274,7 @@ def test_damage_that_shows_later_is_told_as_well(filled: Path) -> None:
     ("schema", "match"),
     [
         (SCHEMA_VERSION + 1, "newer release[^$]*remedy: install the newest release"),
-        (1, "older release[^$]*remedy: bisect-env db upgrade --db /"),
+        (0, "older release[^$]*remedy: bisect-env db upgrade --db /"),
     ],
 )
 def test_another_schema(filled: Path, schema: int, match: str) -> None:
@@ -299,9 +299,10 @@ def test_a_database_that_somebody_changed(filled: Path, statement: str, match: s
     ("statement", "match"),
     [
         ("UPDATE trials SET outcome = 'imploded'", "holds 'imploded', which this release does not know"),
-        ("UPDATE studies SET grid = '[{'", "JSON that cannot be read"),
+        ("UPDATE studies SET grid = '[{'", "is damaged: study [0-9a-f]{32}, column grid: it holds '\\[{'"),
         ("UPDATE blobs SET data = x'00'", "stored log [0-9a-f]+ cannot be read"),
-        ("UPDATE blobs SET data = x'789c030000000001'", "cannot be read .its content has changed"),
+        ("UPDATE blobs SET data = x'789c030000000001'", "does not unpack to the 1200 bytes"),
+        ("UPDATE blobs SET data = x'789c4bacf0600000024c00e9'", "cannot be read"),
         ("UPDATE blobs SET data = NULL", "cannot be read .No such file"),
         ("DROP TABLE blobs", "lacks a part"),
     ],

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def test_a_fork_bomb_within_a_limit_is_ended(run: Run) -> None:
     # As nobody, who may have sixty processes; each goes on making more until it is killed.
     bomb = "bomb() { bomb | bomb & }; bomb; while true; do bomb; sleep 0.01; done"
     humbly = ("setpriv", "--reuid=65534", "--clear-groups", "prlimit", "--nproc=60:60")
-    record = run(command=(*humbly, "sh", "-c", bomb), timeout=1.5)
+    record = run(command=(*humbly, "sh", "-c", bomb), timeout=1.5, allow_host=("setpriv",))
     assert record.outcome in (Outcome.HANG, Outcome.EXIT_FAIL)
 
 
@@ -260,6 +261,65 @@ def test_commands_that_cannot_run(run: Run, command: tuple[str, ...], detail: st
 def test_a_script_in_the_prefix_is_found_and_other_tools_are_found_on_the_path(run: Run) -> None:
     assert "pytest" in run(command=("pytest", "--version")).stdout
     assert run(command=("sh", "-c", "exit 7")).returncode == 7
+
+
+@pytest.fixture
+def bare_prefix(tmp_path: Path) -> Path:
+    """An environment without commands but its Python, as a lock without pytest makes it."""
+    (tmp_path / "prefix" / "bin").mkdir(parents=True)
+    (tmp_path / "prefix" / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    return tmp_path / "prefix"
+
+
+def host_tool(folder: Path, name: str, first_line: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    tool = folder / name
+    tool.write_text(f"{first_line}\necho the host\n")
+    tool.chmod(0o755)
+    return tool
+
+
+def test_a_program_of_the_host_is_not_run_in_silence(
+    run: Run, bare_prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = host_tool(tmp_path / "host", "pytest", "#!/bin/sh")
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    for name in ("pytest", str(tool)):
+        record = run(command=(name,), prefix=bare_prefix)
+        assert record.outcome is Outcome.NOT_RUNNABLE
+        assert record.stdout == ""
+        assert "packages: [pytest]" in record.detail
+        assert "allow_host: [pytest]" in record.detail
+    for allowed in ("pytest", str(tool)):
+        record = run(command=("pytest",), prefix=bare_prefix, allow_host=(allowed,))
+        assert (record.outcome, record.stdout) == (Outcome.PASS, "the host\n")
+
+
+def test_a_python_of_the_host_is_not_run_in_silence(run: Run, bare_prefix: Path) -> None:
+    other = str(Path(sys.executable).resolve())
+    record = run("print(1)", command=(other, "main.py"), prefix=bare_prefix)
+    assert record.outcome is Outcome.NOT_RUNNABLE
+    assert "call it `python`" in record.detail
+
+
+def test_a_script_whose_first_line_names_another_python(run: Run, bare_prefix: Path) -> None:
+    other = Path(sys.executable).resolve()
+    script = f"#!{other}\nprint('ran')\n".encode()
+    files = (TrialFile("run.py", script, executable=True),)
+    record = run(command=("./run.py",), files=files, prefix=bare_prefix)
+    assert record.outcome is Outcome.NOT_RUNNABLE
+    assert f"#!/usr/bin/env {other.name}" in record.detail
+    meant = replace(files[0], content=b"#!/usr/bin/env python\nprint('ran')\n")
+    assert run(command=("./run.py",), files=(meant,), prefix=bare_prefix).stdout == "ran\n"
+    assert (
+        run(command=("./run.py",), files=files, prefix=bare_prefix, allow_host=(other.name,)).stdout
+        == "ran\n"
+    )
+
+
+def test_a_command_that_is_nowhere_says_which_line_would_help(run: Run, bare_prefix: Path) -> None:
+    record = run(command=("no-such-tool",), prefix=bare_prefix)
+    assert "packages: [no-such-tool]" in record.detail
 
 
 def test_tools_of_our_own_environment_are_not(

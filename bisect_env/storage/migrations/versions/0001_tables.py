@@ -1,4 +1,4 @@
-"""The tables of the first release."""
+"""The tables of the first release; views are made again after every upgrade."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -31,6 +31,7 @@ def upgrade() -> None:
         sa.Column("settings", sa.JSON(), nullable=False),
         sa.Column("verdict", sa.JSON()),
         sa.Column("matrix_text", sa.Text(), nullable=False),
+        sa.Column("fresh", sa.Boolean(), nullable=False, server_default=sa.false()),
     )
     op.create_index("ix_studies_created_at", "studies", ["created_at"])
     op.create_index("ix_studies_name_digest", "studies", ["name", "digest"])
@@ -81,16 +82,57 @@ def upgrade() -> None:
         *(sa.Column(name, sa.String(), nullable=False) for name in ("host", "worker", "gpu")),
         sa.Column("signature", sa.Text(), nullable=False),
         sa.Column("detail", sa.Text(), nullable=False),
+        *(
+            sa.Column(name, sa.String(), nullable=False, server_default="")
+            for name in ("trial_key", "cpu", "gpu_model", "driver")
+        ),
     )
-    counted = ["study_id", "combination_id", "evidence", "outcome"]
-    op.create_index("ix_trials_study_counts", "trials", counted)
-    op.create_index("ix_trials_combination_id", "trials", ["combination_id"])
-    op.create_index("ix_trials_lock_hash", "trials", ["lock_hash"])
+    for name, columns in {
+        "study_counts": ["study_id", "combination_id", "evidence", "outcome"],
+        "combination_evidence": ["combination_id", "evidence"],
+        "study_sequence": ["study_id", "sequence"],
+        "trial_key": ["trial_key", "cpu"],
+        "recorded_at": ["recorded_at"],
+        "outcome": ["outcome", "lock_hash", "gpu_model", "study_id"],
+        "machine": ["cpu", "gpu_model", "driver", "evidence", "study_id"],
+        "host": ["host", "evidence", "study_id"],
+        "lock_hash": ["lock_hash"],
+    }.items():
+        op.create_index(f"ix_trials_{name}", "trials", columns)
     op.create_table(
-        "logs",
+        "reused",
+        sa.Column("study_id", sa.String(), sa.ForeignKey("studies.id"), primary_key=True),
         sa.Column("trial_sequence", sa.Integer(), sa.ForeignKey("trials.sequence"), primary_key=True),
-        *(sa.Column(name, sa.LargeBinary(), nullable=False) for name in ("stdout", "stderr", "stack")),
+        sa.Column("combination_id", sa.Integer(), sa.ForeignKey("combinations.id"), nullable=False),
+        sa.Column("evidence", sa.String(), nullable=False),
     )
+    op.create_index("ix_reused_trial_sequence", "reused", ["trial_sequence"])
+    op.create_index("ix_reused_combination_id", "reused", ["combination_id"])
+    op.create_table(
+        "claims",
+        sa.Column("trial_id", sa.String(), primary_key=True, nullable=False),
+        sa.Column("study_id", sa.String(), sa.ForeignKey("studies.id"), nullable=False),
+        sa.Column("combination_id", sa.Integer(), sa.ForeignKey("combinations.id"), nullable=False),
+        sa.Column("holder", sa.String(), nullable=False),
+        sa.Column("expires_at", sa.Double(), nullable=False),
+    )
+    for name in ("study_id", "combination_id", "holder"):
+        op.create_index(f"ix_claims_{name}", "claims", [name])
+    op.create_table(
+        "blobs",
+        sa.Column("content_hash", sa.String(), primary_key=True, nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("stored", sa.BigInteger(), nullable=False),
+        sa.Column("collected", sa.Boolean(), nullable=False),
+        sa.Column("data", sa.LargeBinary()),
+    )
+    op.create_table(
+        "artefacts",
+        sa.Column("trial_sequence", sa.Integer(), sa.ForeignKey("trials.sequence"), primary_key=True),
+        sa.Column("name", sa.String(), primary_key=True, nullable=False),
+        sa.Column("content_hash", sa.String(), sa.ForeignKey("blobs.content_hash"), nullable=False),
+    )
+    op.create_index("ix_artefacts_content_hash", "artefacts", ["content_hash"])
     op.create_table(
         "decisions",
         sa.Column("id", sa.Integer(), primary_key=True, nullable=False),

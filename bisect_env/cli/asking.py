@@ -1,0 +1,371 @@
+"""A question in the words of a command line, as the folder of a matrix that commands can come back to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from bisect_env.matrix.ask import Question
+
+RANGE_HELP = "Package that is asked about, with its range: 'orjson>=3.8', or a name for every release."
+PackagesOption = Annotated[list[str] | None, typer.Option("--package", "-p", help=RANGE_HELP)]
+WithOption = Annotated[
+    list[str] | None,
+    typer.Option("--with", help="Package that every environment holds besides: numpy==2.2.6."),
+]
+PythonOption = Annotated[
+    list[str] | None, typer.Option("--python", help="Python, such as 3.12; several make an axis.")
+]
+GoodOption = Annotated[
+    list[str] | None, typer.Option("--good", "--start", help="A version that works: 2.6.0, or torch=2.6.0.")
+]
+BadOption = Annotated[
+    list[str] | None, typer.Option("--bad", "--end", help="A version that fails: 2.8.0, or torch=2.8.0.")
+]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", help="Ask for the day instead: it worked on this one, 2026-01-31.")
+]
+RateOption = Annotated[
+    float | None,
+    typer.Option("--rate", min=0.0, max=1.0, help="About how often it fails where it does: 1, 0.5, 0.1."),
+]
+AlwaysOption = Annotated[bool, typer.Option("--always", help="It fails every time: the same as --rate 1.")]
+FilesOption = Annotated[
+    list[str] | None,
+    typer.Option("--files", "--copy", help="File or directory that travels along (files in the command do)."),
+]
+PreOption = Annotated[bool, typer.Option("--pre", help="Try pre-releases too.")]
+StepOption = Annotated[
+    str, typer.Option("--step", help="Of a range: the newest of each major, minor or patch, or every one.")
+]
+ChannelOption = Annotated[
+    list[str] | None, typer.Option("--channel", "-c", help="Packages come from this conda channel.")
+]
+TimeoutOption = Annotated[str, typer.Option("--timeout", help="Of one trial: then it hangs. Default: 60s.")]
+EnvOption = Annotated[
+    list[str] | None, typer.Option("--env", help="Environment variable of every trial: NAME=VALUE.")
+]
+ConfidenceOption = Annotated[
+    float | None, typer.Option("--confidence", help="Of the answer; default: 0.95.", min=0.51, max=0.9999)
+]
+NameOption = Annotated[str, typer.Option("--name", help="Of the study; default: the packages.")]
+IndexOption = Annotated[
+    str, typer.Option("--index", help="Address of the package index; default: the one uv and pip use.")
+]
+SaveOption = Annotated[
+    Path | None, typer.Option("--save", help="Write the question to this matrix file, and go by that.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What a command line says, beside where trials run.
+
+    Attributes:
+        words: What stands for itself: a range and a script, or the command.
+        packages, with_packages, python, good, bad, since, rate, always, files, pre, step, channel, timeout,
+            env, confidence, name, index, gpus: The options of these names.
+    """
+
+    words: Sequence[str] = ()
+    packages: Sequence[str] = ()
+    with_packages: Sequence[str] = ()
+    python: Sequence[str] = ()
+    good: Sequence[str] = ()
+    bad: Sequence[str] = ()
+    since: str | None = None
+    rate: float | None = None
+    always: bool = False
+    files: Sequence[str] = ()
+    pre: bool = False
+    step: str = ""
+    channel: Sequence[str] = ()
+    timeout: str = ""
+    env: Sequence[str] = ()
+    confidence: float | None = None
+    name: str = ""
+    index: str = ""
+    gpus: str | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether this asks for itself, and names no matrix file."""
+        return bool(self.packages or self.since) or not (self.words and names_matrix(self.words[0]))
+
+    def refuse_beside_matrix(self) -> None:
+        """A matrix file says all of it itself.
+
+        Raises:
+            UsageError: A flag contradicts it.
+        """
+        from bisect_env.errors import UsageError
+
+        given = [
+            flag
+            for flag, value in (
+                ("--with", self.with_packages),
+                ("--python", self.python),
+                ("--good", self.good),
+                ("--bad", self.bad),
+                ("--rate", self.rate is not None),
+                ("--always", self.always),
+                ("--files", self.files),
+                ("--pre", self.pre),
+                ("--step", self.step),
+                ("--channel", self.channel),
+                ("--timeout", self.timeout),
+                ("--env", self.env),
+                ("--confidence", self.confidence is not None),
+                ("--name", self.name),
+                ("--index", self.index),
+            )
+            if value
+        ]
+        if given:
+            raise UsageError(
+                f"{given[0]} belongs to a question on the command line, and {self.words[0]} is a matrix file",
+                remedy="write it into the file, or ask with `-p PACKAGE`",
+            )
+        if len(self.words) > 1:
+            raise UsageError(
+                f"{self.words[0]} is a matrix file, which has its command in it: {' '.join(self.words[1:])} "
+                "is one too many",
+                remedy="leave it out, or ask with `-p PACKAGE -- COMMAND`",
+            )
+
+
+def names_matrix(word: str) -> bool:
+    """Whether a word is meant as the path of a matrix file, and no range of a package."""
+    if word.endswith((".yaml", ".yml")):
+        return True
+    path = Path(word)
+    return ("/" in word or path.exists()) and path.suffix not in (".py", ".sh")
+
+
+def asked_rate(rate: float | None, *, always: bool) -> float | None:
+    """`--rate` and `--always` in one.
+
+    Raises:
+        UsageError: They contradict each other, or the rate is none.
+    """
+    from bisect_env.errors import UsageError
+
+    if rate is not None and rate <= 0:
+        raise UsageError("--rate 0: what never fails cannot be looked for", remedy="say 1, 0.5 or 0.1")
+    if always and rate not in (None, 1.0):
+        raise UsageError(f"--always is --rate 1, and --rate {rate:g} was given", remedy="give one of them")
+    return 1.0 if always else rate
+
+
+def environment_variables(texts: Sequence[str]) -> dict[str, str]:
+    """`--env NAME=VALUE`.
+
+    Raises:
+        UsageError: One is not like that.
+    """
+    from bisect_env.errors import UsageError
+
+    found = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name.isidentifier():
+            raise UsageError(f"--env {text} is no variable", remedy="write it as --env NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
+    """Make the matrix of a question, with its files beside it.
+
+    Args:
+        flags: As given.
+        save: Where the user wants it; None for a folder of ours, named by its content, so that the same
+            question is the same study.
+        quiet: Do not show it.
+
+    Returns:
+        The matrix file.
+
+    Raises:
+        UsageError: What was asked cannot be.
+        MatrixError: The same, found when the matrix was read.
+    """
+    from bisect_env.errors import UsageError
+    from bisect_env.matrix.ask import matrix_text, package_name, stated_ends
+
+    packages, words = list(flags.packages), list(flags.words)
+    if not packages and not flags.since:
+        if not words:
+            raise UsageError(
+                "nothing was asked",
+                remedy='name a matrix file, or a range and a script: bisect-env run "orjson>=3.8" repro.py',
+            )
+        packages.append(words.pop(0))
+        if Path(packages[0]).suffix in (".py", ".sh"):
+            raise UsageError(
+                f"{packages[0]} is a script: the package that is asked about is missing",
+                remedy=f'name it first: bisect-env run "PACKAGE>=1.0" {packages[0]}',
+            )
+    names = [package_name(text) for text in packages]
+    question, files = asked_command(flags, words)
+    question = replace(
+        question,
+        packages=tuple(packages),
+        pythons=tuple(one.strip() for text in flags.python for one in text.split(",")),
+        good=stated_ends(flags.good, names, "--good"),
+        bad=stated_ends(flags.bad, names, "--bad"),
+        since=flags.since or "",
+        until=datetime.now(UTC).date().isoformat() if flags.since else "",
+    )
+    return kept(matrix_text(question, command_line=own_words()), files, save, quiet=quiet)
+
+
+def asked_command(flags: Flags, words: Sequence[str]) -> tuple[Question, dict[str, Path]]:
+    """What is run, without what is asked about it, and the files that it takes along.
+
+    Args:
+        flags: As given.
+        words: The command.
+
+    Raises:
+        UsageError: A script does not exist, or a flag is wrong.
+    """
+    from bisect_env.matrix.ask import InlineMetadata, Question, full_command, inline_metadata, travelling
+
+    folder = Path.cwd()
+    command, files = travelling(full_command(words, folder), flags.files, folder)
+    scripts = [place for name, place in files.items() if name in command and name.endswith(".py")]
+    inline = inline_metadata(scripts[0].read_text("utf-8", "replace"), scripts[0].name) if scripts else None
+    question = Question(
+        packages=(),
+        command=command,
+        files=tuple(files),
+        with_packages=tuple(flags.with_packages),
+        rate=asked_rate(flags.rate, always=flags.always),
+        inline=inline or InlineMetadata(),
+        channels=tuple(flags.channel),
+        prereleases=flags.pre,
+        step=flags.step,
+        timeout=flags.timeout,
+        gpus=_gpus_of_a_trial(flags.gpus),
+        env=environment_variables(flags.env),
+        confidence=flags.confidence,
+        name=flags.name,
+        index=flags.index,
+    )
+    return question, files
+
+
+def own_words() -> str:
+    """The command as it was given, "" if it is no single line."""
+    line = shlex.join(["bisect-env", *sys.argv[1:]])
+    return "" if "\n" in line else line
+
+
+def _gpus_of_a_trial(text: str | None) -> int:
+    """`--gpus 1` of a question is what a trial needs; `--gpus 0,2` names devices, one for each trial."""
+    return 0 if text is None else int(text) if _is_number(text) else 1
+
+
+def devices(flags: Flags) -> str | None:
+    """What `--gpus` says of the devices themselves."""
+    return None if flags.asks and flags.gpus is not None and _is_number(flags.gpus) else flags.gpus
+
+
+def _is_number(gpus: str) -> bool:
+    return gpus.isdecimal() and gpus != "0"
+
+
+def kept(text: str, files: Mapping[str, Path], save: Path | None, *, quiet: bool) -> Path:
+    """Write a matrix and its files where a study finds them again, and show it.
+
+    Args:
+        text: Of the matrix.
+        files: Name beside the matrix to where it lies now.
+        save: Where the user wants the matrix; None for a folder of ours.
+        quiet: Do not show it.
+
+    Raises:
+        UsageError: The question makes no matrix, or the file is there already with another content.
+    """
+    from bisect_env.cli.one_session import say
+    from bisect_env.cli.output import deliver
+    from bisect_env.errors import MatrixError, UsageError
+    from bisect_env.matrix.load import load_matrix
+
+    contents = {name: place.read_bytes() for name, place in files.items()}
+    if save is None:
+        path = _own_folder(text, contents, files) / "matrix.yaml"
+    else:
+        path = save
+        if save.is_file() and _meaning(save.read_text("utf-8", "replace")) != _meaning(text):
+            raise UsageError(
+                f"{save} exists, and asks something else", remedy="name another file, or remove it first"
+            )
+        for name, content in contents.items():
+            beside = save.absolute().parent / name
+            if beside.is_file() and beside.read_bytes() == content:
+                continue
+            if beside.exists():
+                raise UsageError(f"{beside} exists, and is another file", remedy="name a matrix elsewhere")
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(files[name], beside)
+        deliver(text, save)
+    try:
+        load_matrix(path)
+    except MatrixError as error:
+        if save is None:
+            shutil.rmtree(path.parent, ignore_errors=True)
+        raise UsageError(
+            "what was asked makes no matrix:\n  " + "\n  ".join(error.problems),
+            remedy="correct the flags, and give the command again",
+        ) from None
+    if not quiet:
+        shown = "\n".join(f"  {line}" for line in text.rstrip().splitlines() if not line.startswith("#"))
+        say(f"asked as the matrix {path}:\n{shown}", sys.stderr)
+    return path
+
+
+def _own_folder(text: str, contents: Mapping[str, bytes], files: Mapping[str, Path]) -> Path:
+    import platformdirs
+
+    digest = hashlib.sha256(_meaning(text).encode())
+    for name in sorted(contents):
+        digest.update(name.encode() + b"\0" + hashlib.sha256(contents[name]).digest())
+    root = Path(os.environ.get("BISECT_ENV_ASKED") or platformdirs.user_data_path("bisect-env") / "asked")
+    target = root.absolute() / digest.hexdigest()[:16]
+    if target.is_dir():
+        return target
+    # Whole or not at all: another command may ask the same at the same moment.
+    beside = root / f".{target.name}.{secrets.token_hex(4)}"
+    try:
+        beside.mkdir(parents=True)
+        for name, content in contents.items():
+            place = beside / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
+            shutil.copymode(files[name], place)
+        (beside / "matrix.yaml").write_text(text, "utf-8")
+        beside.rename(target)
+    except OSError:
+        shutil.rmtree(beside, ignore_errors=True)
+        if not target.is_dir():
+            raise
+    return target
+
+
+def _meaning(text: str) -> str:
+    """A matrix without its comments: the same question given in other words is the same."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))

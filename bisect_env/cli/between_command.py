@@ -1,0 +1,367 @@
+"""`bisect-env between`: two environments in, the culprit out."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bisect_env.cli.asking import (
+    AlwaysOption,
+    ConfidenceOption,
+    EnvOption,
+    FilesOption,
+    Flags,
+    IndexOption,
+    NameOption,
+    RateOption,
+    SaveOption,
+    TimeoutOption,
+    asked_command,
+    devices,
+    kept,
+    own_words,
+)
+from bisect_env.cli.one_session import say
+from bisect_env.cli.options import (
+    CacheOption,
+    CacheSizeOption,
+    DatabaseOption,
+    GpusOption,
+    JsonOption,
+    OfflineOption,
+    QuietOption,
+    SchedulerFileOption,
+    SchedulerOption,
+    WorkersOption,
+)
+from bisect_env.cli.run_command import answer
+from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
+from bisect_env.cli.where import Where, stop_on_signals
+
+if TYPE_CHECKING:
+    import threading
+
+    from bisect_env.cli.views import View
+    from bisect_env.engine import events
+    from bisect_env.engine.between import Ends
+    from bisect_env.engine.explain import Explanation
+    from bisect_env.engine.missing import MissingModules
+    from bisect_env.engine.study import Conclusion
+    from bisect_env.matrix.ask import Pair
+    from bisect_env.matrix.load import Matrix
+    from bisect_env.storage.records import Study
+
+_ENDS = 2
+SideOption = Annotated[
+    str | None,
+    typer.Option(help="Instead of the first two words: a lock, a list, a directory, or STUDY:COMBINATION."),
+]
+
+
+def between(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="GOOD BAD -- COMMAND",
+            help="The environment that works, the one that fails (lock files, `pip freeze`, directories, "
+            "STUDY:COMBINATION), and what fails in it.",
+            show_default=False,
+        ),
+    ] = None,
+    good: SideOption = None,
+    bad: SideOption = None,
+    python: Annotated[str, typer.Option("--python", help="Python of both, if the files state none.")] = "",
+    rate: RateOption = None,
+    always: AlwaysOption = False,
+    files: FilesOption = None,
+    no_versions: Annotated[
+        bool, typer.Option("--no-versions", help="Stop at the package; do not bisect its releases.")
+    ] = False,
+    no_hashes: Annotated[
+        bool, typer.Option("--no-hashes", help="Go on where an archive is not the one that a lock states.")
+    ] = False,
+    allow_source: Annotated[
+        bool, typer.Option("--allow-source", help="Build packages that have no wheel.")
+    ] = False,
+    channel: Annotated[
+        list[str] | None, typer.Option("--channel", "-c", help="conda channels, where the files name none.")
+    ] = None,
+    timeout: TimeoutOption = "",
+    env: EnvOption = None,
+    confidence: ConfidenceOption = None,
+    name: NameOption = "",
+    index: IndexOption = "",
+    save: SaveOption = None,
+    db: DatabaseOption = None,
+    workers: WorkersOption = None,
+    gpus: GpusOption = None,
+    scheduler: SchedulerOption = None,
+    scheduler_file: SchedulerFileOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    cache: CacheOption = None,
+    cache_size: CacheSizeOption = None,
+    offline: OfflineOption = None,
+    verbose: VerboseOption = False,
+    log_file: LogFileOption = None,
+) -> None:
+    """Find which package change between two environments broke a command, and its first bad release.
+
+    `bisect-env between green.lock red.lock -- pytest -x tests/test_io.py` makes both environments again,
+    shows that one fails, finds the smallest set of changes that carries the failure, and bisects the releases
+    of the culprit. Ends with 0 if the answer reaches the confidence. The same command goes on after an
+    interruption.
+    """
+    from bisect_env.engine.between import read_ends, stored_environment
+    from bisect_env.errors import UsageError
+    from bisect_env.storage.store import Store
+
+    words = list(words or ())
+    sides = [good, bad]
+    for i, side in enumerate(sides):
+        sides[i] = side if side is not None or not words else words.pop(0)
+    if sides[0] is None or sides[1] is None:
+        raise UsageError(
+            "two environments are needed: one that works, and one that fails",
+            remedy="bisect-env between green.lock red.lock -- COMMAND, or with --good and --bad",
+        )
+    flags = Flags(
+        words=words,
+        rate=rate,
+        always=always,
+        files=files or (),
+        timeout=timeout,
+        env=env or (),
+        confidence=confidence,
+        name=name,
+        index=index,
+        gpus=gpus,
+        packages=("",),
+    )
+    start_log("between", verbose=verbose, log_file=log_file, quiet=quiet)
+    question, travelling = asked_command(flags, words)
+
+    def stored(text: str) -> Any:
+        if ":" not in text or Path(text).exists():
+            return None
+        with Store.open(db, read_only=True) as store:
+            return stored_environment(store, text)
+
+    ends = read_ends(sides[0], sides[1], python=python, stored=stored)
+    if not quiet:
+        for one in (ends.good, ends.bad):
+            say(one.summary(), sys.stderr)
+    for note in ends.notes:
+        say(f"note: {note}", sys.stderr)
+    from bisect_env.matrix.ask import Pair
+
+    wholes = ends.wholes
+    pair = Pair(
+        wholes[0], wholes[1], question, tuple(channel or ()) or ends.channels, allow_source=allow_source
+    )
+    session = _Session(
+        ends,
+        pair,
+        travelling,
+        Where(workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline),
+        db,
+        quiet=quiet or as_json,
+        plain=verbose,
+        as_json=as_json,
+    )
+    session.run(save, versions=not no_versions, hashes=not no_hashes)
+
+
+class _Session:
+    """One `between`: three studies in one database, and the place where they run."""
+
+    def __init__(
+        self,
+        ends: Ends,
+        pair: Pair,
+        files: dict[str, Path],
+        where: Where,
+        db: str | None,
+        *,
+        quiet: bool,
+        plain: bool,
+        as_json: bool,
+    ) -> None:
+        self.ends, self.pair, self.files, self.where, self.db = ends, pair, files, where, db
+        self.quiet, self.plain, self.as_json = quiet, plain, as_json
+        self.stopped: threading.Event = stop_on_signals()
+
+    def run(self, save: Path | None, *, versions: bool, hashes: bool) -> None:
+        from bisect_env.engine.between import answer as whole_answer
+        from bisect_env.engine.between import record
+        from bisect_env.engine.missing import MissingModules
+        from bisect_env.errors import ExitCode
+        from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD
+        from bisect_env.report.document import report_document
+        from bisect_env.storage.store import Store
+
+        matrix = self._matrix(save, hashes=hashes)
+        conclusion = self._study(
+            matrix, "both environments are tried", MissingModules((), {ENVIRONMENT: (GOOD, BAD)})
+        )
+        verdict = conclusion.report["verdict"]
+        if not verdict.get("first_bad") or verdict.get("status", "none") == "none":
+            self._show(conclusion.report)
+            raise typer.Exit(int(conclusion.exit_code))
+        explanation, study = self._explain(matrix)
+        document, releases, why_not = None, None, ""
+        if versions:
+            found = self._releases(explanation)
+            if isinstance(found, str):
+                why_not = found
+            else:
+                document, releases = found
+        own = None if document is None else document["verdict"]
+        sentence = whole_answer(explanation, own, why_not)
+        with Store.open(self.db) as store:
+            record(store, study, sentence, releases, "" if own is None else str(own["sentence"]))
+            report = report_document(store, study.id)
+        self._show(report)
+        sure = explanation.is_sure and (not versions or own is None or own.get("first_bad") is not None)
+        raise typer.Exit(int(ExitCode.VERDICT if sure else ExitCode.NO_VERDICT))
+
+    def _show(self, document: dict[str, Any]) -> None:
+        import json
+
+        from bisect_env.report.text import print_report
+
+        if self.as_json:
+            say(json.dumps(document))
+        else:
+            print_report(document)
+
+    # -- the pair ------------------------------------------------------------------------------------------
+
+    def _matrix(self, save: Path | None, *, hashes: bool) -> Matrix:
+        """The matrix of both ends, each of which can be made again."""
+        from bisect_env.engine.between import no_environment, other_archives, unsolvable_ends
+        from bisect_env.engine.study import study_date
+        from bisect_env.errors import NoEnvironmentError
+        from bisect_env.matrix.ask import pair_text
+        from bisect_env.matrix.load import load_matrix
+        from bisect_env.storage.store import Store
+
+        problems: dict[str, str] = {}
+        for dependencies in ("resolve", "none"):
+            pair = replace(self.pair, dependencies=dependencies)
+            text = pair_text(pair, command_line=own_words())
+            matrix = load_matrix(kept(text, self.files, None, quiet=True))
+            place, provider = self.where.open(matrix)
+            with closing(place), Store.open(self.db) as store:
+                as_of = study_date(matrix, store, provider.as_of)
+                self._say("solving both environments")
+                found = unsolvable_ends(matrix, provider, as_of)
+                if found:
+                    problems = problems or found
+                    continue
+                others = other_archives(matrix, self.ends, provider, as_of) if hashes else []
+            if others:
+                shown = "\n".join(others[:5])
+                raise NoEnvironmentError(
+                    f"{len(others)} packages have other archives than the locks state: what is built "
+                    "would not be what was locked",
+                    tried=shown,
+                    remedy="if that is well (another index, a file that was built again), add `--no-hashes`",
+                )
+            if dependencies == "none":
+                why = next(iter(problems.values())).partition("\n")[0]
+                say(
+                    "warning: packages of these environments contradict each other, so that their metadata "
+                    f"are not asked: {why}",
+                    sys.stderr,
+                )
+            self.pair = pair
+            return load_matrix(kept(text, self.files, save, quiet=self.quiet))
+        raise no_environment(self.ends, problems)
+
+    # -- the studies ---------------------------------------------------------------------------------------
+
+    def _study(self, matrix: Matrix, what: str, missing: MissingModules | None = None) -> Conclusion:
+        from bisect_env.cli import views
+
+        self._say(what)
+        view: View = views.choose(as_json=False, quiet=self.quiet, plain=True)
+
+        def notify(event: events.Event) -> None:
+            log_event(event)
+            view(event)
+            if missing is not None:
+                missing.heard(event)
+
+        return answer(
+            matrix,
+            where=self.where,
+            db=self.db,
+            view=view,
+            notify=notify,
+            stopped=self.stopped,
+            lockfiles=matrix.path.absolute().parent / "lockfiles",
+            missing=missing,
+        )
+
+    def _explain(self, matrix: Matrix) -> tuple[Explanation, Study]:
+        from bisect_env.cli.explain_command import find_culprits
+        from bisect_env.storage.store import Store
+
+        self._say("finding the smallest set of changes that carries the failure")
+        with Store.open(self.db) as store:
+            found = store.find_study(matrix.name, matrix.digest)
+            assert found is not None
+            explanation = find_culprits(
+                matrix, found, store, self.where, stopped=self.stopped, quiet=self.quiet
+            )
+            return explanation, found
+
+    def _releases(self, explanation: Explanation) -> tuple[dict[str, Any], Study] | str:
+        """The report over the culprit's releases and its study, or why there is none."""
+        from bisect_env.engine.between import moving_packages, surroundings, withdrawn
+        from bisect_env.engine.prepare import environment_request
+        from bisect_env.engine.study import study_date
+        from bisect_env.environments.lock import Lock
+        from bisect_env.matrix.ask import releases_text
+        from bisect_env.matrix.expand import expand
+        from bisect_env.matrix.load import load_matrix
+        from bisect_env.storage.store import Store
+
+        place, provider = self.where.open(load_matrix(kept(self._text(), self.files, None, quiet=True)))
+        place.close()
+        moving = moving_packages(
+            explanation, self.pair, withdrawn(provider, self.pair.question.index or None)
+        )
+        if isinstance(moving, str):
+            return moving
+        for what, rest in surroundings(explanation, self.pair, moving):
+            path = kept(releases_text(moving, rest, self.pair), self.files, None, quiet=True)
+            matrix = load_matrix(path)
+            with Store.open(self.db) as store:
+                as_of = study_date(matrix, store, provider.as_of)
+            grid = expand(matrix, provider.catalogue, as_of)
+            ends = [grid.combination(end) for end in (grid.good, grid.bad) if end is not None]
+            locks = provider.lock_many([environment_request(matrix, one, as_of) for one in ends])
+            if all(isinstance(lock, Lock) for lock in locks):
+                names = " and ".join(one.name for one in moving)
+                conclusion = self._study(matrix, f"bisecting the releases of {names}, {what}")
+                with Store.open(self.db) as store:
+                    study = store.find_study(matrix.name, matrix.digest)
+                assert study is not None
+                return conclusion.report, study
+        return "no environment holds its releases beside the other packages"
+
+    def _text(self) -> str:
+        from bisect_env.matrix.ask import pair_text
+
+        return pair_text(self.pair)
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            say(text, sys.stderr)

@@ -1,0 +1,399 @@
+"""From two environments, of which one works, to the release that broke the other.
+
+Three studies, one after the other: both ends are made again and tried; the smallest set of package changes
+that carries the failure is found (see `explain`); and the releases of what carries it are bisected, with
+everything else as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from bisect_env.engine.explain import ABSENT, Explanation
+from bisect_env.engine.prepare import environment_request
+from bisect_env.engine.stored import stored_combination
+from bisect_env.environments.foreign import (
+    ForeignEnvironment,
+    environment_of_lock,
+    fitting_python,
+    read_environment,
+)
+from bisect_env.environments.lock import Lock, UnsolvableError
+from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.errors import NoEnvironmentError, UsageError
+from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Moving, Pair, Whole
+from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.versions import Manager, host_platform
+from bisect_env.report.sentence import probability
+from bisect_env.storage.records import TRACED, Study
+from bisect_env.storage.store import Store
+
+_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Two environments that can be compared.
+
+    Attributes:
+        good: The one that works.
+        bad: The one that fails.
+        python: Minor version of Python on either side, where no conda package brings it.
+        notes: What should be known of them, in sentences.
+    """
+
+    good: ForeignEnvironment
+    bad: ForeignEnvironment
+    python: tuple[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def wholes(self) -> tuple[Whole, Whole]:
+        """Both, as a matrix says them."""
+        return _whole(self.good, self.python[0]), _whole(self.bad, self.python[1])
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Of both, the bad one's first; conda-forge where conda packages come from nowhere known."""
+        found = tuple(dict.fromkeys((*self.bad.channels, *self.good.channels)))
+        return found or (("conda-forge",) if self.good.uses_conda else ())
+
+    def changed(self) -> int:
+        """How many packages are not the same in both."""
+        good, bad = (
+            {p.name: (p.manager, p.version, p.build) for p in e.packages} for e in (self.good, self.bad)
+        )
+        return sum(good.get(name) != bad.get(name) for name in good.keys() | bad.keys())
+
+
+def read_ends(
+    good: str, bad: str, *, python: str = "", stored: Callable[[str], ForeignEnvironment | None]
+) -> Ends:
+    """Read two environments, and settle for which Python.
+
+    Args:
+        good: A file, a directory, or a study's combination (`STUDY:last-good`).
+        bad: The same.
+        python: What the user says; "" for what they state.
+        stored: Looks a study's combination up; None where it is none.
+
+    Raises:
+        UsageError: One cannot be read, or they cannot be compared.
+    """
+
+    def read(source: str, wanted: str) -> ForeignEnvironment:
+        return stored(source) or read_environment(source, python=wanted)
+
+    first = read(good, python), read(bad, python)
+    stated = [_minor(one.python) for one in first]
+    known = [one for one in stated if one]
+    default = python or (known[0] if known else fitting_python([one.requires_python for one in first]))
+    if not default:
+        ranges = " and ".join(f"{one.source} ({one.requires_python})" for one in first)
+        raise UsageError(f"no Python is for both {ranges}", remedy="name one with `--python`")
+    pythons = (python or stated[0] or default, python or stated[1] or default)
+    # Markers of the one that states no Python are those of the other's.
+    sides = read(good, pythons[0]), read(bad, pythons[1])
+    ends = Ends(sides[0], sides[1], (pythons[0], pythons[1]), tuple(_notes(*sides, pythons)))
+    _comparable(ends)
+    return ends
+
+
+def stored_environment(store: Store, text: str) -> ForeignEnvironment | None:
+    """The environment of a study's combination, such as `quickstart:last-good`.
+
+    Args:
+        store: Where studies are.
+        text: As the user wrote it.
+
+    Returns:
+        None where the text names no study.
+
+    Raises:
+        UsageError: The study has no such combination, or no environment for it.
+    """
+    reference, colon, at = text.partition(":")
+    if not colon or not at or "/" in reference:
+        return None
+    try:
+        study = store.study(reference)
+    except UsageError:
+        return None
+    return environment_of_lock(stored_combination(store, study, at).lock, text)
+
+
+def _notes(good: ForeignEnvironment, bad: ForeignEnvironment, pythons: tuple[str, str]) -> Sequence[str]:
+    notes = [f"{one.source}: {note}" for one in (good, bad) for note in one.notes]
+    for one in (good, bad):
+        named = [f"{left.name} ({left.why})" for left in one.left_out if "not for this" not in left.why]
+        if named:
+            more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+            notes.append(f"{one.source}: left out: {', '.join(named[:_SHOWN])}{more}")
+    patches = [one.python for one in (good, bad)]
+    if not good.uses_conda and all(patches) and patches[0] != patches[1] and pythons[0] == pythons[1]:
+        notes.append(
+            f"Python {patches[0]} and {patches[1]}: both are made with the newest {pythons[0]} that is here"
+        )
+    return notes
+
+
+def _comparable(ends: Ends) -> None:
+    """Refuse ends between which nothing can lie.
+
+    Raises:
+        UsageError: In words that name the remedy.
+    """
+    here = host_platform()
+    for one in (ends.good, ends.bad):
+        if one.platform and one.platform != here:
+            raise UsageError(
+                f"{one.source}: it is for {one.platform}, and this is {here}",
+                remedy="give the command on a machine of that platform, or lock it for this one",
+            )
+        if not one.packages:
+            raise UsageError(
+                f"{one.source}: every package is left out",
+                remedy="name an environment with packages of an index",
+            )
+    if ends.good.uses_conda != ends.bad.uses_conda:
+        conda, wheels = sorted((ends.good, ends.bad), key=lambda one: not one.uses_conda)
+        raise UsageError(
+            f"{conda.source} is of conda packages ({conda.format}), and {wheels.source} of wheels alone "
+            f"({wheels.format}): no environment lies between them",
+            remedy="compare two of one kind",
+        )
+    if ends.python[0] == ends.python[1] and not ends.changed():
+        raise UsageError(
+            f"{ends.good.source} and {ends.bad.source} hold the same packages",
+            tried=f"comparing {len(ends.good.packages)} packages",
+            remedy="what broke is not in them: look at the code, the data, the machine; if local packages "
+            "were left out, compare those",
+        )
+
+
+def _whole(environment: ForeignEnvironment, python: str) -> Whole:
+    conda = tuple(p.spec for p in environment.packages if p.manager == "conda")
+    return Whole("" if conda else python, tuple(p.spec for p in environment.of("pip")), conda)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+# -- both ends, before anything is tried -------------------------------------------------------------------
+
+
+def unsolvable_ends(matrix: Matrix, provider: EnvironmentProvider, as_of: Any) -> dict[str, str]:
+    """Which ends have no environment, and the solver's words.
+
+    Args:
+        matrix: Of the pair.
+        provider: Solves.
+        as_of: What "now" is.
+    """
+    results = _locks(matrix, provider, as_of)
+    return {name: one.message for name, one in results.items() if isinstance(one, UnsolvableError)}
+
+
+def _locks(matrix: Matrix, provider: EnvironmentProvider, as_of: Any) -> dict[str, Lock | UnsolvableError]:
+    combinations = {name: Combination.of({ENVIRONMENT: name}) for name in (GOOD, BAD)}
+    requests = [environment_request(matrix, one, as_of) for one in combinations.values()]
+    return dict(zip(combinations, provider.lock_many(requests), strict=True))
+
+
+def other_archives(matrix: Matrix, ends: Ends, provider: EnvironmentProvider, as_of: Any) -> list[str]:
+    """Packages whose archive is not one that the lock file allows, in words; empty where all are.
+
+    Args:
+        matrix: Of the pair, both ends of which can be locked.
+        ends: What the lock files say.
+        provider: Solves.
+        as_of: What "now" is.
+    """
+    found = []
+    for (_, lock), environment in zip(
+        _locks(matrix, provider, as_of).items(), (ends.good, ends.bad), strict=True
+    ):
+        if not isinstance(lock, Lock):
+            continue
+        allowed = {(p.manager, _normal(p.name)): p.hashes for p in environment.packages if p.hashes}
+        for package in lock.packages:
+            hashes = allowed.get((package.manager, _normal(package.name)), ())
+            if hashes and package.sha256 and package.sha256 not in hashes:
+                found.append(
+                    f"{environment.source}: {package.name} {package.version}: {package.sha256[:12]}… is not "
+                    f"among its {len(hashes)} hashes"
+                )
+    return found
+
+
+def no_environment(ends: Ends, problems: dict[str, str]) -> NoEnvironmentError:
+    """What is said where an end cannot be made."""
+    sources = {GOOD: ends.good.source, BAD: ends.bad.source}
+    name, words = next(iter(problems.items()))
+    return NoEnvironmentError(
+        f"{sources[name]} cannot be made again: {words}",
+        tried="with and without what packages say of each other",
+        remedy="if a package is gone from the index, name another with `--index`, or take it out of both "
+        "files; packages without wheels need `--allow-source`",
+    )
+
+
+def _normal(name: str) -> str:
+    return str(canonicalize_name(name))
+
+
+# -- the releases of what carries the failure --------------------------------------------------------------
+
+
+def moving_packages(
+    explanation: Explanation, pair: Pair, yanked: Callable[[str, Collection[str]], bool]
+) -> tuple[Moving, ...] | str:
+    """Whose releases to bisect, or why there is nothing to bisect.
+
+    Args:
+        explanation: What carries the failure.
+        pair: The environments.
+        yanked: Whether one of these versions of a package was withdrawn.
+    """
+    if not explanation.is_sure:
+        return "what carries it is not known yet"
+    if explanation.tied or explanation.kind == "whole":
+        return "no single package carries it"
+    chosen = [explanation.changes[i] for i in explanation.culprits]
+    chosen = chosen[:1] if explanation.kind == "any" else chosen
+    conda = {text.partition(" ")[0].lower() for text in (*pair.good.conda, *pair.bad.conda)}
+    moving = []
+    for change in chosen:
+        old, new = (label.partition(" ")[0] for label in (change.old, change.new))
+        if ABSENT in (old, new):
+            return f"{change.name} is there on one side alone"
+        if old == new:
+            return f"{change.name} has the same version on both sides"
+        if change.name == "python":
+            return "between two Pythons there is no release"
+        is_conda = change.name in conda
+        moving.append(
+            Moving(change.name, old, new, is_conda, not is_conda and yanked(change.name, (old, new)))
+        )
+    return tuple(moving)
+
+
+def withdrawn(provider: EnvironmentProvider, index: str | None) -> Callable[[str, Collection[str]], bool]:
+    """Asks the index whether one of some versions was withdrawn."""
+
+    def ask(package: str, versions: Collection[str]) -> bool:
+        releases = provider.catalogue.versions(package, manager=Manager.PYPI, index=index)
+        return any(release.yanked for release in releases if release.version in versions)
+
+    return ask
+
+
+def surroundings(explanation: Explanation, pair: Pair, moving: Sequence[Moving]) -> list[tuple[str, Whole]]:
+    """What may stand around the releases, the most telling first: the good environment, or the bad one.
+
+    Around what was tried without the rest of the changes, the culprits alone are known to carry the failure.
+    """
+    without = {one.name for one in moving}
+    culprits = frozenset(explanation.culprits)
+    tried = {frozenset(hybrid.moved) for hybrid in explanation.hybrids}
+    good = ("everything else as in the good one", _lacking(pair.good, without))
+    bad = ("everything else as in the bad one", _lacking(pair.bad, without))
+    loose = ("everything else free to follow", _loose(_lacking(pair.bad, without)))
+    everything = frozenset(range(len(explanation.changes)))
+    first = [good, bad] if culprits in tried or everything - culprits not in tried else [bad, good]
+    return [*first, loose]
+
+
+def _lacking(whole: Whole, names: Collection[str]) -> Whole:
+    def kept(texts: Sequence[str], separator: str) -> tuple[str, ...]:
+        return tuple(t for t in texts if _normal(t.partition(separator)[0].strip()) not in names)
+
+    return replace(whole, pypi=kept(whole.pypi, "=="), conda=kept(whole.conda, " "))
+
+
+def _loose(whole: Whole) -> Whole:
+    return replace(
+        whole,
+        pypi=tuple(text.partition("==")[0] for text in whole.pypi),
+        conda=tuple(text if text.startswith("python ") else text.partition(" ")[0] for text in whole.conda),
+    )
+
+
+# -- the answer --------------------------------------------------------------------------------------------
+
+
+def answer(explanation: Explanation, verdict: dict[str, Any] | None, why_not: str = "") -> str:
+    """All of it in one sentence. Pure.
+
+    Args:
+        explanation: What carries the failure.
+        verdict: Of the releases; None if they were not bisected.
+        why_not: The reason, if there is one to tell.
+    """
+    changes = [explanation.changes[i] for i in explanation.culprits]
+    count = len(explanation.changes)
+    if not explanation.is_sure or explanation.tied or explanation.kind == "whole":
+        text = f"{_of(count)}{explanation.sentence}"
+        return f"{text}; its releases were not bisected: {why_not}" if why_not else text
+    named = " together with ".join(str(change) for change in changes)
+    if explanation.kind == "any":
+        named = " and ".join(str(change) for change in changes)
+    verb = "alone carries it" if len(changes) == 1 else "carry it"
+    if explanation.kind == "any":
+        verb = "each carry it"
+    having, lacking = explanation.with_culprits, explanation.without_culprits
+    evidence = f" (failed in {having.counts} trials with it, {lacking.counts} without)"
+    head = f"{_of(count)}{named} {verb}{evidence}"
+    if count == 1:
+        head = f"{named} is all that changed{evidence}"
+    if count > 1:
+        head += f", probability {probability(explanation.probability)}"
+    if verdict is None:
+        return f"{head}; its releases were not bisected: {why_not}" if why_not else head
+    return f"{head}; {_releases(verdict, len(changes))}"
+
+
+def _of(count: int) -> str:
+    return "" if count == 1 else f"Of {count} packages that changed, "
+
+
+def _releases(verdict: dict[str, Any], culprits: int) -> str:
+    first, last = verdict.get("first_bad"), verdict.get("last_good")
+    if verdict.get("status", "none") == "none" or not first:
+        return (
+            f"which release of it is the first bad one is not known: {verdict.get('reason') or 'no verdict'}"
+        )
+    axes = [str(axis) for axis in verdict.get("culprit_axes") or () if axis in first] or [
+        axis for axis in first if axis != "python"
+    ]
+    sure = f", probability {probability(float(verdict['probability']))}" if verdict.get("probability") else ""
+    if len(axes) == 1:
+        axis = axes[0]
+        whose = "its" if culprits == 1 else f"{axis}'s"
+        good = f" (last good {last[axis]}{sure})" if last else ""
+        return f"{whose} first bad release is {first[axis]}{good}"
+    named = " with ".join(f"{axis} {first[axis]}" for axis in axes)
+    good = f" (last good {' with '.join(f'{axis} {last[axis]}' for axis in axes)}{sure})" if last else ""
+    return f"first bad are {named}{good}"
+
+
+def record(store: Store, study: Study, sentence: str, releases: Study | None, said: str) -> None:
+    """Keep where it led with the study of the two environments, for its reports.
+
+    Args:
+        store: Open for writing.
+        study: Of the two environments.
+        sentence: The whole answer.
+        releases: The study of the releases, if there is one.
+        said: What that study says.
+    """
+    payload = {"sentence": sentence, "study": releases.id if releases else "", "releases": said}
+    known = [decision.payload for decision in store.decisions(study.id) if decision.kind == TRACED]
+    if not known or known[-1] != payload:
+        store.record_decision(study.id, TRACED, payload)

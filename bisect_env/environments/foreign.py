@@ -1,0 +1,1023 @@
+"""Environments as other tools write them down: lock files, lists of packages, and directories.
+
+All are read into one plain record. What cannot be made again elsewhere (local and editable packages, other
+platforms' packages) is left out with its reason, never in silence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import yaml
+from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
+from packaging.pylock import Pylock, PylockUnsupportedVersionError, PylockValidationError
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from bisect_env.environments.conda_process import HelperDiedError, shared_pool
+from bisect_env.environments.lock import Lock
+from bisect_env.errors import UsageError
+from bisect_env.matrix.versions import host_platform
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_MAX_BYTES = 64 * 1024 * 1024
+_HELPER_TIMEOUT = 60.0
+_MINORS = tuple(f"3.{minor}" for minor in range(6, 31))
+_LATE_PATCH = 99
+"""Stands for "the newest patch release" where a marker asks for a whole version of Python."""
+_ITSELF = "the project that the lock belongs to: give its code along with the command"
+_EDITABLE = "an editable install from a directory of its own"
+_LOCAL = "from a local directory or archive"
+_VCS = "from a version control system"
+_ARCHIVE = "from an archive's address, on no index"
+_NOT_HERE = "not for this Python or platform"
+_INSTALLER = "the installer, which nothing in the environment needs"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignPackage:
+    """One package of an environment.
+
+    Attributes:
+        name: Normalised name of a PyPI package; a conda package's as its channel has it.
+        version: Exact version.
+        manager: `pip` or `conda`.
+        build: conda's build string, "" for wheels and where it is not known.
+        hashes: Hex sha256 of the archives that are allowed; empty where none is stated.
+    """
+
+    name: str
+    version: str
+    manager: str = "pip"
+    build: str = ""
+    hashes: tuple[str, ...] = ()
+
+    @property
+    def spec(self) -> str:
+        """As its manager writes it: `click==8.1.8`, `numpy ==2.0 py311_0`."""
+        if self.manager == "pip":
+            return f"{self.name}=={self.version}"
+        return f"{self.name} =={self.version} {self.build}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A package that is not taken over.
+
+    Attributes:
+        name: As far as it is known.
+        why: The reason.
+    """
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignEnvironment:
+    """What another tool says about an environment.
+
+    Attributes:
+        source: The file or directory as the user named it.
+        format: What it was found to be, in words.
+        python: Version of Python that it states, "" where it states none.
+        requires_python: Range of Pythons that it is for, "" where it states none.
+        platform: conda's name of the platform that it is of, "" where it is of any.
+        packages: By name; Python is one of them where it is a conda package.
+        left_out: Packages that are not taken over.
+        channels: conda channels, most important first.
+        notes: What else should be known, in sentences.
+    """
+
+    source: str
+    format: str
+    python: str
+    packages: tuple[ForeignPackage, ...]
+    requires_python: str = ""
+    platform: str = ""
+    left_out: tuple[LeftOut, ...] = ()
+    channels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def uses_conda(self) -> bool:
+        """Whether any package comes from a conda channel."""
+        return any(package.manager == "conda" for package in self.packages)
+
+    def of(self, manager: str) -> tuple[ForeignPackage, ...]:
+        """The packages of one manager, `pip` or `conda`; Python itself is left to the interpreter."""
+        return tuple(p for p in self.packages if p.manager == manager and p.name != "python")
+
+    def summary(self) -> str:
+        """One line: what was found, and what was left out."""
+        count = f"{len(self.packages)} package{'' if len(self.packages) == 1 else 's'}"
+        python = f", Python {self.python}" if self.python else ""
+        platform = f", {self.platform}" if self.platform else ""
+        line = f"{self.source}: {self.format}: {count}{python}{platform}"
+        return f"{line}; {len(self.left_out)} left out" if self.left_out else line
+
+
+def read_environment(path: str | Path, *, python: str = "", platform: str = "") -> ForeignEnvironment:
+    """Read what another tool wrote, whichever format it is.
+
+    Locks for several Pythons and platforms are read for one: every package that fits it, of all groups and
+    extras, so that nothing that a test may need is missing.
+
+    Args:
+        path: A file, `FILE#NAME` for one environment of a `pixi.lock`, or the directory of an environment.
+        python: For which Python markers are evaluated, such as `3.12`; default: what the environment states,
+            else the running one where that fits, else the oldest that fits.
+        platform: conda's name of the platform that is meant; this host's if "".
+
+    Raises:
+        UsageError: It does not exist, is in no known format, or cannot be understood.
+    """
+    platform = platform or host_platform()
+    text_path, name = str(path), ""
+    where = Path(text_path).expanduser()
+    if not where.exists() and "#" in text_path:
+        text_path, _, name = text_path.rpartition("#")
+        where = Path(text_path).expanduser()
+    reader = _Reader(str(path), where, name, python, platform)
+    if where.is_dir():
+        return reader.directory()
+    if not where.exists():
+        beside = sorted(p.name for p in where.parent.iterdir()) if where.parent.is_dir() else []
+        raise _refused(str(path), f"there is no such file{_near(where.name, beside)}", "correct the path")
+    return reader.file()
+
+
+def environment_of_lock(lock: Lock, source: str) -> ForeignEnvironment:
+    """A lock of our own, in the words of this module.
+
+    Args:
+        lock: Of a study's combination.
+        source: What to call it.
+    """
+    return ForeignEnvironment(
+        source=source,
+        format="a lock of bisect-env",
+        python=lock.python,
+        packages=_sorted(
+            ForeignPackage(p.name, p.version, p.manager, p.build, (p.sha256,) if p.sha256 else ())
+            for p in lock.packages
+        ),
+        platform=lock.platform,
+        channels=tuple(dict.fromkeys(p.url.rsplit("/", 2)[0] for p in lock.packages if p.is_conda)),
+    )
+
+
+def fitting_python(requires: Sequence[str], here: str = "") -> str:
+    """The Python for environments that state none: the running one where it fits, else the oldest that does.
+
+    Args:
+        requires: Ranges of Pythons, all of which have to hold; empty ones say nothing.
+        here: Of the running Python, as `3.12`; that of this process if "".
+
+    Returns:
+        A minor version; "" where none fits.
+    """
+    here = here or f"{sys.version_info.major}.{sys.version_info.minor}"
+    try:
+        wanted = [SpecifierSet(text) for text in requires if text]
+    except InvalidSpecifier:
+        return here
+    fitting = [m for m in _MINORS if all(s.contains(_whole(m), prereleases=True) for s in wanted)]
+    return here if here in fitting else next(iter(fitting), "")
+
+
+# -- one file or directory ---------------------------------------------------------------------------------
+
+
+@dataclass
+class _Reader:
+    source: str
+    where: Path
+    name: str
+    python: str
+    platform: str
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def file(self) -> ForeignEnvironment:
+        text = self._text()
+        if self.where.suffix == ".toml" or self.where.name in ("uv.lock", "poetry.lock", "pdm.lock"):
+            return self._toml(text)
+        if text.lstrip().startswith("{"):
+            return self._json(text)
+        if "@EXPLICIT" in text.splitlines():
+            return self._conda_explicit(text)
+        if self.where.suffix in (".yml", ".yaml") or self.where.name == "pixi.lock":
+            return self._yaml(text)
+        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+        if lines and all(_LISTED.fullmatch(line) for line in lines):
+            return self._conda_export(text)
+        # A lock under another name: what is in it tells.
+        if text.lstrip().startswith("version:"):
+            return self._yaml(text)
+        if re.search(r"^\[\[packages?\]\]$", text, re.MULTILINE):
+            return self._toml(text)
+        return self._requirements(text)
+
+    def result(self, kind: str, packages: Iterable[ForeignPackage], **more: Any) -> ForeignEnvironment:
+        found = _sorted(packages)
+        if not found and not self.left_out:
+            raise _refused(
+                self.source, f"{kind} without any package", "name a file that lists an environment's packages"
+            )
+        left = tuple(LeftOut(name, why) for name, why in sorted(self.left_out.items()))
+        return ForeignEnvironment(
+            source=self.source,
+            format=kind,
+            python=more.pop("python", ""),
+            packages=found,
+            left_out=left,
+            notes=tuple(self.notes),
+            **more,
+        )
+
+    def markers(self, stated: str = "", requires: str = "") -> _Markers:
+        return _Markers(self.python or stated or fitting_python([requires]), self.platform)
+
+    def _text(self) -> str:
+        try:
+            if not self.where.is_file():
+                raise _refused(self.source, "this is not a regular file", "name a lock file or a directory")
+            if self.where.stat().st_size > _MAX_BYTES:
+                raise _refused(self.source, "the file is too large for a list of packages", "name another")
+            return self.where.read_text("utf-8-sig")
+        except OSError as error:
+            raise _refused(
+                self.source, f"the file cannot be read ({error.strerror})", "correct the path"
+            ) from None
+        except UnicodeDecodeError:
+            raise _refused(
+                self.source, "the file is no text in UTF-8", "name a lock file, not an archive"
+            ) from None
+
+    # -- TOML ----------------------------------------------------------------------------------------------
+
+    def _toml(self, text: str) -> ForeignEnvironment:
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise _refused(self.source, f"it is no TOML: {error}", "write the lock again") from None
+        metadata = data.get("metadata") if isinstance(data.get("metadata"), dict) else {}
+        reader: Callable[[dict[str, Any]], ForeignEnvironment] | None = None
+        if "lock-version" in data and "packages" in data:
+            reader = self._pylock
+        elif metadata and "lock_version" in metadata:
+            reader = self._pdm
+        elif metadata and "lock-version" in metadata:
+            reader = self._poetry
+        elif isinstance(data.get("version"), int) and "requires-python" in data:
+            reader = self._uv
+        elif "project" in data or "tool" in data or "build-system" in data:
+            raise _refused(
+                self.source,
+                "this says what a project asks for, not which versions it got",
+                "name the lock beside it, or the output of `pip freeze`",
+            )
+        if reader is None:
+            raise _unknown(self.source)
+        return self._checked(lambda: reader(data))
+
+    def _checked(self, read: Callable[[], ForeignEnvironment]) -> ForeignEnvironment:
+        """Formats are other people's: whatever is not as expected is said, never raised as it comes."""
+        try:
+            return read()
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise _refused(
+                self.source,
+                f"it cannot be understood: {type(error).__name__}: {error}",
+                "write the file again with its tool; if that does not help, give the output of `pip freeze`",
+            ) from error
+
+    def _pylock(self, data: dict[str, Any]) -> ForeignEnvironment:
+        try:
+            lock = Pylock.from_dict(data)
+        except (PylockValidationError, PylockUnsupportedVersionError) as error:
+            raise _refused(self.source, f"it is no valid pylock: {error}", "write it again") from None
+        requires = str(lock.requires_python or "")
+        markers = self.markers(requires=requires)
+        if lock.environments and not any(markers.holds(str(one)) for one in lock.environments):
+            raise self._other_platform("; ".join(str(one) for one in lock.environments), markers)
+        markers.extras = frozenset(lock.extras or ())
+        markers.groups = frozenset([*(lock.dependency_groups or ()), *(lock.default_groups or ())])
+        packages = []
+        for package in lock.packages:
+            if package.marker is not None and not markers.holds(str(package.marker)):
+                self.left_out.setdefault(package.name, _NOT_HERE)
+                continue
+            if package.directory is not None:
+                self.left_out[package.name] = _EDITABLE if package.directory.editable else _LOCAL
+            elif package.vcs is not None:
+                self.left_out[package.name] = _VCS
+            elif package.archive is not None:
+                self.left_out[package.name] = _ARCHIVE
+            elif package.version is None:
+                self.left_out[package.name] = "without a version"
+            else:
+                stated = [archive.hashes for archive in package.wheels or ()]
+                stated += [package.sdist.hashes] if package.sdist is not None else []
+                hashes = tuple(found for one in stated if (found := one.get("sha256")))
+                packages.append(ForeignPackage(package.name, str(package.version), hashes=hashes))
+        by = f" by {lock.created_by}" if lock.created_by else ""
+        return self.result(
+            f"pylock.toml {lock.lock_version}{by}", self._once(packages), requires_python=requires
+        )
+
+    def _uv(self, data: dict[str, Any]) -> ForeignEnvironment:
+        requires = str(data.get("requires-python", ""))
+        markers = self.markers(requires=requires)
+        entries: list[dict[str, Any]] = data.get("package", [])
+        wanted = _reached(entries, data.get("manifest", {}), markers)
+        packages = []
+        for position, entry in enumerate(entries):
+            name, source = str(canonicalize_name(entry["name"])), entry.get("source", {})
+            if position not in wanted:
+                self.left_out.setdefault(name, _NOT_HERE)
+                continue
+            if "registry" in source:
+                archives = [*entry.get("wheels", []), *([entry["sdist"]] if "sdist" in entry else [])]
+                packages.append(ForeignPackage(name, entry["version"], hashes=_sha256s(archives, "hash")))
+                continue
+            own = source.get("editable", source.get("virtual", source.get("directory")))
+            if own == "." or "virtual" in source:
+                self.left_out[name] = _ITSELF
+            elif "editable" in source:
+                self.left_out[name] = _EDITABLE
+            else:
+                self.left_out[name] = _VCS if "git" in source else _ARCHIVE if "url" in source else _LOCAL
+        return self.result(f"uv.lock {data['version']}", self._once(packages), requires_python=requires)
+
+    def _poetry(self, data: dict[str, Any]) -> ForeignEnvironment:
+        metadata = data["metadata"]
+        requires = _poetry_range(str(metadata.get("python-versions", "")))
+        markers = self.markers(requires=requires)
+        markers.extras = frozenset(data.get("extras", {}))
+        packages = []
+        for entry in data.get("package", []):
+            name, source = str(canonicalize_name(entry["name"])), entry.get("source", {})
+            stated = entry.get("markers", "")
+            texts = list(stated.values()) if isinstance(stated, dict) else [stated]
+            fits = markers.python_fits(_poetry_range(str(entry.get("python-versions", ""))))
+            if not fits or not any(markers.holds(text) for text in texts):
+                self.left_out.setdefault(name, _NOT_HERE)
+            elif source.get("type") in ("directory", "file"):
+                self.left_out[name] = _EDITABLE if entry.get("develop") else _LOCAL
+            elif source.get("type") in ("git", "url"):
+                self.left_out[name] = _VCS if source["type"] == "git" else _ARCHIVE
+            else:
+                files = entry.get("files") or metadata.get("files", {}).get(entry["name"], [])
+                packages.append(ForeignPackage(name, entry["version"], hashes=_sha256s(files, "hash")))
+        kind = f"poetry.lock {metadata.get('lock-version', '')}".rstrip()
+        return self.result(kind, self._once(packages), requires_python=requires)
+
+    def _pdm(self, data: dict[str, Any]) -> ForeignEnvironment:
+        metadata = data["metadata"]
+        targets = metadata.get("targets", [])
+        requires = [str(target["requires_python"]) for target in targets if "requires_python" in target]
+        markers = self.markers(requires=requires[0] if len(requires) == 1 else "")
+        packages = []
+        for entry in data.get("package", []):
+            name = str(canonicalize_name(entry["name"]))
+            if not markers.holds(entry.get("marker", "")) or not markers.python_fits(
+                entry.get("requires_python", "")
+            ):
+                self.left_out.setdefault(name, _NOT_HERE)
+            elif "path" in entry:
+                self.left_out[name] = _EDITABLE if entry.get("editable") else _LOCAL
+            elif "git" in entry or "url" in entry:
+                self.left_out[name] = _VCS if "git" in entry else _ARCHIVE
+            else:
+                hashes = _sha256s(entry.get("files", []), "hash")
+                packages.append(ForeignPackage(name, entry["version"], hashes=hashes))
+        return self.result(
+            f"pdm.lock {metadata['lock_version']}",
+            self._once(packages),
+            requires_python=requires[0] if len(requires) == 1 else "",
+        )
+
+    # -- JSON ----------------------------------------------------------------------------------------------
+
+    def _json(self, text: str) -> ForeignEnvironment:
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise _refused(self.source, f"it is no JSON: {error}", "write the lock again") from None
+        if not isinstance(data, dict) or "_meta" not in data or "default" not in data:
+            raise _unknown(self.source)
+        return self._checked(lambda: self._pipenv(data))
+
+    def _pipenv(self, data: dict[str, Any]) -> ForeignEnvironment:
+        requires = data["_meta"].get("requires", {})
+        stated = str(requires.get("python_full_version") or requires.get("python_version") or "")
+        markers = self.markers(stated)
+        packages = []
+        for section in (key for key in data if key != "_meta"):
+            for raw, entry in data[section].items():
+                name, version = str(canonicalize_name(raw)), str(entry.get("version", ""))
+                if not markers.holds(entry.get("markers", "")):
+                    self.left_out.setdefault(name, _NOT_HERE)
+                elif "path" in entry:
+                    self.left_out[name] = _EDITABLE if entry.get("editable") else _LOCAL
+                elif "git" in entry or "file" in entry:
+                    self.left_out[name] = _VCS if "git" in entry else _ARCHIVE
+                elif not version.startswith("=="):
+                    self.left_out[name] = f"not pinned to one version ({version or 'any'})"
+                else:
+                    hashes = tuple(h[7:] for h in entry.get("hashes", []) if h.startswith("sha256:"))
+                    packages.append(ForeignPackage(name, version[2:], hashes=hashes))
+        return self.result(
+            f"Pipfile.lock {data['_meta'].get('pipfile-spec', '')}".rstrip(),
+            self._once(packages),
+            python=stated,
+        )
+
+    # -- requirements --------------------------------------------------------------------------------------
+
+    def _requirements(self, text: str) -> ForeignEnvironment:
+        markers = self.markers()
+        packages: list[ForeignPackage] = []
+        loose: list[str] = []
+        for number, line in self._requirement_lines(text, self.where, ()):
+            self._requirement(number, line, markers, packages, loose)
+        if loose:
+            raise _refused(
+                self.source,
+                "not every package is pinned to one version: "
+                + ", ".join(loose[:5])
+                + (f" and {len(loose) - 5} more" if len(loose) > 5 else ""),
+                "give the output of `pip freeze` of that environment, or a lock file",
+            )
+        hashed = any(package.hashes for package in packages)
+        kind = "pip's requirements with hashes" if hashed else "pip's requirements (pip freeze)"
+        return self.result(kind, self._once(packages))
+
+    def _requirement_lines(
+        self, text: str, where: Path, above: tuple[Path, ...]
+    ) -> Iterator[tuple[str, str]]:
+        """Each requirement with its place; lines that go on are one, files that are named are read."""
+        parts: list[str] = []
+        start = 1
+        for number, raw in enumerate([*text.splitlines(), ""], 1):
+            line = re.sub(r"(^|\s)#.*$", "", raw).strip()
+            start = start if parts else number
+            if line.endswith("\\"):
+                parts.append(line[:-1].strip())
+                continue
+            whole = " ".join([*parts, line]).strip()
+            parts = []
+            place = f"line {start}" if not above else f"{where.name} line {start}"
+            named = re.fullmatch(r"(?:-r|--requirement)[ =]?\s*(\S+)", whole)
+            if named is None:
+                if whole:
+                    yield place, whole
+                continue
+            other = where.parent / named[1]
+            if other in (*above, where):
+                raise _refused(self.source, f"{place}: {named[1]} includes itself", "remove the line")
+            try:
+                inner = other.read_text("utf-8-sig")
+            except (OSError, UnicodeDecodeError):
+                raise _refused(
+                    self.source,
+                    f"{place}: {named[1]} cannot be read",
+                    "put the file there, or remove the line",
+                ) from None
+            yield from self._requirement_lines(inner, other, (*above, where))
+
+    def _requirement(
+        self, place: str, line: str, markers: _Markers, packages: list[ForeignPackage], loose: list[str]
+    ) -> None:
+        if (editable := re.match(r"(?:-e|--editable)[ =]\s*(\S+)", line)) is not None:
+            egg = re.search(r"#egg=([\w.-]+)", editable[1])
+            name = egg[1] if egg else unquote(editable[1]).rstrip("/").rpartition("/")[2].partition("@")[0]
+            self.left_out[name if name not in ("", ".") else "the project itself"] = _EDITABLE
+            return
+        if line.startswith("-"):
+            option = line.split(None, 1)[0].partition("=")[0]
+            if option in ("-c", "--constraint"):
+                self.notes.append(f"{place}: constraints are not read; the pins stand for themselves")
+            elif option not in _QUIET_OPTIONS:
+                self.notes.append(f"{place}: the option {option} is not followed")
+            return
+        text = re.split(r"\s--", line, maxsplit=1)[0].strip()
+        if re.match(r"(\.{0,2}/|[a-z+]+://)", text):
+            self.left_out[unquote(text).rstrip("/").rpartition("/")[2] or text] = (
+                _VCS if "+" in text.partition("://")[0] else _ARCHIVE if "://" in text else _LOCAL
+            )
+            return
+        try:
+            found = Requirement(text)
+        except InvalidRequirement as error:
+            reason = str(error).partition("\n")[0]
+            raise _refused(
+                self.source,
+                f"{place}: {text[:80]!r} is no requirement: {reason}",
+                "name a lock file, `pip freeze` output, or the directory of an environment",
+            ) from None
+        name = str(canonicalize_name(found.name))
+        if found.marker is not None and not markers.holds(str(found.marker)):
+            self.left_out.setdefault(name, _NOT_HERE)
+        elif found.url:
+            self.left_out[name] = _of_url(found.url)
+        elif (version := _pinned(found.specifier)) is None:
+            loose.append(f"{found.name}{found.specifier} ({place})")
+        else:
+            hashes = tuple(re.findall(r"--hash[= ]sha256:([0-9a-fA-F]{64})", line))
+            packages.append(ForeignPackage(name, version, hashes=hashes))
+
+    # -- conda ---------------------------------------------------------------------------------------------
+
+    def _conda_explicit(self, text: str) -> ForeignEnvironment:
+        platform = _stated_platform(text)
+        packages, channels = [], []
+        for line in text.splitlines():
+            url = line.strip().partition("#")[0]
+            if not url or url.startswith("@"):
+                continue
+            parsed = _conda_archive(url)
+            if parsed is None:
+                self.left_out[url.rpartition("/")[2]] = "no address of a conda package"
+                continue
+            name, version, build = parsed
+            hashed = line.partition("#")[2].removeprefix("sha256:")
+            hashes = (hashed,) if re.fullmatch("[0-9a-f]{64}", hashed) else ()
+            packages.append(ForeignPackage(name, version, "conda", build, hashes))
+            channel, subdir, _ = url.rsplit("/", 2)
+            channels.append(channel)
+            platform = platform or (subdir if subdir != "noarch" else "")
+        return self._conda("conda list --explicit", packages, platform, channels)
+
+    def _conda_export(self, text: str) -> ForeignEnvironment:
+        packages = []
+        for line in text.splitlines():
+            if not line.strip() or line.startswith("#"):
+                continue
+            name, version, build = (*line.strip().split("="), "", "")[:3]
+            if build in ("pypi_0", "<pip>", "pypi"):
+                packages.append(ForeignPackage(str(canonicalize_name(name)), version))
+            else:
+                packages.append(ForeignPackage(name, version, "conda", build))
+        self.notes.append(
+            "`conda list --export` names no channels: those of the command, or conda-forge, are asked"
+        )
+        return self._conda("conda list --export", packages, _stated_platform(text), ())
+
+    def _yaml(self, text: str) -> ForeignEnvironment:
+        try:
+            data = yaml.load(text, Loader=_Loader)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            place = f" (line {mark.line + 1})" if mark is not None else ""
+            raise _refused(
+                self.source, f"it is no YAML{place}", "write the file again with its tool"
+            ) from None
+        if not isinstance(data, dict):
+            raise _unknown(self.source)
+        if "environments" in data and "packages" in data:
+            return self._checked(lambda: self._pixi(data))
+        if "package" in data and "metadata" in data:
+            return self._checked(lambda: self._conda_lock(data))
+        if "dependencies" in data:
+            return self._checked(lambda: self._env_export(data))
+        raise _unknown(self.source)
+
+    def _env_export(self, data: dict[str, Any]) -> ForeignEnvironment:
+        packages: list[ForeignPackage] = []
+        loose: list[str] = []
+        markers = self.markers()
+        for entry in data["dependencies"]:
+            if isinstance(entry, dict):
+                for line in entry.get("pip", []):
+                    self._requirement("pip", str(line), markers, packages, loose)
+                continue
+            found = _EXPORTED.fullmatch(str(entry).rpartition("::")[2].strip())
+            if found is None:
+                loose.append(str(entry))
+            else:
+                packages.append(ForeignPackage(found[1], found[2], "conda", found[3] or ""))
+        if loose:
+            raise _refused(
+                self.source,
+                f"not every package has one version: {', '.join(loose[:5])}",
+                "export it without `--from-history`, or give the environment's directory",
+            )
+        channels = [str(c) for c in data.get("channels", []) if str(c) != "nodefaults"]
+        return self._conda("conda env export", packages, "", channels)
+
+    def _conda_lock(self, data: dict[str, Any]) -> ForeignEnvironment:
+        metadata = data["metadata"]
+        platforms = [str(one) for one in metadata.get("platforms", [])]
+        if self.platform not in platforms:
+            raise self._other_platform(", ".join(platforms), None)
+        packages = []
+        for entry in data["package"]:
+            if entry["platform"] != self.platform:
+                continue
+            sha256 = (entry.get("hash") or {}).get("sha256")
+            hashes = (str(sha256),) if sha256 else ()
+            name, version = str(entry["name"]), str(entry["version"])
+            if entry["manager"] == "pip":
+                wheel = str(canonicalize_name(name))
+                packages.append(ForeignPackage(wheel, version, hashes=hashes))
+                continue
+            build = entry.get("build")
+            if build is None and (parsed := _conda_archive(entry["url"])) is not None:
+                build = parsed[2]
+            packages.append(ForeignPackage(name, version, "conda", str(build or ""), hashes))
+        channels = [str(c["url"] if isinstance(c, dict) else c) for c in metadata.get("channels", [])]
+        custom = metadata.get("custom_metadata") or {}
+        found = self._conda(f"conda-lock.yml {data['version']}", packages, self.platform, channels)
+        return replace(found, python=found.python or str(custom.get("bisect-env.python", "")))
+
+    def _pixi(self, data: dict[str, Any]) -> ForeignEnvironment:
+        try:
+            request = {"op": "read_lock", "path": str(self.where), "platform": self.platform}
+            answer = shared_pool().ask(request, _HELPER_TIMEOUT, attempts=3)
+        except HelperDiedError as error:
+            raise _refused(
+                self.source, f"py-rattler cannot read it: {error.text}", "write it again"
+            ) from None
+        if "failed" in answer:
+            raise _refused(self.source, f"py-rattler cannot read it: {answer['text']}", "write it again")
+        environments = answer["environments"]
+        name = self.name or ("default" if "default" in environments else next(iter(environments), ""))
+        if name not in environments:
+            known = ", ".join(environments)
+            raise _refused(self.source, f"it has no environment {name!r}", f"name one of {known}")
+        if len(environments) > 1 and not self.name:
+            others = ", ".join(n for n in environments if n != name)
+            self.notes.append(f"its environment {name!r} is read; FILE#NAME reads another ({others})")
+        found = environments[name]
+        if self.platform not in found["platforms"]:
+            raise self._other_platform(", ".join(found["platforms"]), None)
+        packages = []
+        for kind, package, version, build, sha256, location in found["packages"]:
+            hashes = (sha256,) if sha256 else ()
+            if kind == "conda":
+                packages.append(ForeignPackage(package, version, "conda", build, hashes))
+            elif "://" not in location or location.startswith("file:"):
+                self.left_out[package] = _LOCAL
+            elif location.startswith("git+"):
+                self.left_out[package] = _VCS
+            else:
+                packages.append(ForeignPackage(str(canonicalize_name(package)), version, hashes=hashes))
+        channels = [
+            str(c["url"] if isinstance(c, dict) else c) for c in data["environments"][name]["channels"]
+        ]
+        return self._conda(f"pixi.lock {data.get('version', '')}".rstrip(), packages, self.platform, channels)
+
+    def _conda(
+        self, kind: str, packages: Sequence[ForeignPackage], platform: str, channels: Iterable[str]
+    ) -> ForeignEnvironment:
+        python = next((p.version for p in packages if p.manager == "conda" and p.name == "python"), "")
+        distinct = tuple(dict.fromkeys(channels))
+        return self.result(kind, self._once(packages), python=python, platform=platform, channels=distinct)
+
+    def _other_platform(self, theirs: str, markers: _Markers | None) -> UsageError:
+        mine = self.platform if markers is None else f"Python {markers.python} on {self.platform}"
+        return _refused(
+            self.source,
+            f"it is for {theirs or 'no platform'}, and this is {mine}",
+            "lock it for this platform too, or give the command on a machine of that platform",
+        )
+
+    # -- directories ---------------------------------------------------------------------------------------
+
+    def directory(self) -> ForeignEnvironment:
+        if (self.where / "conda-meta").is_dir():
+            return self._checked(self._conda_directory)
+        if not (self.where / "pyvenv.cfg").is_file():
+            inside = [p.name for p in self.where.iterdir() if (p / "pyvenv.cfg").is_file()]
+            hint = f"; did you mean {self.where / inside[0]}?" if inside else ""
+            raise _refused(
+                self.source,
+                f"the directory is neither a virtual nor a conda environment{hint}",
+                "name a directory that holds `pyvenv.cfg` or `conda-meta`, or a lock file",
+            )
+        return self._checked(self._virtual_environment)
+
+    def _virtual_environment(self) -> ForeignEnvironment:
+        stated = ""
+        for line in (self.where / "pyvenv.cfg").read_text("utf-8", "replace").splitlines():
+            key, _, value = line.partition("=")
+            if key.strip() in ("version", "version_info") and not stated:
+                stated = ".".join(value.strip().split(".")[:3])
+            if key.strip() == "include-system-site-packages" and value.strip().lower() == "true":
+                self.notes.append("it sees the system's packages as well, which are not read")
+        packages = [p for site in self._sites() for p in self._distributions(site, ())]
+        return self.result(
+            "a virtual environment", self._once(packages), python=stated, platform=self.platform
+        )
+
+    def _conda_directory(self) -> ForeignEnvironment:
+        packages, channels, owned = [], [], set()
+        platform = ""
+        for path in sorted((self.where / "conda-meta").glob("*.json")):
+            record = json.loads(path.read_text("utf-8"))
+            sha256 = record.get("sha256")
+            hashes = (str(sha256),) if sha256 else ()
+            packages.append(
+                ForeignPackage(
+                    str(record["name"]), str(record["version"]), "conda", str(record.get("build", "")), hashes
+                )
+            )
+            owned |= {str(name) for name in record.get("files", []) if ".dist-info/" in str(name)}
+            url = str(record.get("url", ""))
+            if url.count("/") > 2:
+                channels.append(url.rsplit("/", 2)[0])
+                subdir = url.rsplit("/", 2)[1]
+                platform = platform or (subdir if subdir != "noarch" else "")
+        for site in self._sites():
+            packages += self._distributions(site, owned)
+        return self._conda("a conda environment", packages, platform, channels)
+
+    def _sites(self) -> list[Path]:
+        found = [*self.where.glob("lib/python3*/site-packages"), *self.where.glob("Lib/site-packages")]
+        return sorted(path for path in found if path.is_dir())
+
+    def _distributions(self, site: Path, owned: Iterable[str]) -> list[ForeignPackage]:
+        """What pip or uv installed into a directory; what conda put there is conda's."""
+        theirs = {name.partition(".dist-info/")[0].rpartition("/")[2] for name in owned}
+        found: dict[str, ForeignPackage] = {}
+        needed: set[str] = set()
+        for distribution in importlib.metadata.distributions(path=[str(site)]):
+            folder = getattr(distribution, "_path", None)
+            if folder is not None and Path(folder).name.removesuffix(".dist-info") in theirs:
+                continue
+            raw = distribution.metadata["Name"]
+            if not raw:
+                self.left_out[Path(str(folder)).name] = "its metadata has no name"
+                continue
+            name = str(canonicalize_name(raw))
+            needed |= set(_required(distribution.requires or ()))
+            direct = distribution.read_text("direct_url.json")
+            if direct is not None and (why := _of_direct_url(json.loads(direct))):
+                self.left_out[name] = why
+            elif _is_version(distribution.version):
+                found[name] = ForeignPackage(name, distribution.version)
+            else:
+                self.left_out[name] = f"its version is none: {distribution.version}"
+        if "pip" in found and "pip" not in needed:
+            del found["pip"]
+            self.left_out["pip"] = _INSTALLER
+        return list(found.values())
+
+    def _once(self, packages: Iterable[ForeignPackage]) -> list[ForeignPackage]:
+        """Each package once: of several versions the newest, and it is said."""
+        found: dict[tuple[str, str], ForeignPackage] = {}
+        for package in packages:
+            key = (package.manager, package.name)
+            other = found.get(key)
+            if other is not None and other.version != package.version:
+                newest, older = sorted((package, other), key=_newness, reverse=True)
+                self.notes.append(f"{package.name}: {newest.version} is taken, not {older.version} as well")
+                package = newest
+            found[key] = package
+        for _, name in found:
+            # A package that is left out on account of a marker may be there in another version.
+            if self.left_out.get(name) == _NOT_HERE:
+                del self.left_out[name]
+        return list(found.values())
+
+
+# -- markers -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Markers:
+    """Evaluates environment markers for a Python and a platform, with every extra and group asked for."""
+
+    python: str
+    platform: str
+    extras: frozenset[str] = frozenset()
+    groups: frozenset[str] = frozenset()
+
+    @property
+    def _facts(self) -> dict[str, str | frozenset[str]]:
+        system = self.platform.partition("-")[0]
+        machine = self.platform.partition("-")[2]
+        names = {"linux": ("linux", "Linux", "posix"), "osx": ("darwin", "Darwin", "posix")}
+        sys_platform, platform_system, os_name = names.get(system, ("win32", "Windows", "nt"))
+        machines = {"64": "AMD64" if os_name == "nt" else "x86_64", "32": "i686"}
+        return {
+            "python_version": ".".join(self.python.split(".")[:2]),
+            "python_full_version": _whole(self.python),
+            "implementation_version": _whole(self.python),
+            "implementation_name": "cpython",
+            "platform_python_implementation": "CPython",
+            "sys_platform": sys_platform,
+            "platform_system": platform_system,
+            "os_name": os_name,
+            "platform_machine": machines.get(machine, machine),
+            "platform_release": "",
+            "platform_version": "",
+        }
+
+    def holds(self, text: str, extras: Iterable[str] = ()) -> bool:
+        """Whether a marker holds for some extra; one that cannot be read does, so that nothing is lost."""
+        if not text:
+            return True
+        try:
+            marker = Marker(text)
+            if "extras" in text or "dependency_groups" in text:
+                facts = {**self._facts, "extras": self.extras, "dependency_groups": self.groups}
+                return marker.evaluate(facts, context="lock_file")
+            each = ["", *self.extras, *extras] if "extra" in text else [""]
+            return any(marker.evaluate({**self._facts, "extra": extra}) for extra in each)
+        except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName):
+            return True
+
+    def python_fits(self, requires: str) -> bool:
+        """Whether the Python is in a range."""
+        try:
+            return not requires or SpecifierSet(requires).contains(_whole(self.python), prereleases=True)
+        except InvalidSpecifier:
+            return True
+
+
+def _whole(python: str) -> str:
+    return python if python.count(".") > 1 else f"{python}.{_LATE_PATCH}"
+
+
+def _reached(entries: Sequence[dict[str, Any]], manifest: Mapping[str, Any], markers: _Markers) -> set[int]:
+    """Positions of the packages of a `uv.lock` that its projects lead to, all groups and extras included."""
+    by_name: dict[str, list[int]] = {}
+    for position, entry in enumerate(entries):
+        by_name.setdefault(str(canonicalize_name(entry["name"])), []).append(position)
+
+    def named(dependency: Mapping[str, Any]) -> list[int]:
+        positions = by_name.get(str(canonicalize_name(dependency["name"])), [])
+        version = dependency.get("version")
+        exact = [p for p in positions if version is None or entries[p].get("version") == version]
+        forks = [p for p in exact if _fork_holds(entries[p], markers)]
+        return forks or exact
+
+    members = {str(canonicalize_name(name)) for name in manifest.get("members", [])}
+    roots = [
+        position
+        for position, entry in enumerate(entries)
+        if canonicalize_name(entry["name"]) in members
+        or {entry.get("source", {}).get(key) for key in ("editable", "virtual", "directory")} & {"."}
+    ]
+    asked = [*manifest.get("requirements", []), *manifest.get("overrides", [])]
+    todo: list[tuple[int, frozenset[str]]] = [
+        (position, frozenset(entries[position].get("optional-dependencies", {}))) for position in roots
+    ]
+    todo += [
+        (position, frozenset(dependency.get("extras", ())))
+        for dependency in asked
+        if markers.holds(dependency.get("marker", ""))
+        for position in named(dependency)
+    ]
+    if not todo:
+        return {p for p, entry in enumerate(entries) if _fork_holds(entry, markers)}
+    seen: set[tuple[int, frozenset[str]]] = set()
+    while todo:
+        position, extras = todo.pop()
+        if (position, extras) in seen:
+            continue
+        seen.add((position, extras))
+        entry = entries[position]
+        edges = list(entry.get("dependencies", []))
+        for extra in extras:
+            edges += entry.get("optional-dependencies", {}).get(extra, [])
+        if position in roots:
+            for group in entry.get("dev-dependencies", {}).values():
+                edges += group
+        for edge in edges:
+            if markers.holds(edge.get("marker", "")):
+                todo += [(p, frozenset(edge.get("extra", ()))) for p in named(edge)]
+    return {position for position, _ in seen}
+
+
+def _fork_holds(entry: Mapping[str, Any], markers: _Markers) -> bool:
+    forks = entry.get("resolution-markers", [])
+    return not forks or any(markers.holds(fork) for fork in forks)
+
+
+# -- small things ------------------------------------------------------------------------------------------
+
+_LISTED = re.compile(r"[A-Za-z0-9_][\w.-]*=[^=<>!~\s]+=[^=\s]+")
+_EXPORTED = re.compile(r"([A-Za-z0-9_][\w.-]*)={1,2}([^=<>!~\s]+)(?:=([^=<>!~\s]*))?")
+_QUIET_OPTIONS = frozenset(
+    {"-i", "-f", "--extra-index-url", "--find-links", "--index-url", "--no-binary", "--no-index"}
+    | {"--only-binary", "--pre", "--prefer-binary", "--require-hashes", "--trusted-host", "--use-feature"}
+)
+
+
+def _sorted(packages: Iterable[ForeignPackage]) -> tuple[ForeignPackage, ...]:
+    return tuple(sorted(packages, key=lambda package: (package.name, package.manager)))
+
+
+def _sha256s(files: Iterable[Mapping[str, Any]], key: str) -> tuple[str, ...]:
+    stated = (str(file.get(key, "")) for file in files)
+    return tuple(value[7:] for value in stated if value.startswith("sha256:"))
+
+
+def _pinned(specifier: SpecifierSet) -> str | None:
+    """The one version that a specifier allows, None if it is not that kind."""
+    pins = [one for one in specifier if one.operator in ("==", "===") and not one.version.endswith(".*")]
+    return pins[0].version if len(pins) == 1 else None
+
+
+def _required(requirements: Iterable[str]) -> Iterator[str]:
+    for text in requirements:
+        if "extra ==" in text:
+            continue
+        try:
+            yield str(canonicalize_name(Requirement(text).name))
+        except InvalidRequirement:
+            continue
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _newness(package: ForeignPackage) -> tuple[bool, Version]:
+    if _is_version(package.version):
+        return True, Version(package.version)
+    return False, Version("0")
+
+
+def _of_direct_url(data: Mapping[str, Any]) -> str:
+    if "dir_info" in data:
+        return _EDITABLE if data["dir_info"].get("editable") else _LOCAL
+    return _VCS if "vcs_info" in data else _of_url(str(data.get("url", "")))
+
+
+def _of_url(url: str) -> str:
+    scheme = urlsplit(url).scheme
+    return _VCS if "+" in scheme else _LOCAL if scheme in ("file", "") else _ARCHIVE
+
+
+def _conda_archive(url: str) -> tuple[str, str, str] | None:
+    file = url.rpartition("/")[2]
+    stem = file.removesuffix(".conda").removesuffix(".tar.bz2")
+    if stem == file or stem.count("-") < 2:
+        return None
+    name, version, build = stem.rsplit("-", 2)
+    return name, version, build
+
+
+def _stated_platform(text: str) -> str:
+    found = re.search(r"^# platform: (\S+)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _poetry_range(text: str) -> str:
+    """Poetry's `^3.9` and `~3.9` as PEP 440 has them; "" for what says nothing or cannot be said so."""
+    if text.strip() in ("", "*") or "||" in text:
+        return ""
+    parts = []
+    for part in re.split(r"[,\s]+(?=[\^~<>=!\d])", text.strip()):
+        if part.startswith("^") and (found := re.match(r"\^(\d+)", part)):
+            parts += [f">={part[1:]}", f"<{int(found[1]) + 1}"]
+        elif part.startswith("~") and not part.startswith("~="):
+            numbers = part[1:].split(".")
+            upper = (
+                [*numbers[:1], str(int(numbers[1]) + 1)] if len(numbers) > 1 else [str(int(numbers[0]) + 1)]
+            )
+            parts += [f">={part[1:]}", f"<{'.'.join(upper)}"]
+        else:
+            parts.append(part if part[0] in "<>=!~" else f"=={part}")
+    return ",".join(parts)
+
+
+def _near(name: str, others: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, others, 1)
+    return f"; beside it lies {close[0]}" if close else ""
+
+
+def _refused(source: str, what: str, remedy: str) -> UsageError:
+    return UsageError(f"{source}: {what}", remedy=remedy)
+
+
+def _unknown(source: str) -> UsageError:
+    return _refused(
+        source,
+        "this is no list of an environment's packages that is known here",
+        "give `pip freeze` output, uv.lock, pylock.toml, poetry.lock, pdm.lock, Pipfile.lock, conda list "
+        "--explicit or --export, conda env export, conda-lock.yml, pixi.lock, or an environment's directory",
+    )

@@ -1,0 +1,649 @@
+"""From the words of a command line to the text of a matrix file. Pure, apart from finding files."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from bisect_env.errors import UsageError
+from bisect_env.matrix.schema import placeholders
+
+_PYTHONS = tuple(f"3.{minor}" for minor in range(6, 31))
+_UNSAFE = re.compile(r"[^a-z0-9_-]+")
+_INLINE = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+_SHELLS = {".sh": "bash", ".bash": "bash"}
+_RARELY = 4
+"""Failures this many times rarer than the user says need not be found."""
+
+
+@dataclass(frozen=True, slots=True)
+class InlineMetadata:
+    """What a script says of itself in its header (PEP 723).
+
+    Attributes:
+        dependencies: Requirements.
+        requires_python: Range of Pythons, "" for any.
+        exclude_newer: uv's date, "" for none.
+    """
+
+    dependencies: tuple[str, ...] = ()
+    requires_python: str = ""
+    exclude_newer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a command line asks.
+
+    Attributes:
+        packages: Axes: `torch>=2.5`, or a name for every release.
+        command: Program and arguments, as given.
+        files: Files that travel along, relative to the folder that they are copied from.
+        with_packages: Further requirements of every environment.
+        pythons: Versions of Python; empty for this one.
+        good: Axis to a version that works.
+        bad: Axis to a version that fails.
+        since: First day of a date axis, "" for none.
+        until: Its last day.
+        rate: About how often it fails where it does; None where nobody knows.
+        inline: What the script says of itself.
+        channels: conda channels; with any, packages come from there.
+        prereleases: Whether pre-releases are tried.
+        step: Which releases of a range are tried; "" for every one.
+        timeout: Of one trial, such as `60s`; "" for the default.
+        gpus: That one trial needs.
+        env: Environment variables to add.
+        confidence: Of the answer; None for the default.
+        name: Of the study; "" for one made from the packages.
+        index: Address of the package index, "" for the configured one.
+    """
+
+    packages: tuple[str, ...]
+    command: tuple[str, ...]
+    files: tuple[str, ...] = ()
+    with_packages: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
+    good: Mapping[str, str] = field(default_factory=dict)
+    bad: Mapping[str, str] = field(default_factory=dict)
+    since: str = ""
+    until: str = ""
+    rate: float | None = None
+    inline: InlineMetadata = InlineMetadata()
+    channels: tuple[str, ...] = ()
+    prereleases: bool = False
+    step: str = ""
+    timeout: str = ""
+    gpus: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    confidence: float | None = None
+    name: str = ""
+    index: str = ""
+
+
+def inline_metadata(text: str, name: str = "the script") -> InlineMetadata:
+    """Read a script's header, as PEP 723 has it.
+
+    Args:
+        text: Of the script.
+        name: What to call it in messages.
+
+    Returns:
+        What it says; nothing where there is no header.
+
+    Raises:
+        UsageError: The header is none, or there are two.
+    """
+    blocks = [match for match in _INLINE.finditer(text) if match["type"] == "script"]
+    if not blocks:
+        return InlineMetadata()
+    remedy = "write it as PEP 723 has it: `# /// script`, TOML behind `# `, and `# ///`"
+    if len(blocks) > 1:
+        raise UsageError(f"{name} has two `# /// script` headers", remedy=remedy)
+    lines = blocks[0]["content"].splitlines()
+    try:
+        data = tomllib.loads("\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"the `# /// script` header of {name} is no TOML: {error}", remedy=remedy) from None
+    dependencies, requires = data.get("dependencies", []), data.get("requires-python", "")
+    uv = data.get("tool", {}).get("uv", {}) if isinstance(data.get("tool", {}), dict) else {}
+    if not isinstance(dependencies, list) or not all(isinstance(one, str) for one in dependencies):
+        raise UsageError(f"`dependencies` in the header of {name} is no list of texts", remedy=remedy)
+    for text_ in dependencies:
+        _requirement(text_, f"{name}'s header")
+    try:
+        SpecifierSet(str(requires))
+    except InvalidSpecifier:
+        raise UsageError(
+            f"`requires-python` in the header of {name} is no range: {requires!r}", remedy=remedy
+        ) from None
+    newest = uv.get("exclude-newer", "") if isinstance(uv, dict) else ""
+    return InlineMetadata(tuple(dependencies), str(requires), str(newest))
+
+
+def stated_ends(texts: Iterable[str], axes: Sequence[str], flag: str) -> dict[str, str]:
+    """Read `--good` or `--bad`: `torch=2.6.0,cuml=24.04`, or a version alone where there is one axis.
+
+    Args:
+        texts: As given.
+        axes: Packages that are asked about.
+        flag: For messages.
+
+    Returns:
+        Normalised package to version.
+
+    Raises:
+        UsageError: It names none of the packages, or no version.
+    """
+    known = [str(canonicalize_name(name)) for name in axes]
+    found: dict[str, str] = {}
+    for text in (part.strip() for one in texts for part in one.split(",")):
+        name, sign, value = text.partition("=")
+        name, value = str(canonicalize_name(name.strip())), value.lstrip("=").strip()
+        if not sign and len(known) == 1:
+            name, value = known[0], text
+        if name not in known or not value:
+            example = f"{known[0]}=1.2.3" if known else "PACKAGE=1.2.3"
+            raise UsageError(
+                f"{flag} {text}: this names no package that is asked about ({', '.join(known) or 'none'})",
+                remedy=f"write {flag} {example}, and the package with `-p`",
+            )
+        found[name] = value
+    return found
+
+
+def package_name(spec: str) -> str:
+    """The name that a `-p` is about.
+
+    Raises:
+        UsageError: It is no package with a range.
+    """
+    return _axis(spec).name
+
+
+def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """The command as it is run: a script alone gets its interpreter.
+
+    Args:
+        words: As given.
+        folder: Where relative paths begin.
+
+    Raises:
+        UsageError: There is none, or the script does not exist.
+    """
+    if not words:
+        raise UsageError(
+            "nothing to run was given",
+            remedy='name a script (`bisect-env run "PACKAGE>=1" repro.py`) or a command after `--`',
+        )
+    first = Path(words[0])
+    if first.suffix in (".py", ".pyw") or first.suffix in _SHELLS:
+        if not (folder / first).is_file():
+            raise _no_script(folder, words[0])
+        return (_SHELLS.get(first.suffix, "python"), *words)
+    if first.name.startswith("python"):
+        script = next((word for word in words[1:] if not word.startswith("-")), "")
+        before = words[1 : words.index(script)] if script else ()
+        if script.endswith(".py") and not {"-m", "-c"} & set(before) and not (folder / script).is_file():
+            raise _no_script(folder, script)
+    return tuple(words)
+
+
+def matrix_text(question: Question, *, command_line: str = "", here: str = "") -> str:
+    """The text of a matrix file that asks a question. Pure.
+
+    With neither a good nor a bad version, nobody knows where along an axis the failure lies: it may have come
+    and gone (`either`). With both, the axis goes from one to the other.
+
+    Args:
+        question: As given.
+        command_line: Shown in the first line.
+        here: The running Python, as `3.12`; that of this process if "".
+
+    Raises:
+        UsageError: Something in it cannot be; the message names the flag.
+    """
+    axes = [_axis(spec) for spec in question.packages]
+    if not axes and not question.since:
+        raise UsageError(
+            "no package is asked about",
+            remedy='name one with its range: `-p "orjson>=3.8"`, or a day: `--since 2026-01-31`',
+        )
+    names = [str(canonicalize_name(axis.name)) for axis in axes]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"{twice} is asked about twice", remedy="give one `-p` for each package")
+    dated = bool(question.since)
+    plain = [spec.text for spec in axes] if dated else []
+    moved = [] if dated else axes
+    given = (*plain, *question.with_packages, *question.inline.dependencies)
+    wanted = _requirements(given, [str(canonicalize_name(axis.name)) for axis in moved])
+    lines = [f"# {command_line}"] if command_line else []
+    lines += ["version: 1", f"name: {_name(question, names)}", "axes:"]
+    pythons = question.pythons or (_python(question.inline.requires_python, here),)
+    manager = ", manager: conda" if question.channels else ""
+    if "python" not in names:
+        direction = ", direction: either" if len(pythons) > 1 else ""
+        listed = ", ".join(_q(p) for p in pythons)
+        lines.append(f"  python: {{package: python{manager}, versions: [{listed}]{direction}}}")
+    for axis in moved:
+        lines += _package_axis(axis, question)
+    if dated:
+        lines.append(f"  day: {{dates: {{from: {_q(question.since)}, to: {_q(question.until)}, step: 1d}}}}")
+    if question.channels:
+        lines.append(f"channels: [{', '.join(_q(channel) for channel in question.channels)}]")
+    if wanted:
+        listed = ", ".join(_q(text) for text in wanted)
+        lines.append(f"packages: {{conda: [{listed}]}}" if question.channels else f"packages: [{listed}]")
+    if question.inline.exclude_newer and not dated:
+        lines.append(f"exclude_newer: {_q(question.inline.exclude_newer)}")
+    lines += _ends(moved, question)
+    known = {_key(name) for name in (*names, "python", *(["day"] if dated else []))}
+    return "\n".join([*lines, *_trial(question, known)]) + "\n"
+
+
+def _trial(question: Question, axes: Iterable[str]) -> list[str]:
+    """The keys `trial` and `search`."""
+    words = ", ".join(_q(_literal(word, axes)) for word in question.command)
+    lines = ["trial:", f"  command: [{words}]"]
+    if question.files:
+        lines.append(f"  files: [{', '.join(_q(name) for name in question.files)}]")
+    if question.timeout:
+        lines.append(f"  timeout: {_q(question.timeout)}")
+    if question.env:
+        listed = ", ".join(f"{name}: {_q(value)}" for name, value in question.env.items())
+        lines.append(f"  env: {{{listed}}}")
+    if question.gpus:
+        lines.append(f"  gpus: {question.gpus}")
+    if question.index:
+        lines.insert(0, f"index: {_q(question.index)}")
+    return [*lines, *search_lines(question.rate, question.confidence)]
+
+
+def search_lines(rate: float | None, confidence: float | None) -> list[str]:
+    """The key `search`, if there is something to say. Pure.
+
+    Args:
+        rate: About how often it fails where it does.
+        confidence: Of the answer.
+    """
+    found = []
+    if confidence is not None:
+        found.append(f"  confidence: {confidence:g}")
+    if rate is not None:
+        found += [f"  crash_rate: {rate:g}", f"  min_crash_rate: {max(rate / _RARELY, 0.001):.3g}"]
+    return ["search:", *found] if found else []
+
+
+def travelling(
+    command: Sequence[str], extra: Iterable[str], folder: Path
+) -> tuple[tuple[str, ...], dict[str, Path]]:
+    """Which files a command takes along.
+
+    Args:
+        command: Its words; those that name a file that exists take it along, also as `FILE::TEST`.
+        extra: Files and directories that travel besides.
+        folder: Where relative paths begin.
+
+    Returns:
+        The command, with files from outside the folder under their bare names, and name to file.
+
+    Raises:
+        UsageError: Two files would have one name, or something named does not exist.
+    """
+    files: dict[str, Path] = {}
+    words: list[str] = []
+    for word in command:
+        name, colons, rest = word.partition("::")
+        place = folder / name
+        is_file = bool(name) and not word.startswith("-") and _is_file(place)
+        if is_file and words:
+            words.append(_take(files, place, folder) + colons + rest)
+        else:
+            words.append(word)
+            if word and words[1:] and not word.startswith("-") and _is_directory(place):
+                for one in sorted(_below(place)):
+                    _take(files, one, folder)
+    for name in extra:
+        place = folder / name
+        if _is_file(place):
+            _take(files, place, folder)
+        elif _is_directory(place):
+            for one in sorted(_below(place)):
+                _take(files, one, folder)
+        else:
+            raise UsageError(f"--files {name}: there is no such file or directory", remedy="correct the path")
+    return tuple(words), files
+
+
+# -- pieces ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    name: str
+    range: str
+    text: str
+
+
+def _axis(spec: str) -> _Axis:
+    found = _requirement(spec, "-p")
+    if found.extras:
+        raise UsageError(
+            f"-p {spec}: an axis is a package without extras",
+            remedy=f"write -p {spec.partition('[')[0]}…, and what the extra brings with `--with`",
+        )
+    if found.marker is not None or found.url:
+        raise UsageError(f"-p {spec}: an axis is a name with a range", remedy="write it like 'torch>=2.5'")
+    return _Axis(found.name, str(found.specifier), spec.strip())
+
+
+def _requirement(text: str, where: str) -> Requirement:
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        raise UsageError(
+            f"{where}: {text!r} is no package with versions",
+            remedy="write it like 'orjson', 'orjson>=3.8' or 'torch>=2.5,<2.9', in quotes",
+        ) from None
+
+
+def _requirements(texts: Iterable[str], axes: Sequence[str]) -> tuple[str, ...]:
+    """Each package once, those given first before the script's own; what an axis moves is left to it."""
+    found: dict[str, str] = {}
+    for text in texts:
+        requirement = _requirement(text, "--with")
+        name = str(canonicalize_name(requirement.name))
+        if name not in axes:
+            found.setdefault(f"{name};{requirement.marker}" if requirement.marker else name, text)
+    return tuple(found.values())
+
+
+def _package_axis(axis: _Axis, question: Question) -> list[str]:
+    name = str(canonicalize_name(axis.name))
+    good, bad = question.good.get(name), question.bad.get(name)
+    bounds = [axis.range] if axis.range else []
+    direction = "either"
+    if good and bad:
+        try:
+            first, last = sorted((good, bad), key=Version)
+            same = Version(good) == Version(bad)
+        except InvalidVersion as error:
+            raise UsageError(f"--good, --bad: {error}", remedy="write a version such as 2.6.0") from None
+        if same:
+            raise UsageError(
+                f"{axis.name} {good} is said to be good and bad", remedy="name two versions, or neither"
+            )
+        bounds += [f">={first}", f"<={last}"]
+        direction = "regression" if first == good else "fixed"
+    for end in (good, bad):
+        if end and axis.range and not SpecifierSet(axis.range).contains(end, prereleases=True):
+            raise UsageError(
+                f"{axis.name} {end} is not in the range {axis.range}",
+                remedy="widen the range, or correct the end",
+            )
+    pre = question.prereleases or any(end and _is_pre(end) for end in (good, bad))
+    facts = [f"package: {axis.name}"]
+    facts += ["manager: conda"] if question.channels and name != "python" else []
+    facts += [f"versions: {_q(','.join(bounds) or '>=0')}", f"step: {question.step or 'every'}"]
+    facts += ["prereleases: true"] if pre else []
+    return [f"  {_key(axis.name)}: {{{', '.join([*facts, f'direction: {direction}'])}}}"]
+
+
+def _ends(axes: Sequence[_Axis], question: Question) -> list[str]:
+    """The stated ends, where they say something of every axis that has several values."""
+    lines = []
+    for flag, stated in (("good", question.good), ("bad", question.bad)):
+        names = {str(canonicalize_name(axis.name)): axis for axis in axes}
+        if stated and set(stated) == set(names) and len(question.pythons) < 2:
+            listed = ", ".join(f"{_key(names[name].name)}: {_q(value)}" for name, value in stated.items())
+            lines.append(f"{flag}: {{{listed}}}")
+    return lines
+
+
+def _python(requires: str, here: str) -> str:
+    here = here or f"{sys.version_info.major}.{sys.version_info.minor}"
+    wanted = SpecifierSet(requires)
+    fitting = [p for p in _PYTHONS if wanted.contains(f"{p}.99", prereleases=True)]
+    if not fitting:
+        raise UsageError(
+            f"no Python is {requires}, which the script's header asks for", remedy="name one with `--python`"
+        )
+    return here if here in fitting else fitting[0]
+
+
+def _name(question: Question, names: Sequence[str]) -> str:
+    text = question.name or "-".join(names) or "since"
+    return (_UNSAFE.sub("-", text.lower()).strip("_-") or "study")[:60]
+
+
+def _key(name: str) -> str:
+    """An axis is called as its package; names that begin otherwise get a letter before them."""
+    key = name.lower().replace(".", "-")
+    return key if key[:1].isalpha() else f"p{key}"
+
+
+def _literal(word: str, axes: Iterable[str]) -> str:
+    """A word whose braces mean themselves, unless all that they hold are axes."""
+    try:
+        named = placeholders(word)
+    except ValueError:
+        named = ()
+    if named and set(named) <= set(axes):
+        return word
+    return word.replace("{", "{{").replace("}", "}}")
+
+
+def _q(text: str) -> str:
+    # A JSON text is a YAML text.
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _is_pre(text: str) -> bool:
+    try:
+        return Version(text).is_prerelease
+    except InvalidVersion:
+        return False
+
+
+def _is_file(place: Path) -> bool:
+    try:
+        return place.is_file()
+    except OSError:
+        return False
+
+
+def _is_directory(place: Path) -> bool:
+    try:
+        return place.is_dir()
+    except OSError:
+        return False
+
+
+_PASSED_OVER = {"__pycache__", "node_modules", "build", "dist", "lockfiles"}
+
+
+def _below(folder: Path) -> Iterable[Path]:
+    """The files of a directory that a trial may need: neither hidden ones nor environments nor caches."""
+    for one in folder.iterdir():
+        if one.name.startswith(".") or one.name in _PASSED_OVER or one.name.endswith((".pyc", ".egg-info")):
+            continue
+        if one.is_dir() and not one.is_symlink():
+            if not (one / "pyvenv.cfg").exists() and not (one / "conda-meta").exists():
+                yield from _below(one)
+        elif one.is_file():
+            yield one
+
+
+def _take(files: dict[str, Path], place: Path, folder: Path) -> str:
+    """Note a file under its relative name, or its bare one where it lies outside; gives back the name."""
+    whole, base = place.resolve(), folder.resolve()
+    name = whole.relative_to(base).as_posix() if whole.is_relative_to(base) else whole.name
+    if files.setdefault(name, whole) != whole:
+        raise UsageError(
+            f"{place} and {files[name]} would both travel as {name}", remedy="rename one, or copy it here"
+        )
+    return name
+
+
+def _no_script(folder: Path, name: str) -> UsageError:
+    place = folder / name
+    others = sorted(p.name for p in place.parent.glob("*.py")) if place.parent.is_dir() else []
+    near = difflib.get_close_matches(place.name, others, 1)
+    hint = f"; beside it lies {near[0]}" if near else ""
+    return UsageError(f"the script {name} does not exist{hint}", remedy="correct its path")
+
+
+# --------------------------------------------------------------------------------------------------
+# Two environments, and the releases of what lies between them.
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What stands in one environment.
+
+    Attributes:
+        python: Version of Python, "" where conda brings it.
+        pypi: Requirements, each pinned.
+        conda: Specs, each with version and, where it is known, build.
+    """
+
+    python: str
+    pypi: tuple[str, ...] = ()
+    conda: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two environments and what is run in them.
+
+    Attributes:
+        good: Works.
+        bad: Fails.
+        question: What is run; its packages, Pythons and ends are not looked at.
+        channels: Of conda.
+        dependencies: `none` where the metadata of packages contradict what is installed.
+        allow_source: Whether source distributions may be built.
+    """
+
+    good: Whole
+    bad: Whole
+    question: Question
+    channels: tuple[str, ...] = ()
+    dependencies: str = "resolve"
+    allow_source: bool = False
+
+
+GOOD, BAD = "good", "bad"
+"""Values of the axis of two environments."""
+ENVIRONMENT = "environment"
+
+
+def pair_text(pair: Pair, *, command_line: str = "") -> str:
+    """The text of a matrix file that asks which of two environments fails. Pure.
+
+    What both have stands under `packages`; the axis has what differs.
+
+    Args:
+        pair: As given.
+        command_line: Shown in the first line.
+    """
+    question = pair.question
+    common = [text for text in pair.good.pypi if text in set(pair.bad.pypi)]
+    common_conda = [text for text in pair.good.conda if text in set(pair.bad.conda)]
+    lines = [f"# {command_line}"] if command_line else []
+    lines += ["version: 1", f"name: {_name(question, ['between'])}", "axes:", f"  {ENVIRONMENT}:"]
+    lines.append("    environments:")
+    for name, whole in ((GOOD, pair.good), (BAD, pair.bad)):
+        lines.append(f"      {name}:")
+        if whole.python:
+            lines.append(f"        python: {_q(whole.python)}")
+        lines += _listed("pypi", [text for text in whole.pypi if text not in common], "        ")
+        lines += _listed("conda", [text for text in whole.conda if text not in common_conda], "        ")
+        if lines[-1] == f"      {name}:":
+            lines[-1] += " {}"
+    if common or common_conda:
+        lines += ["packages:", *_listed("pypi", common, "  "), *_listed("conda", common_conda, "  ")]
+    lines += _solver(pair.dependencies, allow_source=pair.allow_source)
+    if pair.channels:
+        lines.append(f"channels: [{', '.join(_q(channel) for channel in pair.channels)}]")
+    lines += [f"{GOOD}: {{{ENVIRONMENT}: {GOOD}}}", f"{BAD}: {{{ENVIRONMENT}: {BAD}}}"]
+    return "\n".join([*lines, *_trial(question, {ENVIRONMENT})]) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A package whose releases are bisected.
+
+    Attributes:
+        name: Of the package.
+        good: The version that works.
+        bad: The version that fails.
+        is_conda: Whether it comes from a channel.
+        yanked: Whether withdrawn releases have to be among them, for an end is one.
+    """
+
+    name: str
+    good: str
+    bad: str
+    is_conda: bool = False
+    yanked: bool = False
+
+
+def releases_text(moving: Sequence[Moving], rest: Whole, pair: Pair) -> str:
+    """The text of a matrix file over the releases of some packages, with everything else as it is. Pure.
+
+    Args:
+        moving: The packages, with their versions at both ends.
+        rest: What every environment holds besides.
+        pair: The environments that they are between.
+
+    Raises:
+        UsageError: A version is none.
+    """
+    question = pair.question
+    names = [package.name for package in moving]
+    lines = ["version: 1", f"name: {_name(question, [*names, 'releases'])}", "axes:"]
+    if rest.python:
+        lines.append(f"  python: {{package: python, versions: [{_q(rest.python)}]}}")
+    for one in moving:
+        try:
+            first, last = sorted((one.good, one.bad), key=Version)
+        except InvalidVersion as error:
+            raise UsageError(f"{one.name}: {error}", remedy="give `--no-versions`") from None
+        facts = [f"package: {one.name}"]
+        facts += ["manager: conda"] if one.is_conda and one.name != "python" else []
+        facts += [f"versions: {_q(f'>={first},<={last}')}", "step: every"]
+        facts += ["prereleases: true"] if _is_pre(first) or _is_pre(last) else []
+        facts += ["yanked: true"] if one.yanked else []
+        facts += [f"direction: {'regression' if first == one.good else 'fixed'}"]
+        lines.append(f"  {_key(one.name)}: {{{', '.join(facts)}}}")
+    if rest.pypi or rest.conda:
+        lines += ["packages:", *_listed("pypi", rest.pypi, "  "), *_listed("conda", rest.conda, "  ")]
+    lines += _solver(pair.dependencies, allow_source=pair.allow_source)
+    if pair.channels and (rest.conda or any(one.is_conda for one in moving)):
+        lines.append(f"channels: [{', '.join(_q(channel) for channel in pair.channels)}]")
+    for end, versions in (("good", [one.good for one in moving]), ("bad", [one.bad for one in moving])):
+        listed = ", ".join(f"{_key(n)}: {_q(v)}" for n, v in zip(names, versions, strict=True))
+        lines.append(f"{end}: {{{listed}}}")
+    return "\n".join([*lines, *_trial(question, {_key(name) for name in names})]) + "\n"
+
+
+def _listed(key: str, texts: Sequence[str], indent: str) -> list[str]:
+    return [f"{indent}{key}:", *(f"{indent}  - {_q(text)}" for text in texts)] if texts else []
+
+
+def _solver(dependencies: str, *, allow_source: bool) -> list[str]:
+    facts = [f"dependencies: {dependencies}"] if dependencies != "resolve" else []
+    facts += ["allow_source: true"] if allow_source else []
+    return [f"solver: {{{', '.join(facts)}}}"] if facts else []

@@ -1,0 +1,248 @@
+"""What other tools say about an environment: files that the tools wrote themselves, and real directories."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bisect_env.environments.foreign import fitting_python, read_environment
+from bisect_env.errors import UsageError
+
+HERE = Path(__file__).parent / "foreign"
+
+# What resolvers that take one version for every Python settled on, and those that take one for each.
+ONE_FOR_ALL = {"iniconfig": "2.1.0", "python-dateutil": "3.0.0", "six": "1.17.0", "urllib3": "2.6.3"}
+ONE_FOR_EACH = {"iniconfig": "2.3.1", "python-dateutil": "4.0.0", "urllib3": "2.8.0"}
+BOTH = {"click": "8.1.8", "tzdata": "2026.6"}
+
+
+def versions(name, **options):
+    found = read_environment(
+        HERE / name, python=options.pop("python", "3.11"), platform="linux-64", **options
+    )
+    return {package.name: package.version for package in found.packages}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "more"),
+    [
+        ("uv.lock", "uv.lock 1", {**ONE_FOR_EACH, "colorama": "0.4.6"}),
+        ("pylock.uv.toml", "pylock.toml 1.0 by uv", ONE_FOR_EACH),
+        ("requirements.uv.txt", "pip's requirements with hashes", ONE_FOR_EACH),
+        ("poetry.lock", "poetry.lock 2.1", {**ONE_FOR_ALL, "colorama": "0.4.6"}),
+        ("pdm.lock", "pdm.lock 4.5.0", {**ONE_FOR_ALL, "colorama": "0.4.6"}),
+        ("Pipfile.lock", "Pipfile.lock 6", ONE_FOR_EACH),
+    ],
+)
+def test_locks_of_projects(name, kind, more):
+    found = read_environment(HERE / name, python="3.11", platform="linux-64")
+    assert found.format == kind
+    assert versions(name) == {**BOTH, **more}
+    assert all(len(hash_) == 64 for package in found.packages for hash_ in package.hashes)
+    assert all(package.hashes for package in found.packages)
+    # The local package is named with its reason, and so is what is for older Pythons alone.
+    reasons = {left.name: left.why for left in found.left_out}
+    assert any(word in reasons["helper"] for word in ("editable", "local"))
+    assert "not for this Python" in reasons["exceptiongroup"]
+
+
+@pytest.mark.parametrize(
+    "name", ["uv.lock", "pylock.uv.toml", "requirements.uv.txt", "poetry.lock", "pdm.lock"]
+)
+def test_the_same_lock_for_an_older_python(name):
+    found = versions(name, python="3.9")
+    assert found["exceptiongroup"] == "1.3.1"
+    assert found["python-dateutil"] == "3.0.0"
+    assert found["urllib3"] == "2.6.3"
+
+
+def test_a_project_lock_for_windows_has_its_packages():
+    found = read_environment(HERE / "pylock.uv.toml", python="3.11", platform="win-64")
+    assert "colorama" in {package.name for package in found.packages}
+
+
+def test_pip_writes_a_pylock_and_a_freeze():
+    assert versions("pylock.pip.toml") == {
+        k: v for k, v in {**BOTH, **ONE_FOR_EACH}.items() if k != "iniconfig"
+    }
+    found = read_environment(HERE / "freeze.pip.txt")
+    assert versions("freeze.pip.txt") == {**BOTH, **ONE_FOR_EACH}
+    assert {left.name for left in found.left_out} == {"demo", "helper"}
+    assert "2 left out" in found.summary()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("conda-list-explicit.txt", "conda list --explicit"),
+        ("conda-list-export.txt", "conda list --export"),
+        ("conda-env-export.yml", "conda env export"),
+        ("conda-lock.yml", "conda-lock.yml 1"),
+        ("pixi.lock", "pixi.lock 7"),
+    ],
+)
+def test_conda_formats(name, kind):
+    found = read_environment(HERE / name, platform="linux-64")
+    assert found.format == kind
+    assert found.python == "3.11.7"
+    assert [package.spec for package in found.packages if package.manager == "conda"] == [
+        "alpha ==1.0 py_0",
+        "beta ==2.1 py_3",
+        "libgamma ==0.9 h1234567_2",
+        "python ==3.11.7 h0_0_cp311",
+    ]
+    if name != "conda-list-export.txt":
+        assert found.channels[0] == "https://conda.example/chan"
+    if name in ("conda-lock.yml", "pixi.lock"):
+        assert [package.name for package in found.of("pip")] == ["six"]
+
+
+def test_newer_condas_name_wheels_in_their_lists(tmp_path):
+    listing = tmp_path / "list.txt"
+    listing.write_text("# platform: linux-64\n_libgcc_mutex=0.1=conda_forge\nsix=1.17.0=pypi_0\n")
+    found = read_environment(listing)
+    assert [p.spec for p in found.packages] == ["_libgcc_mutex ==0.1 conda_forge", "six==1.17.0"]
+    export = tmp_path / "environment.yml"
+    export.write_text(
+        "channels: [c]\ndependencies:\n  - python=3.11.7\n  - pip:\n      - six==1.17.0\nprefix: /x\n"
+    )
+    found = read_environment(export)
+    assert [p.spec for p in found.packages] == ["python ==3.11.7", "six==1.17.0"]
+
+
+def test_a_plain_freeze_is_no_list_of_condas(tmp_path):
+    freeze = tmp_path / "green.txt"
+    freeze.write_text("click==8.1.8\nsix==1.17.0\n")
+    assert not read_environment(freeze).uses_conda
+
+
+def test_a_lock_of_another_platform_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"it is for linux-64, osx-arm64, and this is win-64") as caught:
+        read_environment(HERE / "conda-lock.yml", platform="win-64")
+    assert "on a machine of that platform" in str(caught.value)
+    mac = tmp_path / "pylock.toml"
+    mac.write_text(
+        'lock-version = "1.0"\ncreated-by = "x"\npackages = []\n'
+        "environments = [\"sys_platform == 'darwin'\"]\n"
+    )
+    with pytest.raises(UsageError, match="sys_platform"):
+        read_environment(mac, platform="linux-64")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.txt", "click>=8\nsix==1.17\n", "not every package is pinned to one version: click>=8 (line 1)"),
+        ("a.txt", "click 8 is nice\n", "is no requirement"),
+        ("a.txt", "", "without any package"),
+        ("a.txt", "-r a.txt\n", "includes itself"),
+        ("a.txt", "-r missing.txt\n", "missing.txt cannot be read"),
+        ("pyproject.toml", '[project]\nname = "x"\n', "what a project asks for"),
+        ("Cargo.toml", "[dependencies]\n", "no list of an environment's packages"),
+        ("uv.lock", "not toml", "it is no TOML"),
+        (
+            "uv.lock",
+            'version = 1\nrequires-python = ">=3.9"\npackage = [{}]\n',
+            "cannot be understood: KeyError",
+        ),
+        ("package-lock.json", '{"name": "x"}', "no list of an environment's packages"),
+        ("x.json", "{", "it is no JSON"),
+        ("x.yml", "a: [", "it is no YAML (line"),
+        ("x.yml", "- a\n", "no list of an environment's packages"),
+        ("environment.yml", "dependencies: [numpy]\n", "not every package has one version: numpy"),
+        ("pixi.lock", "version: 6\nenvironments: 7\npackages: []\n", "py-rattler cannot read it"),
+    ],
+)
+def test_what_is_no_lock_says_so(tmp_path, name, text, says):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_environment(path)
+    assert says in str(caught.value)
+    assert "remedy:" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_names_what_lies_beside(tmp_path):
+    (tmp_path / "uv.lock").write_text("")
+    with pytest.raises(UsageError, match=r"there is no such file; beside it lies uv.lock"):
+        read_environment(tmp_path / "uv.lok")
+    (tmp_path / "binary.lock").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="no text in UTF-8"):
+        read_environment(tmp_path / "binary.lock")
+    with pytest.raises(UsageError, match="neither a virtual nor a conda environment"):
+        read_environment(tmp_path)
+
+
+def test_requirements_may_include_others_and_name_addresses(tmp_path):
+    (tmp_path / "base.txt").write_text("six==1.17.0\n")
+    (tmp_path / "a.txt").write_text(
+        "--index-url https://index.example/simple\n-r base.txt\n-c limits.txt\n"
+        "idna==3.7  # a comment\n"
+        "click @ git+https://code.example/click@8\n"
+        "./local\n"
+        "https://files.example/x-1-py3-none-any.whl\n"
+        "attrs===23.1 ; python_version < '3'\n"
+    )
+    found = read_environment(tmp_path / "a.txt")
+    assert [package.spec for package in found.packages] == ["idna==3.7", "six==1.17.0"]
+    reasons = {left.name: left.why for left in found.left_out}
+    assert reasons["click"] == "from a version control system"
+    assert reasons["local"] == "from a local directory or archive"
+    assert reasons["x-1-py3-none-any.whl"].startswith("from an archive's address")
+    assert "attrs" in reasons
+    assert any("constraints are not read" in note for note in found.notes)
+
+
+@pytest.mark.integration
+def test_a_virtual_environment_is_read_from_its_directory(tmp_path):
+    where = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True)
+    (site,) = where.glob("lib/python3*/site-packages")
+    for name, version, more in [
+        ("Six", "1.17.0", {}),
+        ("pip", "26.3", {}),
+        ("mine", "0.1", {"editable": True}),
+    ]:
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        if more:
+            (info / "direct_url.json").write_text(json.dumps({"url": "file:///x", "dir_info": more}))
+    found = read_environment(where)
+    assert found.format == "a virtual environment"
+    assert found.python == "{}.{}.{}".format(*sys.version_info[:3])
+    assert [package.spec for package in found.packages] == ["six==1.17.0"]
+    assert {left.name for left in found.left_out} == {"pip", "mine"}
+    with pytest.raises(UsageError, match="did you mean"):
+        read_environment(tmp_path)
+
+
+def test_a_conda_environment_is_read_from_its_directory(tmp_path):
+    meta = tmp_path / "conda-meta"
+    meta.mkdir()
+    site = tmp_path / "lib/python3.11/site-packages"
+    for name, version in (("alpha", "1.0"), ("wheelie", "2.0")):
+        (site / f"{name}-{version}.dist-info").mkdir(parents=True)
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (site / f"{name}-{version}.dist-info/METADATA").write_text(text)
+    for name, version, files in [
+        ("python", "3.11.7", []),
+        ("alpha", "1.0", ["lib/python3.11/site-packages/alpha-1.0.dist-info/METADATA"]),
+    ]:
+        record = {"name": name, "version": version, "build": "0", "files": files}
+        record["url"] = f"https://conda.example/chan/linux-64/{name}-{version}-0.conda"
+        (meta / f"{name}.json").write_text(json.dumps(record))
+    found = read_environment(tmp_path)
+    assert (found.python, found.platform) == ("3.11.7", "linux-64")
+    assert [p.spec for p in found.packages] == ["alpha ==1.0 0", "python ==3.11.7 0", "wheelie==2.0"]
+    assert found.channels == ("https://conda.example/chan",)
+
+
+def test_the_python_for_environments_that_state_none():
+    assert fitting_python([">=3.9", ""], here="3.11") == "3.11"
+    assert fitting_python([">=3.9,<3.11"], here="3.12") == "3.9"
+    assert fitting_python([">=3.9", "<3.8"], here="3.11") == ""

@@ -1,0 +1,203 @@
+"""From the words of a command line to a matrix that loads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from bisect_env.errors import UsageError
+from bisect_env.matrix.ask import (
+    InlineMetadata,
+    Question,
+    full_command,
+    inline_metadata,
+    matrix_text,
+    stated_ends,
+    travelling,
+)
+from bisect_env.matrix.load import load_matrix
+
+SCRIPT = """\
+# /// script
+# requires-python = ">=3.10,<3.13"
+# dependencies = [
+#   "orjson",
+#   "numpy<2",
+# ]
+#
+# [tool.uv]
+# exclude-newer = "2026-10-01T00:00:00Z"
+# ///
+import orjson
+"""
+
+
+def loaded(tmp_path, **facts):
+    facts = {"packages": ("orjson>=3.8",), "command": ("python", "repro.py"), "files": ("repro.py",), **facts}
+    (tmp_path / "repro.py").write_text("import orjson\n")
+    (tmp_path / "matrix.yaml").write_text(matrix_text(Question(**facts), here="3.11"))
+    return load_matrix(tmp_path / "matrix.yaml").file
+
+
+def test_a_range_is_an_axis_of_every_release_without_a_direction(tmp_path):
+    file = loaded(tmp_path)
+    axis = file.axes["orjson"]
+    assert (axis.versions, axis.step, axis.direction) == (">=3.8", "every", "either")
+    assert file.axes["python"].versions == ("3.11",)
+    assert file.trial.command == ("python", "repro.py")
+    assert (file.good, file.bad, file.packages.pypi) == (None, None, ())
+
+
+def test_both_ends_say_where_the_axis_goes_and_which_way(tmp_path):
+    file = loaded(tmp_path, good={"orjson": "3.9"}, bad={"orjson": "3.10.2"})
+    assert file.axes["orjson"].direction == "regression"
+    assert set(file.axes["orjson"].versions.split(",")) == {">=3.8", ">=3.9", "<=3.10.2"}
+    assert (file.good, file.bad) == ({"orjson": "3.9"}, {"orjson": "3.10.2"})
+    file = loaded(tmp_path, good={"orjson": "3.10.2"}, bad={"orjson": "3.9.0rc1"})
+    assert (file.axes["orjson"].direction, file.axes["orjson"].prereleases) == ("fixed", True)
+
+
+def test_one_end_alone_leaves_the_direction_open(tmp_path):
+    file = loaded(tmp_path, bad={"orjson": "3.10.2"})
+    assert (file.axes["orjson"].direction, file.good, file.bad) == ("either", None, {"orjson": "3.10.2"})
+
+
+def test_several_axes_pins_pythons_rates_and_environment(tmp_path):
+    file = loaded(
+        tmp_path,
+        packages=("torch>=2.5", "cuml-cu13"),
+        with_packages=("numpy==2.2.6",),
+        pythons=("3.11", "3.12"),
+        rate=0.1,
+        timeout="2m",
+        gpus=1,
+        env={"OMP_NUM_THREADS": "1"},
+        confidence=0.99,
+        prereleases=True,
+    )
+    assert list(file.axes) == ["python", "torch", "cuml-cu13"]
+    assert file.axes["cuml-cu13"].versions == ">=0"
+    assert file.axes["python"].versions == ("3.11", "3.12")
+    assert file.packages.pypi == ("numpy==2.2.6",)
+    assert (file.search.crash_rate, file.search.min_crash_rate, file.search.confidence) == (0.1, 0.025, 0.99)
+    assert (file.trial.timeout, file.trial.gpus, file.trial.env) == (120.0, 1, {"OMP_NUM_THREADS": "1"})
+
+
+def test_since_makes_the_day_the_axis(tmp_path):
+    file = loaded(tmp_path, packages=("kombu<5",), since="2026-10-01", until="2026-10-20")
+    assert list(file.axes) == ["python", "day"]
+    assert file.axes["day"].expanded[-1] == "2026-10-20"
+    assert file.packages.pypi == ("kombu<5",)
+
+
+def test_conda_channels_make_everything_condas(tmp_path):
+    file = loaded(tmp_path, packages=("numpy>=2",), channels=("conda-forge",), with_packages=("scipy",))
+    assert file.uses_conda
+    assert file.axes["numpy"].manager == "conda"
+    assert file.packages.conda == ("scipy",)
+
+
+def test_what_a_script_says_of_itself_is_taken_over(tmp_path):
+    found = inline_metadata(SCRIPT)
+    assert found == InlineMetadata(("orjson", "numpy<2"), ">=3.10,<3.13", "2026-10-01T00:00:00Z")
+    file = loaded(tmp_path, inline=found, with_packages=("numpy==1.26.4",))
+    # The axis moves orjson, and what the command line says of numpy goes before the script's own words.
+    assert file.packages.pypi == ("numpy==1.26.4",)
+    assert file.exclude_newer == "2026-10-01T00:00:00Z"
+    assert loaded(tmp_path, inline=InlineMetadata((), ">=3.12")).axes["python"].versions == ("3.12",)
+    assert inline_metadata("import orjson\n") == InlineMetadata()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("# /// script\n# dependencies = [\n# ///\n", "is no TOML"),
+        ('# /// script\n# dependencies = "x"\n# ///\n', "no list of texts"),
+        ('# /// script\n# dependencies = ["!"]\n# ///\n', "is no package with versions"),
+        ('# /// script\n# requires-python = "new"\n# ///\n', "is no range"),
+        ("# /// script\n# ///\n\n# /// script\n# ///\n", "two `# /// script` headers"),
+    ],
+)
+def test_a_header_that_cannot_be_read(text, says):
+    if "two" in says:
+        text = "# /// script\n# a = 1\n# ///\n\n# /// script\n# a = 1\n# ///\n"
+    with pytest.raises(UsageError, match=says):
+        inline_metadata(text)
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"packages": ()}, "no package is asked about"),
+        ({"packages": ("orjson >> 3",)}, "is no package with versions"),
+        ({"packages": ("dask[array]",)}, "without extras"),
+        ({"packages": ("a @ https://files.example/a.whl",)}, "a name with a range"),
+        ({"packages": ("orjson", "Orjson>=3")}, "asked about twice"),
+        ({"good": {"orjson": "3.9"}, "bad": {"orjson": "3.9.0"}}, "said to be good and bad"),
+        ({"good": {"orjson": "3.7"}}, "is not in the range"),
+        ({"good": {"orjson": "new"}, "bad": {"orjson": "3.9"}}, "Invalid version"),
+        ({"inline": InlineMetadata((), "<3")}, "which the script's header asks for"),
+    ],
+)
+def test_what_cannot_be_asked(facts, says):
+    facts = {"packages": ("orjson>=3.8",), "command": ("python", "x.py"), **facts}
+    with pytest.raises(UsageError, match=says):
+        matrix_text(Question(**facts), here="3.11")
+
+
+def test_words_are_taken_as_they_are():
+    command = ("python", "-c", "print({'a': 1}, '#: \"')", "{orjson}", "ä b")
+    data = yaml.safe_load(matrix_text(Question(("orjson",), command), here="3.11"))
+    assert data["trial"]["command"] == ["python", "-c", "print({{'a': 1}}, '#: \"')", "{orjson}", "ä b"]
+
+
+def test_ends_on_the_command_line():
+    assert stated_ends(["3.9"], ["orjson"], "--good") == {"orjson": "3.9"}
+    assert stated_ends(["torch==2.6.0,cuml=24.4"], ["Torch", "cuml"], "--good") == {
+        "torch": "2.6.0",
+        "cuml": "24.4",
+    }
+    with pytest.raises(UsageError, match=r"--bad numpy=2: this names no package .* \(torch\)"):
+        stated_ends(["numpy=2"], ["torch"], "--bad")
+    with pytest.raises(UsageError, match="--good 2"):
+        stated_ends(["2"], ["torch", "cuml"], "--good")
+
+
+def test_which_files_travel(tmp_path):
+    (tmp_path / "tests" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "tests" / "__pycache__" / "x.pyc").write_text("")
+    for name in ("repro.py", "data.csv", "tests/test_a.py", "tests/data.txt"):
+        (tmp_path / name).write_text("")
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-other.py"
+    elsewhere.write_text("")
+    assert full_command(["repro.py", "-x"], tmp_path) == ("python", "repro.py", "-x")
+    words, files = travelling(["python", "repro.py", "data.csv", "missing.csv"], [], tmp_path)
+    assert words == ("python", "repro.py", "data.csv", "missing.csv")
+    assert sorted(files) == ["data.csv", "repro.py"]
+    words, files = travelling(["pytest", "-x", "tests/test_a.py::test_b"], ["tests"], tmp_path)
+    assert words == ("pytest", "-x", "tests/test_a.py::test_b")
+    assert sorted(files) == ["tests/data.txt", "tests/test_a.py"]
+    words, files = travelling(["python", f"../{elsewhere.name}"], [], tmp_path)
+    assert words == ("python", elsewhere.name)
+    assert files[elsewhere.name].samefile(elsewhere)
+
+
+@pytest.mark.parametrize("words", [["repo.py"], ["python", "repo.py"], ["python", "-X", "dev", "repo.py"]])
+def test_a_script_that_is_not_there(tmp_path, words):
+    (tmp_path / "repro.py").write_text("")
+    with pytest.raises(UsageError, match=r"repo.py does not exist; beside it lies repro.py|does not exist"):
+        full_command([word for word in words if word not in ("-X", "dev")], tmp_path)
+    with pytest.raises(UsageError, match="nothing to run"):
+        full_command([], tmp_path)
+    with pytest.raises(UsageError, match="--files nothing"):
+        travelling(["python"], ["nothing"], tmp_path)
+
+
+def test_two_files_of_one_name(tmp_path):
+    (tmp_path / "here").mkdir()
+    for where in (tmp_path, tmp_path / "here"):
+        (where / "x.py").write_text(json.dumps(str(where)))
+    with pytest.raises(UsageError, match=r"would both travel as x\.py"):
+        travelling(["python", "x.py", "../x.py"], [], tmp_path / "here")
