@@ -131,7 +131,8 @@ def test_commands_in_the_midst_of_a_text_exist() -> None:
     wrong = []
     for page, line in inline_commands():
         here = command
-        words = line.replace("\\|", "|").replace("…", "").split()[1:]
+        # What follows `--` are the script's own words.
+        words = line.partition(" -- ")[0].replace("\\|", "|").replace("…", "").split()[1:]
         while words and hasattr(here, "commands") and words[0] in here.commands:
             here = here.commands[words.pop(0)]
         if hasattr(here, "commands") and words and not words[0].startswith("-") and words[0] != "COMMAND":

@@ -109,7 +109,11 @@ class StudyLoop:
             self.grid,
             prepared.groups,
             SearchSettings(
-                settings.confidence, settings.min_crash_rate, settings.max_trials, settings.crash_rate
+                settings.confidence,
+                settings.min_crash_rate,
+                settings.max_trials,
+                clean_rate=settings.clean_rate,
+                crash_rate=settings.crash_rate,
             ),
         )
         self._state = Standing()

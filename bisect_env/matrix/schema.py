@@ -651,10 +651,23 @@ class Search(StrictModel):
     """When the search may stop."""
 
     confidence: float = Field(
-        default=0.95, gt=0.5, lt=1, description="Probability with which the verdict should be right."
+        default=0.95,
+        gt=0.5,
+        le=0.9999,
+        description="Probability with which the verdict should be right: above 0.5 and up to 0.9999.",
     )
     min_crash_rate: float = Field(
-        default=0.02, gt=0, le=1, description="Failure rates below this need not be found."
+        default=0.02,
+        ge=0.0001,
+        le=0.5,
+        description="Failure rates below this need not be found: from 0.0001 to 0.5.",
+    )
+    clean_rate: float = Field(
+        default=0.1,
+        ge=0.0001,
+        le=0.5,
+        description="Once the answer stands, the last good combination is tried until a failure rate as high "
+        "as this is excluded: from 0.0001 to 0.5.",
     )
     crash_rate: float | None = Field(
         default=None,

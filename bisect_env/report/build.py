@@ -50,11 +50,11 @@ from bisect_env.report.model import (
 from bisect_env.report.sentence import bad_values_in_words, sentence
 from bisect_env.search.coarse import is_large
 from bisect_env.search.corners import CornerQuestion
-from bisect_env.search.course import course
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.search.question import Question
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.search.space import Hypothesis
+from bisect_env.search.trace import trace
 from bisect_env.storage.records import (
     BUILD_FAILED,
     BUILT,
@@ -233,7 +233,7 @@ def posterior(
             told.append((groups[index], trial.evidence is Evidence.BAD))
     if not told:
         return PosteriorReport()
-    seen = course(search, told, points=POINTS, answers=ANSWERS)
+    seen = trace(search, told, points=POINTS, answers=ANSWERS)
     return PosteriorReport(
         answers=tuple(_answer(hypothesis, grid) for hypothesis in seen.answers),
         points=tuple(

@@ -29,6 +29,8 @@ class Classes:
 
     Attributes:
         of: Class number of each hypothesis, shape (H,).
+        prints: Fingerprint of each class, shape (classes, 2); the same for what says the same of the same
+            visible cells, whatever space it is of.
         count: Number of classes.
         never: Class of the hypotheses that call no visible cell bad.
         always: Class of those that call every visible cell bad.
@@ -38,7 +40,7 @@ class Classes:
         self._space = space
         marks = np.random.default_rng(0).integers(1, 2**32, size=(*space.shape, 2)).astype(np.float64)
         prints = space.bad_totals(marks * visible[..., None])
-        _, self.of = np.unique(prints, axis=0, return_inverse=True)
+        self.prints, self.of = np.unique(prints, axis=0, return_inverse=True)
         self.of = self.of.reshape(-1)
         self.count = int(self.of.max()) + 1
         self.never = int(self.of[space.never])
@@ -48,7 +50,7 @@ class Classes:
         """Posterior of each class, shape (classes,)."""
         return np.asarray(np.bincount(self.of, weights=hypotheses, minlength=self.count), dtype=np.float64)
 
-    def spokesman(self, number: int, group: NDArray[np.intp]) -> Hypothesis:
+    def representative(self, number: int, group: NDArray[np.intp]) -> Hypothesis:
         """The simplest member of a class: it splits the fewest groups, then has the largest prior.
 
         Args:

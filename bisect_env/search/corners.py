@@ -144,7 +144,7 @@ class CornerQuestion(Question):
         return bool(self._counts.evidence_if_bad(cell) - if_good >= _LOG_FAILS_ITSELF)
 
     def _answer(self, number: int, probability: float) -> Answer:
-        hypothesis = self._classes.spokesman(number, self._group)
+        hypothesis = self._classes.representative(number, self._group)
         # A combination may share its measurement with one on the other side, and shows no boundary then.
         bad, stands_for = hypothesis.bad_cells(), np.maximum(self._group, 0)
         untried = np.zeros(self._grid.shape)

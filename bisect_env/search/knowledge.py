@@ -102,12 +102,12 @@ class Knowledge:
 
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial of a combination: good or bad. Other outcomes and void trials are never told."""
-        self._counts.add(self._standing_for(index), int(hit), 1)
+        self._counts.add(self.standing_for(index), int(hit), 1)
         self.forget(classes=False)
 
     def tell_counts(self, index: Index, hits: int, trials: int) -> None:
         """Count several trials of a combination at once."""
-        self._counts.add(self._standing_for(index), hits, trials)
+        self._counts.add(self.standing_for(index), hits, trials)
         self.forget(classes=False)
 
     def can_be_told(self, index: Index) -> bool:
@@ -136,11 +136,72 @@ class Knowledge:
         ):
             self.__dict__.pop(name, None)
 
-    def _standing_for(self, index: Index) -> Index:
+    def standing_for(self, index: Index) -> Index:
+        """The cell that stands for a combination's group.
+
+        Raises:
+            ValueError: It is none that could be run when the search began.
+        """
         try:
             return self._stands_for[index]
         except KeyError:
             raise ValueError(f"combination {index} cannot be run") from None
+
+    def can_run(self, index: Index) -> bool:
+        """Whether something can still be learnt at a combination."""
+        return bool(self._group[index] >= 0)
+
+    def by_cell(self, numbers: Mapping[Index, int]) -> dict[Index, int]:
+        """Numbers of combinations as numbers of the cells that stand for them; those that can be run."""
+        found: dict[Index, int] = {}
+        for index, number in numbers.items():
+            if self.can_run(index):
+                cell = self.standing_for(index)
+                found[cell] = found.get(cell, 0) + number
+        return found
+
+    def unanimous(self) -> dict[Index, bool] | None:
+        """Whether each cell that was tried always failed; None where some failed and passed."""
+        labels: dict[Index, bool] = {}
+        for cell in self._counts.own_rate:
+            hits = self._counts.hits[cell]
+            if 0 < hits < self._counts.trials[cell]:
+                return None
+            labels[cell] = bool(hits)
+        return labels
+
+    @property
+    def space(self) -> HypothesisSpace:
+        """The hypotheses, with what is said of the ends in their prior."""
+        return self._space
+
+    @property
+    def group(self) -> NDArray[np.intp]:
+        """For each cell the flat position of the one that stands for it, -1 where nothing can be learnt."""
+        return self._group
+
+    @property
+    def total_hits(self) -> int:
+        """Trials that showed the target so far."""
+        return int(self._counts.hits.sum())
+
+    @property
+    def visible_count(self) -> int:
+        """Combinations of which something can be learnt, each group once."""
+        return int(np.count_nonzero(self._visible))
+
+    def rates_under(self, hypothesis: Hypothesis) -> tuple[float, float]:
+        """Posterior means of the target rate of bad combinations and of good ones if a hypothesis is true."""
+        log_weight = np.log(np.maximum(self.rates.joint, 1e-300))
+        for cell in self._counts.own_rate:
+            if hypothesis.is_bad(cell):
+                log_weight = log_weight + self._counts.log_bad[cell][:, None]
+            else:
+                log_weight = log_weight + self._counts.log_good[cell][None, :]
+        weight = np.exp(log_weight - log_weight.max())
+        weight /= weight.sum()
+        bad_rate = float(weight.sum(axis=1) @ (self.rates.kernel @ self.rates.rates))
+        return bad_rate, float(weight.sum(axis=0) @ self.rates.p0)
 
     # -- what is known -----------------------------------------------------------------------------------
 
@@ -179,7 +240,7 @@ class Knowledge:
 
     def counts(self, index: Index) -> tuple[int, int]:
         """Hits and counted trials of a combination (those of its whole group)."""
-        cell = self._standing_for(index)
+        cell = self.standing_for(index)
         return int(self._counts.hits[cell]), int(self._counts.trials[cell])
 
     def probability_bad(self) -> FloatArray:
@@ -197,9 +258,14 @@ class Knowledge:
         """
         return self._masses
 
-    def spokesman(self, number: int) -> Hypothesis:
-        """The hypothesis that speaks for a class."""
-        return self._classes.spokesman(number, self._group)
+    @property
+    def fingerprints(self) -> FloatArray:
+        """What each class says of the combinations that can be run, as numbers, shape (classes, 2)."""
+        return self._classes.prints
+
+    def representative(self, number: int) -> Hypothesis:
+        """The hypothesis that stands for a class."""
+        return self._classes.representative(number, self._group)
 
     @property
     def tried(self) -> Values:

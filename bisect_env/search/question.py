@@ -112,8 +112,8 @@ class Question(Knowledge):
             return []
         ahead = self._counts.copy()
         for index, running in (pending or {}).items():
-            ahead.add(self._standing_for(index), 0, running)
-        cost = self._prices(build_cost)
+            ahead.add(self.standing_for(index), 0, running)
+        cost = self.prices(build_cost)
         chosen: list[Index] = []
         while len(chosen) < count:
             belief = self._believe(ahead) if chosen or pending else self._belief
@@ -140,9 +140,9 @@ class Question(Knowledge):
         """
         if not self._visible.any():
             return []
-        cost = self._prices(build_cost)
+        cost = self.prices(build_cost)
         bad = self.probability_bad()
-        cells = sorted({self._standing_for(index) for index in pending}, key=lambda cell: (-bad[cell], cell))
+        cells = sorted({self.standing_for(index) for index in pending}, key=lambda cell: (-bad[cell], cell))
         wanted: list[Index] = []
         for cell in cells[:_FORESEEN]:
             ahead = self._counts.copy()
@@ -150,11 +150,12 @@ class Question(Knowledge):
             wanted.append(self._next(ahead, self._believe(ahead), cost))
         return list(dict.fromkeys(wanted))
 
-    def _prices(self, build_cost: Mapping[Index, float] | None) -> FloatArray:
+    def prices(self, build_cost: Mapping[Index, float] | None) -> FloatArray:
+        """Price of each cell's environment in trials, shape of the lattice; 0 where it exists."""
         cost = np.zeros(self._grid.shape)
         for index, price in (build_cost or {}).items():
             if self._group[index] >= 0:
-                cost[self._standing_for(index)] = price
+                cost[self.standing_for(index)] = price
         return cost
 
     def _next(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
@@ -192,9 +193,9 @@ class Question(Knowledge):
         good = good if good is not None and lowest[good] <= 1 - _END_CERTAINTY else None
         bad = bad if bad is not None and highest[bad] >= _END_CERTAINTY else None
         if self._grid.good is not None and self._group[self._grid.good] >= 0:
-            good = self._standing_for(self._grid.good)
+            good = self.standing_for(self._grid.good)
         if self._grid.bad is not None and self._group[self._grid.bad] >= 0:
-            bad = self._standing_for(self._grid.bad)
+            bad = self.standing_for(self._grid.bad)
         return good, bad
 
     def _to_certify(self, ahead: Counts) -> Index | None:
@@ -220,7 +221,7 @@ class Question(Knowledge):
         if not pairs and best.first_bad is not None and best.last_good is not None:
             pairs = [(best.first_bad, best.last_good)]
         for pair in pairs:
-            bad, good = (self._standing_for(cell) for cell in pair)
+            bad, good = (self.standing_for(cell) for cell in pair)
             if not self._has_failed(bad):
                 wanted.append((bad, math.inf))
             wanted.append((good, self._clean))
@@ -234,7 +235,7 @@ class Question(Knowledge):
             wanted.append((end, max(controls, min(self._clean, _CONTROLS) if passed.any() else 0)))
         if self._whole:
             checked = checks(best, self._grid, self._group >= 0, self.counts, self._typical_rates()[0])
-            wanted += [(self._standing_for(cell), trials) for cell, trials in checked]
+            wanted += [(self.standing_for(cell), trials) for cell, trials in checked]
         return wanted
 
     def _has_failed(self, cell: Index) -> bool:
@@ -380,7 +381,7 @@ class Question(Knowledge):
         feasible = self._group >= 0
         flat = np.where(feasible, self._group, 0)
         return answer(
-            self._classes.spokesman(number, self._group),
+            self._classes.representative(number, self._group),
             probability,
             feasible,
             self._counts.hits.ravel()[flat],

@@ -46,6 +46,8 @@ _SPREADS = {0.0: 0.4, 0.35: 0.3, 0.7: 0.3}
 _STATED_SPREAD = 0.7
 _STATED_DOUBT = 0.1
 _SAID_CERTAIN, _SAID_UNCERTAIN = 0.8, 0.05
+# Regressions in two steps: where bad combinations always fail, a few may fail at any rate at all.
+_TWO_STEPS, _OF_THEM = 0.3, 0.2
 _POINTS = 14
 
 
@@ -55,7 +57,8 @@ class RateGrid:
 
     Attributes:
         m: Typical target rate of bad cells, shape (J,).
-        spread: σ of each column, shape (J,); 0 = all bad cells have the rate m.
+        spread: σ of each column, shape (J,); 0 = all bad cells have the rate m; infinity = nearly all of them
+            do, and each of the others has any rate.
         rates: Rates that a single bad cell can have, shape (R,).
         kernel: P(rate | m, σ, floor), shape (J, R); rows sum to 1.
         p0: Background rate, shape (K,).
@@ -102,7 +105,24 @@ class RateGrid:
         joint = np.where(fits & (m[:, None] >= 2 * p0), weight[:, None] * p0_prior, 0.0)
         used = joint.sum(axis=1) > 0
         kernel = _kernel(m, spread, floor, rates)
-        return cls(m[used], spread[used], rates, kernel[used], p0, joint[used] / joint.sum())
+        grid = cls(m[used], spread[used], rates, kernel[used], p0, joint[used] / joint.sum())
+        return grid._with_two_steps(p0_prior)
+
+    def _with_two_steps(self, p0_prior: FloatArray) -> RateGrid:
+        """The grid with one more column: nearly all bad cells always fail, each of the others at any rate."""
+        width = np.gradient(np.log(self.rates))
+        row = _OF_THEM * width / width.sum()
+        row[-1] += 1.0 - _OF_THEM
+        prior = np.where(self.p0 <= self.rates.min(), p0_prior, 0.0)
+        joint = np.vstack([(1.0 - _TWO_STEPS) * self.joint, _TWO_STEPS * prior / prior.sum()])
+        return RateGrid(
+            np.append(self.m, 1.0),
+            np.append(self.spread, np.inf),
+            self.rates,
+            np.vstack([self.kernel, row]),
+            self.p0,
+            joint,
+        )
 
     @cached_property
     def too_often(self) -> NDArray[np.bool_]:

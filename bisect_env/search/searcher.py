@@ -3,31 +3,56 @@
 Pure: no clock, no randomness, no I/O. The caller says what is pending and what an environment costs; the same
 tells in any order give the same answers, so that a resumed study goes on as if it had never stopped.
 
-A question is put to hypotheses that change along each axis as its direction says, and, where the trials so
-far speak against that, to those that may change more often (`history.py`). To which of the two follows from
-the counts, not from their order.
+How the question is put follows from the counts alone:
+
+* As long as every combination that was tried always failed or always passed, the failure is taken to be
+  *certain*, which most are, and one trial tells good from bad (`bisect.py`).
+* Otherwise the hypotheses that change along each axis as its direction says are weighed (`question.py`), and,
+  where the trials so far speak against that, those that may change more often (`history.py`).
+
+Once the answer stands (`answered`), it is checked: one look into the longest part that nobody tried, and the
+last good combinations until a failure rate of `clean_rate` is excluded there (`checks.py`). The study is
+`finished` after that, or at once with `quick`, or when `end_checks` was called. A failure during the checks
+opens the question again.
+
+What is asked may be fewer than there is room for, and none while trials are pending: a worker without a trial
+that is worth its time rests. `set_aside` may be called at any time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+
 from bisect_env.matrix.grid import Grid, Index
+from bisect_env.search.bisect import Bisection
+from bisect_env.search.checks import Check, clean_checks, cleared, untested_checks
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.history import RARE, Histories, histories
 from bisect_env.search.question import Question
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.stopping import SearchSettings
-from bisect_env.search.verdict import Verdict
+from bisect_env.search.stretches import assumed
+from bisect_env.search.verdict import Answer, Status, Verdict
 
 __all__ = ["Search", "SearchSettings"]
 
 _BELIEVED = 0.5
 """Posterior from which on a history that is not monotone is searched for whatever else is known. As the prior
 is 0.04 for an axis, it takes a Bayes factor of 24: *strong* evidence in the scale of Kass and Raftery."""
+_CERTAIN = 0.8
+"""Prior that a failure is certain. Of twelve upgrade failures collected from issue trackers ten were."""
+_FAILURES = 2
+"""How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly."""
+_UNSEEN = 8
+"""Trials of a bad end that nobody stated before other combinations are tried, too, for any failure at all."""
+_MOST_SWEPT = 64
+"""Combinations that are tried once each as long as nothing has failed."""
 
 
 class MakeQuestion(Protocol):
@@ -53,7 +78,8 @@ class Search:
         groups: For each cell the cell that stands for it (combinations with one measurement share a group),
             missing for cells that cannot be run.
         settings: When to stop.
-        make: The kind of question that is put.
+        make: The kind of question that is put; of another kind than `Question` no failure is taken to be
+            certain, and no answer is checked.
     """
 
     def __init__(
@@ -65,9 +91,14 @@ class Search:
         make: MakeQuestion = Question,
     ) -> None:
         self.settings = settings or SearchSettings()
+        self._grid = grid
         self._narrow = make(grid, groups, self.settings)
         self._shape, self._directions = grid.shape, [axis.direction for axis in grid.axes]
         self._wide: tuple[Histories, Question] | None = None
+        self._plain = make is Question
+        self._checks_ended = not self._plain or self.settings.quick
+        narrow = self._narrow
+        self._bisection = Bisection(grid, narrow.space, narrow.group, self.settings.confidence)
 
     @cached_property
     def _question(self) -> Question:
@@ -88,7 +119,8 @@ class Search:
         return self._wide[1]
 
     def _forget(self, *, classes: bool) -> None:
-        self.__dict__.pop("_question", None)
+        for name in ("_question", "_certain", "_answer_stands", "verdict", "checks"):
+            self.__dict__.pop(name, None)
         if self._wide is not None:
             self._wide[1].forget(classes=classes)
 
@@ -100,8 +132,9 @@ class Search:
 
     def tell_counts(self, index: Index, hits: int, trials: int) -> None:
         """Count several trials of a combination at once."""
-        self._narrow.tell_counts(index, hits, trials)
-        self._forget(classes=False)
+        if trials:
+            self._narrow.tell_counts(index, hits, trials)
+            self._forget(classes=False)
 
     def can_be_told(self, index: Index) -> bool:
         """Whether the combination was one that can be run when the search began."""
@@ -110,7 +143,103 @@ class Search:
     def set_aside(self, index: Index) -> None:
         """Nothing more can be learnt at this combination; see `Question.set_aside`."""
         self._narrow.set_aside(index)
+        self._bisection.forget()
         self._forget(classes=True)
+
+    def end_checks(self) -> None:
+        """Check no further: the search is finished as soon as the answer stands."""
+        self._checks_ended = True
+
+    # -- certain failures --------------------------------------------------------------------------------
+
+    @cached_property
+    def _certain(self) -> bool:
+        """Whether failures are certain by all that was seen, and one was seen or is about to be."""
+        if not self._plain:
+            return False
+        labels = self._narrow.unanimous()
+        if labels is None:
+            return False
+        self._bisection.relabel(labels)
+        if any(labels.values()):
+            return True
+        bad = self._bisection.ends[1]
+        # Where nothing failed yet, a bad end that has not been tried is expected to; without one, any rule is.
+        if bad is not None:
+            return bad not in labels
+        found = self._bisection.found
+        return found.how == "rule" and not found.settled and len(labels) < _MOST_SWEPT
+
+    def _certain_cells(
+        self,
+        count: int,
+        pending: Mapping[Index, int],
+        cost: FloatArray | None,
+        only: Collection[Index] | None,
+    ) -> list[Index]:
+        """What to try if one trial tells good from bad."""
+        chosen = self._bisection.next(count, pending=pending, cost=cost, only=only)
+        if len(chosen) < count:
+            for cell, wanted in self._to_certify():
+                lacking = wanted - self.counts(cell)[1] - pending.get(cell, 0)
+                if only is None or cell in only:
+                    chosen += [cell] * min(max(lacking, 0), count - len(chosen))
+        return chosen
+
+    def _to_certify(self) -> list[tuple[Index, int]]:
+        """Combinations to be tried once more before the answer stands, with their trials by then."""
+        found = self._bisection.found
+        end = self._wrong_end()
+        if end is not None:
+            return [(end, _FAILURES)]
+        if not found.settled or found.untried:
+            return []
+        best = found.answers[0]
+        if best.first_bad is None:
+            return []
+        bad_sides = (best.first_bad, *(b.bad for b in best.boundaries))
+        sides = dict.fromkeys(map(self._narrow.standing_for, bad_sides))
+        again = [(cell, _FAILURES) for cell in sides if self.counts(cell)[0] < _FAILURES]
+        if again:
+            return again
+        chance, doubtful = self._certain_probability
+        if chance >= self.settings.confidence or doubtful is None:
+            return []
+        return [(doubtful, self.counts(doubtful)[1] + 1)]
+
+    def _wrong_end(self) -> Index | None:
+        """The stated good end if it failed."""
+        end = self._grid.good
+        if end is None or not self._narrow.can_run(end):
+            return None
+        cell = self._narrow.standing_for(end)
+        return cell if self._bisection.labels.get(cell) else None
+
+    @property
+    def _certain_probability(self) -> tuple[float, Index | None]:
+        """Probability of the answer if failures may yet be flaky, and the good combination in most doubt.
+
+        A combination that passed n times may be bad if the failure is not certain. With the prior `_CERTAIN`
+        that it is, and rates r equally likely on a log scale else, k failures of bad ones and those passes
+        weigh
+
+            Z(k, n) = _CERTAIN · [n = 0] + (1 − _CERTAIN) · mean over r of r^k (1 − r)^n
+
+        and the rules that call one good combination bad, and agree with all else that was seen, count with
+        Z(k, n) / Z(k, 0) against those that agree with all.
+        """
+        found = self._bisection.found
+        failures = int(self._narrow.total_hits)
+        sure = _flaky_weight(failures, 0, self.settings.min_crash_rate)
+        best = found.answers[0].probability
+        against, doubtful, most = 0.0, None, 0.0
+        for cell, weight in self._bisection.if_bad_instead.items():
+            passes = self.counts(cell)[1]
+            share = weight * _flaky_weight(failures, passes, self.settings.min_crash_rate) / sure
+            against += share
+            if share > most:
+                doubtful, most = cell, share
+        return best / (1.0 + against), doubtful
 
     # -- asking ------------------------------------------------------------------------------------------
 
@@ -123,30 +252,198 @@ class Search:
         only: Collection[Index] | None = None,
         worth: float = 0.0,
     ) -> list[Index]:
-        """Choose the next trials; see `Question.ask`."""
-        return self._question.ask(count, pending=pending, build_cost=build_cost, only=only, worth=worth)
+        """Choose the next trials, at most `count`; fewer, or none, where no more are worth their time.
+
+        Args:
+            count: How many can start now.
+            pending: Trials of each combination that run at this moment.
+            build_cost: Price of each combination's environment in trials; missing = it exists.
+            only: Choose among these alone, because the others have to wait; None for all.
+            worth: With `only`, what the best of them must tell, as a share of what the best of all would.
+
+        Returns:
+            Cells that stand for their groups; a cell as often as it is to be tried.
+        """
+        if count <= 0 or not self._narrow.visible_count:
+            return []
+        running = self._narrow.by_cell(pending or {})
+        if self._answer_stands:
+            return self._checking(count, running, only)
+        if not self._certain:
+            swept = self._sweep(count, running, build_cost, only)
+            return swept or self._question.ask(
+                count, pending=pending, build_cost=build_cost, only=only, worth=worth
+            )
+        cost = self._narrow.prices(build_cost) if build_cost else None
+        return self._certain_cells(count, running, cost, only)
+
+    def _checking(
+        self, count: int, pending: Mapping[Index, int], only: Collection[Index] | None
+    ) -> list[Index]:
+        chosen: list[Index] = []
+        for check in self.checks:
+            if only is None or check.cell in only:
+                wanted = check.wanted - pending.get(check.cell, 0)
+                chosen += [check.cell] * min(max(wanted, 0), count - len(chosen))
+        return chosen
+
+    def _sweep(
+        self,
+        count: int,
+        pending: Mapping[Index, int],
+        build_cost: Mapping[Index, float] | None,
+        only: Collection[Index] | None,
+    ) -> list[Index]:
+        """Combinations that nobody tried, as long as nothing failed: the bad end may be no bad one.
+
+        Only what was not stated is doubted so soon, and environments are made for it only as fast as trials
+        have paid for them.
+        """
+        if not self._plain or only is not None or self._narrow.total_hits or self._grid.bad is not None:
+            return []
+        labels = self._narrow.unanimous() or {}
+        bad = self._bisection.ends[1]
+        left = min(_MOST_SWEPT, self._narrow.visible_count) - len(labels)
+        prices = list((build_cost or {}).values())
+        price = float(np.median(prices)) if prices else 0.0
+        if left <= 0:
+            return []
+        chosen: list[Index] = []
+        if bad is not None:
+            tried = self.counts(bad)[1] + pending.get(bad, 0)
+            chosen = [bad] * min(count, max(0, math.ceil(_UNSEEN + 2 * price) - tried))
+        if len(chosen) < count and price * len(labels) <= 2 * self.trials:
+            self._bisection.relabel(labels)
+            chosen += self._bisection.scattered(min(count - len(chosen), left), pending)
+        return chosen
 
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What would be asked next if a pending trial showed the target; see `Question.foresee`."""
+        """What could come next: what would be asked if pending trials showed the target, or if not.
+
+        Args:
+            pending: Trials of each combination that run at this moment.
+            build_cost: As in `ask`.
+
+        Returns:
+            Cells whose environments are worth making meanwhile, the likeliest first.
+        """
+        if not self._narrow.visible_count:
+            return []
+        running = self._narrow.by_cell(pending)
+        if self._answer_stands:
+            return self._checking(1, running, None)
+        if self._certain:
+            return self._bisection.foresee(running, self._narrow.prices(build_cost) if build_cost else None)
         return self._question.foresee(pending, build_cost)
 
     # -- answering ---------------------------------------------------------------------------------------
 
     @property
     def finished(self) -> bool:
-        """Whether more trials are not wanted: confirmed, or decided that nothing changes, or budget spent."""
-        return self._question.finished
+        """Whether more trials are not wanted: the answer stands and is checked, or the budget is spent."""
+        if self.trials >= self.settings.max_trials or not self._narrow.visible_count:
+            return True
+        return self._answer_stands and (self._checks_ended or not self.checks)
 
     @property
+    def answered(self) -> bool:
+        """Whether the answer stands; what is asked from then on checks it."""
+        return self._answer_stands
+
+    @cached_property
+    def _answer_stands(self) -> bool:
+        if not self._certain:
+            return self._question.finished
+        found = self._bisection.found
+        if self._wrong_end() is not None:
+            return not self._to_certify_lacks()
+        if not any(self._bisection.labels.values()):
+            return False
+        return found.settled and not found.untried and not self._to_certify_lacks()
+
+    def _to_certify_lacks(self) -> bool:
+        return any(self.counts(cell)[1] < wanted for cell, wanted in self._to_certify())
+
+    @cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """What is still to be checked of an answer that stands, in order; empty before it does."""
+        if not self._plain or not self._answer_stands:
+            return ()
+        verdict = self.verdict
+        if verdict.status is not Status.CONFIRMED:
+            return ()
+        can_run = self._narrow.group >= 0
+        untested: list[Check] = []
+        if self._certain:
+            untested = untested_checks(verdict.best, self._grid, can_run, self.counts)
+        clean = clean_checks(verdict.best, can_run, self.counts, self.settings)
+        found: dict[Index, Check] = {}
+        for check in (*untested, *clean):
+            cell = self._narrow.standing_for(check.cell)
+            found.setdefault(cell, Check(cell, check.wanted, check.why))
+        return tuple(found.values())
+
+    @property
+    def checks_left(self) -> int:
+        """Trials that the checks still want."""
+        return 0 if self._checks_ended else sum(check.wanted for check in self.checks)
+
+    @cached_property
     def verdict(self) -> Verdict:
         """The answer by now; a pure function of the counts."""
-        return self._question.verdict
+        return self._certain_verdict() if self._certain else self._with_cleared(self._question.verdict)
+
+    def _with_cleared(self, verdict: Verdict) -> Verdict:
+        from dataclasses import replace
+
+        if not self._plain or verdict.status is not Status.CONFIRMED:
+            return verdict
+        can_run = self._narrow.group >= 0
+        return replace(verdict, cleared=cleared(verdict.best, can_run, self.counts, self.settings))
+
+    def _certain_verdict(self) -> Verdict:
+        from dataclasses import replace
+
+        found = self._bisection.found
+        best = found.answers[0]
+        stands = self._answer_stands
+        bad_rate, background = self._narrow.rates_under(best.hypothesis)
+        chance, _ = self._certain_probability if found.settled else (best.probability, None)
+        best = replace(best, probability=chance)
+        status, reason = _certain_status(found.how, best, stands)
+        wrong = ("good",) if stands and self._wrong_end() is not None else ()
+        verdict = Verdict(
+            status=status,
+            reason=reason,
+            best=best,
+            candidates=(best, *found.answers[1:]),
+            sharing=chance,
+            differing=chance,
+            bad_rate=bad_rate,
+            background=background,
+            ends_wrong=wrong,
+            expected_left=0.0 if stands else found.bits + len(self._to_certify()) + len(found.untried),
+            expected_environments=0 if stands else math.ceil(found.bits - 1e-9) + len(found.untried),
+            against_nothing=self._against_nothing(),
+            monotone=found.how in ("rule", "none"),
+            assumed=assumed(best, self._grid, self._narrow.group >= 0, self.counts, 0.999),
+            certain=True,
+        )
+        return self._with_cleared(verdict)
+
+    def _against_nothing(self) -> float | None:
+        """Decimal logarithm of the Bayes factor against one rate for all: 1 / ∫ r^k (1 − r)^n dr."""
+        hits, trials = self._narrow.total_hits, self.trials
+        if not hits or hits == trials:
+            return None
+        log_beta = math.lgamma(hits + 1) + math.lgamma(trials - hits + 1) - math.lgamma(trials + 2)
+        return -log_beta / math.log(10.0)
 
     @property
     def is_monotone(self) -> bool:
-        """Whether axes are taken to change as their directions say; classes are numbered for either case."""
+        """Whether axes are taken to change as their directions say."""
         return self._question is self._narrow
 
     @property
@@ -160,19 +457,24 @@ class Search:
 
     def probability_bad(self) -> FloatArray:
         """Posterior that each combination is bad, shape of the grid."""
-        return self._question.probability_bad()
+        return self._bisection.probability_bad() if self._certain else self._question.probability_bad()
 
     @property
     def probabilities(self) -> FloatArray:
-        """Posterior of each class of hypotheses, shape (classes,).
+        """Posterior of each class of hypotheses, shape (classes,), whether failures are certain or not.
 
-        Classes are numbered anew when a combination is set aside or `is_monotone` changes.
+        Classes are numbered anew when a combination is set aside or other hypotheses are weighed.
         """
         return self._question.probabilities
 
-    def spokesman(self, number: int) -> Hypothesis:
-        """The hypothesis that speaks for a class."""
-        return self._question.spokesman(number)
+    @property
+    def fingerprints(self) -> FloatArray:
+        """What each class says of the combinations that can be run, as numbers, shape (classes, 2)."""
+        return self._question.fingerprints
+
+    def representative(self, number: int) -> Hypothesis:
+        """The hypothesis that stands for a class."""
+        return self._question.representative(number)
 
     @property
     def probability_of_nothing(self) -> float:
@@ -183,3 +485,38 @@ class Search:
     def rates(self) -> RateGrid:
         """What is assumed about rates."""
         return self._narrow.rates
+
+
+def _flaky_weight(failures: int, passes: int, least: float) -> float:
+    """Z(k, n) of `Search._certain_probability`."""
+    rates = np.geomspace(least, 1.0, 60)
+    return _CERTAIN * (passes == 0) + (1 - _CERTAIN) * float((rates**failures * (1 - rates) ** passes).mean())
+
+
+_HOW = {
+    "rule": "every bad combination failed and every good one passed",
+    "changes": "the history changes more often than its direction says; every bad combination failed and "
+    "every good one passed",
+    "frontier": "what is bad lies beyond a staircase; every bad combination failed and every good one passed",
+    "pair": "no simple rule describes what fails; these two neighbours differ, whatever the rest does",
+}
+
+
+def _certain_status(how: str, best: Answer, stands: bool) -> tuple[Status, str]:
+    if best.hypothesis.kind == "never":
+        return Status.NONE, "no failure was seen"
+    if best.hypothesis.kind == "always":
+        return Status.NONE, (
+            "always bad: every combination that was tried shows the failure"
+            if stands
+            else "no combination was seen to pass"
+        )
+    if stands and not best.boundaries:
+        return Status.LIKELY, (
+            "of combinations that can be run, no two that differ on one axis alone lie on both sides"
+        )
+    if stands:
+        return Status.CONFIRMED, _HOW[how]
+    if best.probability <= 0.5:
+        return Status.NONE, f"the best answer holds {best.probability:.2f} of the probability"
+    return Status.LIKELY, "both sides of the boundary, or versions far from it, need more trials"

@@ -47,15 +47,19 @@ class Hypothesis:
     """One hypothesis, spelled out.
 
     Attributes:
-        kind: `all`, `any`, `never` or `always`.
+        kind: `all`, `any`, `never` or `always`; or `frontier` and `pair`, which no sets describe: the first
+            has bad combinations beyond a staircase, of the second no more is known than its table.
         sets: Per axis, 0/1 over its values: the bad values. All ones (for `all`) or all zeros (for `any`)
             on axes that do not matter.
         culprits: Positions of the axes that matter.
+        table: Which combinations are bad, shape of the lattice, where sets do not describe it. The sets are
+            then the values at which anything is bad.
     """
 
     kind: str
     sets: tuple[NDArray[np.bool_], ...]
     culprits: tuple[int, ...]
+    table: NDArray[np.bool_] | None = None
 
     def __eq__(self, other: object) -> bool:
         # Generated comparison would ask arrays for one truth value.
@@ -63,7 +67,11 @@ class Hypothesis:
             isinstance(other, Hypothesis)
             and (self.kind, self.culprits) == (other.kind, other.culprits)
             and all(np.array_equal(mine, its) for mine, its in zip(self.sets, other.sets, strict=True))
+            and self._table_bytes() == other._table_bytes()
         )
+
+    def _table_bytes(self) -> bytes:
+        return b"" if self.table is None else self.table.tobytes()
 
     def __hash__(self) -> int:
         return hash((self.kind, self.culprits, *(bad.tobytes() for bad in self.sets)))
@@ -72,6 +80,8 @@ class Hypothesis:
         """Whether the combination at `index` is bad under this hypothesis."""
         if self.kind in ("never", "always"):
             return self.kind == "always"
+        if self.table is not None:
+            return bool(self.table[index])
         inside = (bool(bad[i]) for bad, i in zip(self.sets, index, strict=True))
         return all(inside) if self.kind == "all" else any(inside)
 
@@ -80,6 +90,8 @@ class Hypothesis:
         shape = tuple(len(bad) for bad in self.sets)
         if self.kind in ("never", "always"):
             return np.full(shape, self.kind == "always")
+        if self.table is not None:
+            return self.table.copy()
         combine = np.logical_and if self.kind == "all" else np.logical_or
         cells = np.full(shape, self.kind == "all")
         for axis, bad in enumerate(self.sets):

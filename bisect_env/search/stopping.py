@@ -10,6 +10,11 @@ import numpy as np
 from bisect_env.search.families import FloatArray
 from bisect_env.search.verdict import Answer, Status
 
+MOST_CONFIDENCE = 0.9999
+"""Beyond it an answer would rest on the tails of the priors, and no number of trials makes those right."""
+LEAST_RATE, MOST_RATE = 0.0001, 0.5
+"""Rates that can be looked for or excluded. Some 30,000 passes clear one combination of the smallest, and
+from one half on all rates cost nearly the same."""
 MISS = 0.05
 """How likely a bad combination may still have shown nothing where a confirmed verdict says last good."""
 CAUTION = 0.05
@@ -28,16 +33,31 @@ class SearchSettings:
     """When to stop.
 
     Attributes:
-        confidence: Posterior that the answer must hold.
-        min_crash_rate: Smallest crash rate that is looked for.
+        confidence: Posterior that the answer must hold, above 0.5 and up to `MOST_CONFIDENCE`.
+        min_crash_rate: Smallest crash rate that is looked for, `LEAST_RATE` to `MOST_RATE`.
         max_trials: Counted trials after which the search ends whatever is known.
+        clean_rate: Rate that is to be excluded at the last good combination once the answer stands,
+            `LEAST_RATE` to `MOST_RATE`.
+        quick: Whether the search ends as soon as the answer stands, without checks.
         crash_rate: About how often it fails where it does, if the user says so.
+
+    Raises:
+        ValueError: A value is out of range.
     """
 
     confidence: float = 0.95
     min_crash_rate: float = 0.02
     max_trials: int = 5000
     crash_rate: float | None = None
+    clean_rate: float = 0.1
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.5 < self.confidence <= MOST_CONFIDENCE:
+            raise ValueError(f"confidence {self.confidence} is not above 0.5 and up to {MOST_CONFIDENCE}")
+        for name, rate in (("min_crash_rate", self.min_crash_rate), ("clean_rate", self.clean_rate)):
+            if not LEAST_RATE <= rate <= MOST_RATE:
+                raise ValueError(f"{name} {rate} is not from {LEAST_RATE} to {MOST_RATE}")
 
 
 def quantile(values: FloatArray, chances: FloatArray, share: float) -> float:

@@ -77,7 +77,7 @@ class Answer:
         have their own boundaries. Without any boundary these are the axes among which nothing decides.
         """
         if (
-            (self.hypothesis.kind == "all" and self.boundaries)
+            (self.hypothesis.kind in ("all", "frontier") and self.boundaries)
             or self.first_bad is None
             or self.last_good is None
         ):
@@ -110,6 +110,25 @@ class Assumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Cleared:
+    """What trials say of a last good combination: a rate that they exclude.
+
+    Attributes:
+        index: The combination.
+        hits: Trials that showed the target.
+        trials: Counted trials.
+        below: It fails in less than this share of runs, at the stated confidence.
+        wanted: Trials that are still to come before the rate that was asked for is excluded, 0 when done.
+    """
+
+    index: Index
+    hits: int
+    trials: int
+    below: float
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The state of the answer after some trials.
 
@@ -130,6 +149,8 @@ class Verdict:
         unexplained: Combinations whose trials `best` does not explain.
         monotone: Whether ordered axes change as their directions say under `best`.
         assumed: Per ordered culprit axis the longest stretch that `best` takes for granted, if any.
+        cleared: Of a confirmed answer the last good combinations, with what their trials exclude.
+        certain: Whether every bad combination failed and every good one passed, each time.
     """
 
     status: Status
@@ -148,6 +169,8 @@ class Verdict:
     unexplained: tuple[Unexplained, ...] = ()
     monotone: bool = True
     assumed: tuple[Assumed, ...] = ()
+    cleared: tuple[Cleared, ...] = ()
+    certain: bool = False
 
 
 def answer(
@@ -179,7 +202,7 @@ def answer(
     if not hypothesis.culprits:
         return Answer(hypothesis, (), None, None, probability)
     bad = hypothesis.bad_cells()
-    pivot_side = 0 if hypothesis.kind == "all" else 1
+    pivot_side = 1 if hypothesis.kind == "any" else 0
     by_pivot: dict[Index, list[Boundary]] = {}
     for axis in hypothesis.culprits:
         for pair in boundary_pairs(bad, feasible, axis):

@@ -10,11 +10,12 @@ PRICE = {(i,): 20.0 for i in range(1, 15)}
 
 
 def begun() -> Search:
-    """Both ends tested: the good one passes, the bad one fails."""
+    """Both ends tested: the good one passes, the bad one fails nearly always."""
     search = Search(GRID, alone(GRID))
     for _ in range(12):
         search.tell((0,), hit=False)
         search.tell((15,), hit=True)
+    search.tell((15,), hit=False)
     return search
 
 

@@ -39,7 +39,8 @@ def test_only_what_can_be_run_is_asked(directions: list[Direction], seed: int, w
     search = Search(lattice, groups)
     for _ in range(12):
         asked = search.ask(workers, build_cost=dict.fromkeys(lattice.indices(), 20.0))
-        assert len(asked) == (workers if groups else 0)
+        assert len(asked) <= workers
+        assert asked or search.finished or not groups
         assert set(asked) <= set(groups)
         for cell in asked:
             search.tell(cell, hit=bool(rng.random() < 0.5))
@@ -76,16 +77,17 @@ def test_a_bad_end_that_always_fails_is_tried_once() -> None:
 def test_stated_ends_are_the_controls() -> None:
     lattice = grid((9,), EITHER, good=(2,), bad=(5,))
     search = Search(lattice, alone(lattice))
-    assert search.ask(3) == [(2,), (5,), (5,)]
+    assert search.ask(2) == [(2,), (5,)]
 
 
 def test_a_batch_spreads_over_combinations() -> None:
     search = search_of((32,))
     search.tell((0,), hit=False)
     search.tell((31,), hit=True)
+    # Thirty places are left: five cuts now and five in the next round need no more rounds than eight would.
     batch = search.ask(8)
-    assert len(batch) == 8
-    assert len(set(batch)) >= 4
+    assert len(batch) == len(set(batch)) == 5
+    assert np.diff(sorted([0, *(cell[0] for cell in batch), 31])).max() <= 6
 
 
 def test_pending_trials_are_not_asked_again() -> None:
@@ -377,13 +379,11 @@ def test_what_no_combination_separates_is_one_answer() -> None:
 def test_deterministic_truths_need_few_trials() -> None:
     costs: Counter[int] = Counter()
     for first in range(1, 32):
-        search = search_of((32,))
+        search = search_of((32,), quick=True)
         costs[len(play(search, rates(corner((32,), {0: first}), 1.0), RNG(0)))] += 1
         assert search.verdict.best.first_bad == (first,)
-    # The mean tells; a single boundary may cost a few more to certify, for rates may differ.
-    assert sum(cost * n for cost, n in costs.items()) / costs.total() <= 11.5, costs
-    assert max(costs) <= 16, costs
-    assert sum(cost * times for cost, times in costs.items()) / 31 <= 11.5, costs
+    assert sum(cost * n for cost, n in costs.items()) / costs.total() <= 8, costs
+    assert max(costs) <= 8, costs
 
 
 def test_the_good_end_is_tried_as_often_as_it_takes_to_show_anything() -> None:

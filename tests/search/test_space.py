@@ -131,7 +131,7 @@ def test_classes_equal_grouping_by_visible_cells(space: HypothesisSpace, seed: i
     assert masses[classes.never] == pytest.approx(space.prior[classes.of == classes.never].sum())
 
 
-def test_spokesman_is_simple_and_splits_no_group() -> None:
+def test_representative_is_simple_and_splits_no_group() -> None:
     # Values 1 and 2 share a measurement: "from 1" and "from 2" are one class as far as trials go.
     space = HypothesisSpace((4,), [REGRESSION])
     group = np.array([0, 1, 1, 3])
@@ -140,8 +140,8 @@ def test_spokesman_is_simple_and_splits_no_group() -> None:
     from_2 = next(i for i in range(space.size) if space.hypothesis(i).bad_cells().tolist() == [0, 0, 1, 1])
     assert classes.of[from_1] != classes.of[from_2]
     # Seen through the group's cell, "from 2" says the same as "from 3"; "from 3" does not split the group.
-    assert classes.spokesman(int(classes.of[from_2]), group).bad_cells().tolist() == [0, 0, 0, 1]
-    assert classes.spokesman(int(classes.of[from_1]), group).bad_cells().tolist() == [0, 1, 1, 1]
+    assert classes.representative(int(classes.of[from_2]), group).bad_cells().tolist() == [0, 0, 0, 1]
+    assert classes.representative(int(classes.of[from_1]), group).bad_cells().tolist() == [0, 1, 1, 1]
 
 
 def test_boundary_pairs_skip_what_cannot_be_run() -> None:

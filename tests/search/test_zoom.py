@@ -11,6 +11,7 @@ import pytest
 
 from bisect_env.matrix.grid import Direction, Grid, GridAxis, Index
 from bisect_env.search.coarse import drawn, is_large
+from bisect_env.search.question import Question
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.search.verdict import Status
 from bisect_env.search.zoom import ZoomedSearch, search_for
@@ -59,7 +60,7 @@ def test_belief_and_evidence_equal_those_of_the_exact_search(
     shape: tuple[int, ...], directions: tuple[Direction, ...]
 ) -> None:
     lattice = lattice_of(shape, directions)
-    exact, zoomed = Search(lattice, alone(lattice)), ZoomedSearch(lattice, alone(lattice))
+    exact, zoomed = Question(lattice, alone(lattice)), ZoomedSearch(lattice, alone(lattice))
     rng = RNG(7)
     cells = list(lattice.indices())
     for _ in range(40):
@@ -80,7 +81,7 @@ def test_a_sure_answer_is_the_same_as_the_exact_one() -> None:
     lattice = lattice_of((40, 6), (REGRESSION, REGRESSION))
     truth = rates(corner((40, 6), {0: 23, 1: 2}), 1.0)
     zoomed = ZoomedSearch(lattice, alone(lattice))
-    exact = Search(lattice, alone(lattice))
+    exact = Question(lattice, alone(lattice))
     rng = RNG(0)
     while not zoomed.finished:
         (cell,) = zoomed.ask(1)

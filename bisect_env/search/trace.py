@@ -1,4 +1,4 @@
-"""How the posterior moved, trial by trial: a search told again what it was told. Pure."""
+"""The trace of a study: how the posterior moved, by telling a search again what it was told. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SMALL = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class Trace:
     """How probable some answers were after some numbers of trials.
 
     Attributes:
@@ -32,14 +32,18 @@ class Course:
     probabilities: FloatArray
 
 
-def course(
+def trace(
     search: Search,
     told: Sequence[tuple[Index, bool]],
     *,
     points: int,
     answers: int,
-) -> Course:
+) -> Trace:
     """Tell a search its trials, and look at its belief on the way.
+
+    Which hypotheses are weighed depends on the counts (histories that change more often come in where trials
+    speak for them, and which ones depends on what was tried). Answers of different moments are therefore
+    matched by what they say of the combinations, never by their number.
 
     Args:
         search: That was told nothing yet; what is to be set aside is set aside.
@@ -48,8 +52,7 @@ def course(
         answers: How many answers to follow at most.
     """
     masses = [search.probabilities]
-    # Whether axes were taken to change as their directions say; rarely both.
-    assumed = [search.is_monotone]
+    prints = [search.fingerprints]
     looks = _looks(len(told), points if len(masses[0]) <= _SMALL else max(2, points // 5))
     since: Counter[tuple[Index, bool]] = Counter()
     for number, (index, hit) in enumerate(told, start=1):
@@ -59,18 +62,31 @@ def course(
                 search.tell_counts(cell, times if was else 0, times)
             since.clear()
             masses.append(search.probabilities)
-            assumed.append(search.is_monotone)
-    last = [mass for mass, same in zip(masses, assumed, strict=True) if same == search.is_monotone]
-    peaks = np.max(last, axis=0)
+            prints.append(search.fingerprints)
+    last = prints[-1]
+    peaks = masses[-1].copy()
+    # The same hypotheses are in use most of the time, hence one match for each kind.
+    places = {id(each): _places(each, last) for each in prints}
+    for mass, each in zip(masses, prints, strict=True):
+        here = places[id(each)]
+        peaks = np.maximum(peaks, np.where(here >= 0, mass[here], 0.0))
     # What is believed in the end, then whatever was believed most on the way.
-    order = np.lexsort((-peaks, -last[-1]))
+    order = np.lexsort((-peaks, -masses[-1]))
     chosen = [int(order[0]), *(int(n) for n in np.argsort(-peaks, kind="stable") if n != order[0])][:answers]
-    followed = tuple(search.spokesman(n) for n in chosen)
+    followed = tuple(search.representative(n) for n in chosen)
     table = np.zeros((len(masses), len(chosen)))
-    for row, (mass, same) in enumerate(zip(masses, assumed, strict=True)):
-        if same == search.is_monotone:
-            table[row] = mass[chosen]
-    return Course(followed, (0, *sorted(looks)), table)
+    for row, (mass, each) in enumerate(zip(masses, prints, strict=True)):
+        here = places[id(each)][chosen]
+        table[row] = np.where(here >= 0, mass[here], 0.0)
+    return Trace(followed, (0, *sorted(looks)), table)
+
+
+def _places(among: FloatArray, wanted: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """Where each row of `wanted` stands in `among`, -1 where it does not."""
+    if among is wanted:
+        return np.arange(len(wanted))
+    known = {row.tobytes(): place for place, row in enumerate(among)}
+    return np.array([known.get(row.tobytes(), -1) for row in wanted], dtype=np.intp)
 
 
 def _looks(trials: int, points: int) -> set[int]:

@@ -17,8 +17,8 @@ from bisect_env.report.build import ANSWERS, LIMIT, POINTS
 from bisect_env.report.charts import clock, lanes_of
 from bisect_env.report.document import load_report
 from bisect_env.report.model import TimedTrial, TimelineReport
-from bisect_env.search.course import course
 from bisect_env.search.searcher import Search
+from bisect_env.search.trace import trace
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies
 from tests.report.samples import StudyBuilder, axis
@@ -113,9 +113,9 @@ def test_a_history_that_is_not_monotone_ends_as_it_did() -> None:
         told.append((index, not 4 <= index[0] < 11))
         live.tell(index, hit=told[-1][1])
     assert not live.is_monotone
-    seen = course(Search(grid, groups), told, points=1500, answers=5)
+    seen = trace(Search(grid, groups), told, points=1500, answers=5)
     best = int(live.probabilities.argmax())
-    assert seen.answers[0] == live.spokesman(best)
+    assert seen.answers[0] == live.representative(best)
     assert seen.probabilities[-1][0] == pytest.approx(live.probabilities[best])
     # What nobody thought of at first has no probability then.
     assert seen.probabilities[0][0] == 0.0
@@ -131,20 +131,20 @@ def test_what_is_told_again_is_what_was_believed_then() -> None:
     grid = Grid(axes)
     groups = {index: index for index in grid.indices()}
     told = [(index, index[0] >= 3 and chance.random() < 0.6) for index in chance.choices(list(groups), k=60)]
-    seen = course(Search(grid, groups), told, points=1000, answers=4)
+    seen = trace(Search(grid, groups), told, points=1000, answers=4)
     assert seen.trials == tuple(range(61))
     live = Search(grid, groups)
     for number, (index, hit) in enumerate(told, start=1):
         live.tell(index, hit=hit)
         believed = {
-            live.spokesman(n): p
+            live.representative(n): p
             for n, p in enumerate(live.probabilities)
             if number == 60 or n == live.probabilities.argmax()
         }
         for answer, p in zip(seen.answers, seen.probabilities[number], strict=True):
             if answer in believed:
                 assert p == pytest.approx(believed[answer])
-    assert seen.answers[0] == live.spokesman(int(live.probabilities.argmax()))
+    assert seen.answers[0] == live.representative(int(live.probabilities.argmax()))
 
 
 # -- the timeline ------------------------------------------------------------------------------------------

@@ -1,0 +1,166 @@
+"""What to check of an answer that stands: its last good side, and one look where nobody looked. Pure.
+
+Regressions often come in two steps: a first release fails in a tenth of runs, the next one always. Whoever
+finds the second has seen the first one pass, once or twice. So the last good combinations are tried until
+a failure rate is excluded: with y failures in n trials the rates above the end of the one-sided interval
+
+    Beta(y + 1, n − y) at the stated confidence   (Clopper and Pearson; y = 0: 1 − (1 − confidence)^(1/n))
+
+The trial by which the search came to call it good does not count: had it failed, another combination would
+stand here. Where a last good combination did fail, a control farther on the good side is tried as often: a
+background shows there as well, a first step of the regression does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.search.ratetest import upper_bound
+from bisect_env.search.stopping import SearchSettings
+from bisect_env.search.stretches import checks as stretches
+from bisect_env.search.verdict import Answer, Cleared
+
+Tally = Callable[[Index], tuple[int, int]]
+"""Hits and trials of a combination, those of its whole group."""
+
+_PATIENCE = 3
+"""How many times the passes that would do without a failure are spent on a combination that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Trials that are wanted of one combination although the answer stands.
+
+    Attributes:
+        cell: The combination.
+        wanted: How many trials, from now on.
+        why: `last good`, `control`, or `untested` for a look where nobody looked.
+    """
+
+    cell: Index
+    wanted: int
+    why: str
+
+
+def clean_passes(rate: float, confidence: float) -> int:
+    """Passes in a row that exclude a rate, with the one that made the combination the last good."""
+    return 1 + math.ceil(math.log(1.0 - confidence) / math.log1p(-rate) - 1e-9)
+
+
+def clean_checks(
+    best: Answer, can_run: NDArray[np.bool_], tally: Tally, settings: SearchSettings
+) -> list[Check]:
+    """Trials that the last good combinations still need."""
+    return [
+        Check(one.index, one.wanted, "last good")
+        for one in cleared(best, can_run, tally, settings)
+        if one.wanted
+    ] + _controls(best, can_run, tally, settings)
+
+
+def _controls(
+    best: Answer, can_run: NDArray[np.bool_], tally: Tally, settings: SearchSettings
+) -> list[Check]:
+    """Of each last good combination that failed the farthest good one on the same line."""
+    enough = clean_passes(settings.clean_rate, settings.confidence)
+    found = []
+    for boundary in best.boundaries:
+        axis, good = boundary.axis, boundary.good
+        if not tally(good)[0]:
+            continue
+        step = 1 if good[axis] > boundary.bad[axis] else -1
+        control, place = good, good[axis] + step
+        while 0 <= place < can_run.shape[axis]:
+            cell = (*good[:axis], place, *good[axis + 1 :])
+            if can_run[cell] and best.hypothesis.is_bad(cell):
+                break
+            control = cell if can_run[cell] else control
+            place += step
+        if control != good and tally(control)[1] < enough:
+            found.append(Check(control, enough - tally(control)[1], "control"))
+    return found
+
+
+def cleared(
+    best: Answer, can_run: NDArray[np.bool_], tally: Tally, settings: SearchSettings
+) -> tuple[Cleared, ...]:
+    """What is known of each last good combination.
+
+    Args:
+        best: The answer.
+        can_run: Which combinations can be run, shape of the lattice.
+        tally: What was seen.
+        settings: The rate that is to be excluded, and the confidence.
+    """
+    enough = clean_passes(settings.clean_rate, settings.confidence)
+    found = []
+    for cell in last_good(best, can_run):
+        hits, trials = tally(cell)
+        below = upper_bound(hits, max(trials - 1, hits), settings.confidence)
+        done = below <= settings.clean_rate + 1e-12 or trials >= _PATIENCE * enough
+        # Without a failure the number is known; with one, as many again as would do without.
+        left = 0 if done else enough - trials if not hits else max(1, _PATIENCE * enough - trials)
+        found.append(Cleared(cell, hits, trials, below, max(left, 0 if done else 1)))
+    return tuple(found)
+
+
+def last_good(best: Answer, can_run: NDArray[np.bool_]) -> list[Index]:
+    """The good side of each boundary, of an island both sides; each once."""
+    found: dict[Index, None] = {}
+    for boundary in best.boundaries:
+        found[boundary.good] = None
+        axis, pivot = boundary.axis, boundary.bad
+        for step in (-1, 1):
+            place = pivot[axis] + step
+            while 0 <= place < can_run.shape[axis]:
+                cell = (*pivot[:axis], place, *pivot[axis + 1 :])
+                if can_run[cell] and not best.hypothesis.is_bad(cell):
+                    found[cell] = None
+                    break
+                place += step
+    return list(found)
+
+
+def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally: Tally) -> list[Check]:
+    """One look where the answer says most without a trial, if it says much.
+
+    On a single axis that is the middle of its longest untested interval. On several it is a combination at
+    the far end of the others: whether it agrees tells a corner from a frontier.
+    """
+    if sum(n > 1 for n in grid.shape) == 1:
+        found = stretches(best, grid, can_run, tally, 1.0)
+        return [Check(cell, 1, "untested") for cell, _ in found[:1]]
+    if best.hypothesis.kind != "all" or best.first_bad is None:
+        return []
+    far = [cell for cell in _far_cells(best, grid) if can_run[cell]]
+    sides = {cell for b in best.boundaries for cell in (b.bad, b.good)}
+    elsewhere = [cell for cell in far if cell not in sides]
+    if any(tally(cell)[1] for cell in elsewhere):
+        return []
+    return [Check(cell, 1, "untested") for cell in elsewhere[:1]]
+
+
+def _far_cells(best: Answer, grid: Grid) -> list[Index]:
+    """Per culprit axis its last good value with all others at their bad ends; and the other way round."""
+    assert best.first_bad is not None
+    hypothesis = best.hypothesis
+    ordered = [i for i, axis in enumerate(grid.axes) if axis.direction is not Direction.UNORDERED]
+    bad_end, good_end = list(best.first_bad), list(best.first_bad)
+    for axis in ordered:
+        inside = np.flatnonzero(hypothesis.sets[axis])
+        upward = grid.axes[axis].direction is not Direction.FIXED
+        bad_end[axis] = int(inside[-1] if upward else inside[0])
+        if axis not in hypothesis.culprits:
+            good_end[axis] = int(inside[0] if upward else inside[-1])
+    cells = [tuple(good_end)]
+    for boundary in best.boundaries:
+        far = list(bad_end)
+        far[boundary.axis] = boundary.good[boundary.axis]
+        cells.append(tuple(far))
+    return cells

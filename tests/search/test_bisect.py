@@ -1,0 +1,313 @@
+"""Certain failures: few trials, cuts at many places at once, frontiers, and an answer for any truth."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from bisect_env.matrix.grid import Direction, Index
+from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.verdict import Status, Verdict
+from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, corner, grid
+
+ANY = [REGRESSION, REGRESSION, FIXED, EITHER, EITHER, UNORDERED]
+
+
+class Played:
+    """A study of a certain failure: what it asked for, until its answer stood and until it ended."""
+
+    def __init__(
+        self,
+        bad: NDArray[np.bool_],
+        directions: Direction | list[Direction] = REGRESSION,
+        *,
+        workers: int = 1,
+        without: tuple[Index, ...] = (),
+        unbuildable: tuple[Index, ...] = (),
+        quick: bool = False,
+    ) -> None:
+        lattice = grid(bad.shape, directions)
+        self.search = Search(lattice, alone(lattice, without), SearchSettings(quick=quick))
+        self.tried: list[Index] = []
+        self.rounds = self.stood_after = 0
+        limit = 3 * bad.size + 400
+        while not self.search.finished:
+            batch = self.search.ask(workers)
+            assert batch, f"nothing asked, not finished: {self.search.verdict.reason}"
+            assert len(batch) <= workers
+            self.rounds += 1
+            for cell in batch:
+                if cell in unbuildable:
+                    self.search.set_aside(cell)
+                else:
+                    self.tried.append(cell)
+                    self.search.tell(cell, hit=bool(bad[cell]))
+            if not self.stood_after and self.search.answered:
+                self.stood_after = len(self.tried)
+            assert len(self.tried) <= limit, self.search.verdict.reason
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.search.verdict
+
+    @property
+    def environments(self) -> int:
+        return len(set(self.tried))
+
+    @property
+    def environments_before(self) -> int:
+        return len(set(self.tried[: self.stood_after]))
+
+
+def is_true(verdict: Verdict, bad: NDArray[np.bool_]) -> bool:
+    """Whether each pair that a verdict names is a bad and a good combination."""
+    best = verdict.best
+    pairs = [(b.bad, b.good) for b in best.boundaries]
+    if best.first_bad is not None and best.last_good is not None:
+        pairs.append((best.first_bad, best.last_good))
+    return all(bad[one] and not bad[other] for one, other in pairs)
+
+
+# -- one axis ----------------------------------------------------------------------------------------------
+
+
+def test_eight_trials_in_seven_environments_at_32_versions() -> None:
+    played = [Played(corner((32,), {0: first}), quick=bool(first % 5)) for first in range(1, 32)]
+    for first, one in enumerate(played, start=1):
+        assert one.verdict.status is Status.CONFIRMED
+        assert one.verdict.best.first_bad == (first,)
+    assert np.mean([one.stood_after for one in played]) <= 8
+    assert np.mean([one.environments_before for one in played]) <= 7
+    # What follows checks, in environments that exist, but for one.
+    checked = played[4::5]
+    assert max(one.environments - one.environments_before for one in checked) <= 1
+    assert {one.search.counts(one.verdict.best.last_good or ())[1] for one in checked} == {30}
+
+
+@pytest.mark.parametrize(("size", "workers"), [(32, 2), (71, 16), (71, 64), (300, 16)])
+def test_many_workers_cut_an_interval_at_many_places(size: int, workers: int) -> None:
+    """As many rounds as the logarithm says, one for the ends and two to look again, and few trials."""
+    for first in range(1, size, size // 5):
+        one = Played(corner((size,), {0: first}), workers=workers, quick=True)
+        assert one.verdict.best.first_bad == (first,)
+        rounds = math.ceil(math.log(size) / math.log(workers + 1))
+        assert one.rounds <= rounds + 2
+        places = math.ceil(size ** (1 / rounds))
+        assert len(one.tried) <= 4 + rounds * places
+
+
+@pytest.mark.parametrize("direction", [REGRESSION, FIXED, EITHER])
+def test_a_trial_that_tells_nothing_is_not_started(direction: Direction) -> None:
+    lattice = grid((16,), direction, good=(0,), bad=(15,))
+    if direction is FIXED:
+        lattice = grid((16,), direction, good=(15,), bad=(0,))
+    search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+    pending: dict[Index, int] = {}
+    for _ in range(10):
+        for cell in search.ask(64, pending=pending):
+            assert cell not in pending
+            pending[cell] = 1
+    assert len(pending) <= 16
+    # Nothing more is worth trying before one of them ends.
+    assert search.ask(64, pending=pending) == []
+
+
+def test_what_could_come_next_is_known_while_a_trial_runs() -> None:
+    search = Search(grid((32,)), alone(grid((32,))))
+    search.tell((0,), hit=False)
+    search.tell((31,), hit=True)
+    (running,) = search.ask(1)
+    ahead = search.foresee({running: 1})
+    assert any(cell < running for cell in ahead)
+    assert any(cell > running for cell in ahead)
+    search.tell(running, hit=True)
+    assert set(search.ask(1)) <= set(ahead)
+
+
+# -- any truth ---------------------------------------------------------------------------------------------
+
+
+def random_tables(shapes: st.SearchStrategy[tuple[int, ...]]) -> st.SearchStrategy[NDArray[np.bool_]]:
+    def table(shape: tuple[int, ...], share: float, seed: int) -> NDArray[np.bool_]:
+        return np.random.default_rng(seed).random(shape) < share
+
+    return st.builds(
+        table, shapes, st.sampled_from([0.03, 0.2, 0.5, 0.8, 0.97]), st.integers(0, 2**32 - 1)
+    ).filter(lambda bad: bool(bad.any() and not bad.all()))
+
+
+SHAPES = st.one_of(
+    st.tuples(st.integers(2, 64)),
+    st.tuples(st.integers(2, 8), st.integers(2, 8)),
+    st.tuples(st.integers(2, 4), st.integers(2, 4), st.integers(2, 4)),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(random_tables(SHAPES), st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 5]))
+def test_no_truth_takes_longer_than_trying_everything(
+    bad: NDArray[np.bool_], seed: int, workers: int
+) -> None:
+    rng = random.Random(seed)
+    directions = [rng.choice(ANY) for _ in bad.shape]
+    one = Played(bad, directions, workers=workers, quick=True)
+    assert len(one.tried) <= bad.size + 10
+    verdict = one.verdict
+    assert is_true(verdict, bad)
+    seen = {bool(bad[cell]) for cell in one.tried}
+    # Where a good and a bad one were seen there is an answer.
+    assert (verdict.status is not Status.NONE) == (seen == {True, False})
+    said = verdict.best.hypothesis.bad_cells()
+    if verdict.best.hypothesis.kind != "pair":
+        assert all(said[cell] == bad[cell] for cell in one.tried)
+
+
+@settings(max_examples=30, deadline=None)
+@given(random_tables(SHAPES), st.integers(0, 2**32 - 1))
+def test_what_cannot_be_built_is_learnt_on_the_way(bad: NDArray[np.bool_], seed: int) -> None:
+    rng = random.Random(seed)
+    cells = [tuple(int(i) for i in cell) for cell in np.ndindex(bad.shape)]
+    without = tuple(cell for cell in cells if rng.random() < 0.1)
+    unbuildable = tuple(cell for cell in cells if rng.random() < 0.2)
+    directions = [rng.choice(ANY) for _ in bad.shape]
+    assume(any(bad[cell] for cell in cells if cell not in {*without, *unbuildable}))
+    one = Played(bad, directions, workers=2, without=without, unbuildable=unbuildable, quick=True)
+    assert len(one.tried) <= bad.size + 10
+    assert is_true(one.verdict, bad)
+    for boundary in one.verdict.best.boundaries:
+        assert not {boundary.bad, boundary.good} & {*without, *unbuildable}
+
+
+@settings(max_examples=20, deadline=None)
+@given(random_tables(SHAPES), st.integers(0, 2**32 - 1))
+def test_the_answer_does_not_depend_on_the_order_of_trials(bad: NDArray[np.bool_], seed: int) -> None:
+    rng = random.Random(seed)
+    directions = [rng.choice(ANY) for _ in bad.shape]
+    one = Played(bad, directions, quick=True)
+    lattice = grid(bad.shape, directions)
+    again = Search(lattice, alone(lattice), SearchSettings(quick=True))
+    for cell in rng.sample(one.tried, len(one.tried)):
+        again.tell(cell, hit=bool(bad[cell]))
+    assert again.finished
+    mine, its = again.verdict, one.verdict
+    assert (mine.status, mine.reason) == (its.status, its.reason)
+    assert mine.best.hypothesis == its.best.hypothesis
+    assert mine.best.boundaries == its.best.boundaries
+    assert mine.best.probability == pytest.approx(its.best.probability)
+
+
+# -- frontiers ---------------------------------------------------------------------------------------------
+
+
+def staircase(shape: tuple[int, int], slope: int, offset: int) -> NDArray[np.bool_]:
+    first, second = np.indices(shape)
+    return np.asarray(second + slope * first >= offset)
+
+
+@pytest.mark.parametrize("direction", [REGRESSION, EITHER])
+@pytest.mark.parametrize(
+    ("bad", "most"),
+    [
+        (staircase((6, 6), 1, 6), 24),
+        (staircase((6, 6), -1, 2), 24),
+        (staircase((9, 13), -1, 5), 40),
+    ],
+    ids=["sum", "difference", "wide"],
+)
+def test_frontiers_are_found_to_the_last_combination(
+    bad: NDArray[np.bool_], most: int, direction: Direction
+) -> None:
+    one = Played(bad, direction)
+    assert one.verdict.status is Status.CONFIRMED
+    assert one.stood_after <= most
+    assert one.verdict.best.hypothesis.kind == "frontier"
+    assert (one.verdict.best.hypothesis.bad_cells() == bad).all()
+    assert is_true(one.verdict, bad)
+
+
+@pytest.mark.parametrize("direction", [REGRESSION, EITHER])
+def test_a_corner_stays_a_corner(direction: Direction) -> None:
+    for first in ({0: 2, 1: 4}, {0: 3}, {1: 1}):
+        bad = corner((6, 6), first)
+        one = Played(bad, direction)
+        assert one.verdict.best.hypothesis.kind == "all"
+        assert (one.verdict.best.hypothesis.bad_cells() == bad).all()
+        assert one.stood_after <= 18
+
+
+# -- the last good side ------------------------------------------------------------------------------------
+
+
+def two_steps(size: int, first: int, rate: float) -> NDArray[np.float64]:
+    """Bad from `first` on, in so many runs there and always after it."""
+    places = np.arange(size)
+    return np.where(places > first, 1.0, np.where(places == first, rate, 0.0))
+
+
+def confirmed_of_two_steps(rate: float, clean_rate: float, studies: int) -> tuple[int, int]:
+    wrong = confirmed = 0
+    for seed in range(studies):
+        rng = np.random.default_rng(1000 + seed)
+        truth = two_steps(16, int(rng.integers(1, 15)), rate)
+        lattice = grid((16,))
+        search = Search(lattice, alone(lattice), SearchSettings(clean_rate=clean_rate))
+        while not search.finished:
+            for cell in search.ask(2):
+                search.tell(cell, hit=bool(rng.random() < truth[cell]))
+        confirmed += search.verdict.status is Status.CONFIRMED
+        first_bad = search.verdict.best.first_bad
+        wrong += search.verdict.status is Status.CONFIRMED and first_bad != (int((truth > 0).argmax()),)
+    return wrong, confirmed
+
+
+@pytest.mark.parametrize(("rate", "clean_rate"), [(0.3, 0.1), (0.1, 0.1), (0.05, 0.05)])
+def test_a_first_release_that_fails_rarely_is_found(rate: float, clean_rate: float) -> None:
+    wrong, confirmed = confirmed_of_two_steps(rate, clean_rate, 5)
+    assert confirmed >= 4
+    assert wrong <= binom.ppf(0.999, 5, 0.05)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("rate", "clean_rate"), [(0.3, 0.1), (0.1, 0.1), (0.05, 0.05)])
+def test_a_first_release_that_fails_rarely_is_found_in_many_studies(rate: float, clean_rate: float) -> None:
+    wrong, confirmed = confirmed_of_two_steps(rate, clean_rate, 60)
+    assert confirmed >= 57
+    assert wrong <= binom.ppf(0.999, 60, 0.05)
+
+
+def test_checks_come_after_the_answer_and_can_be_ended() -> None:
+    lattice = grid((16,))
+    search = Search(lattice, alone(lattice))
+    while not search.answered:
+        for cell in search.ask(1):
+            search.tell(cell, hit=cell[0] >= 9)
+    assert not search.finished
+    assert search.verdict.status is Status.CONFIRMED
+    assert search.checks_left >= 28
+    (cleared,) = search.verdict.cleared
+    assert cleared.index == (8,)
+    assert cleared.wanted > 0
+    assert set(search.ask(40)) <= {(8,), *(check.cell for check in search.checks)}
+    assert len(search.ask(100)) == search.checks_left
+    search.end_checks()
+    assert search.finished
+
+
+def test_a_failure_during_the_checks_opens_the_question_again() -> None:
+    lattice = grid((16,))
+    search = Search(lattice, alone(lattice))
+    while not search.finished:
+        for cell in search.ask(1):
+            _, trials = search.counts(cell)
+            search.tell(cell, hit=cell[0] >= 9 or (cell == (8,) and trials % 6 == 5))
+    assert search.verdict.best.first_bad == (8,)
+    assert search.verdict.best.last_good == (7,)
+    assert not search.verdict.certain
+    assert all(one.below <= 0.1 for one in search.verdict.cleared)
