@@ -22,7 +22,6 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_site" not in page.parts),
 ]
-COMMAND = [sys.executable, "-m", "bisect_env"]
 
 
 def shown_commands() -> list[tuple[str, str]]:
@@ -132,7 +131,8 @@ def test_commands_in_the_midst_of_a_text_exist() -> None:
     wrong = []
     for page, line in inline_commands():
         here = command
-        words = line.replace("\\|", "|").replace("…", "").split()[1:]
+        # What follows `--` are the script's own words.
+        words = line.partition(" -- ")[0].replace("\\|", "|").replace("…", "").split()[1:]
         while words and hasattr(here, "commands") and words[0] in here.commands:
             here = here.commands[words.pop(0)]
         if hasattr(here, "commands") and words and not words[0].startswith("-") and words[0] != "COMMAND":
@@ -243,13 +243,48 @@ def test_every_matrix_that_is_shipped_loads() -> None:
         load_matrix(path)
 
 
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The command of a wheel that is installed where nothing else of the repository is."""
+
+    def uv(*words: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "uv", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    # Hatchling is among the development tools: nothing is fetched to build with.
+    uv(
+        "build",
+        "--wheel",
+        "--no-build-isolation",
+        "--python",
+        sys.executable,
+        "--out-dir",
+        str(tmp_path / "dist"),
+    )
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    uv("venv", "--python", sys.executable, str(tmp_path / "venv"))
+    uv("pip", "install", "--python", str(tmp_path / "venv" / "bin" / "python"), str(wheel))
+    return tmp_path / "venv" / "bin" / "bisect-env"
+
+
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.network
-@pytest.mark.timeout(300)
-def test_the_first_command_ends_as_the_readme_says(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_the_first_command_ends_as_the_readme_says_from_an_installed_wheel(
+    installed: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "elsewhere"
+    shutil.copytree(ROOT / "matrices", here / "matrices")
     env = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
         "BISECT_ENV_DB": str(tmp_path / "results.sqlite"),
         "BISECT_ENV_CACHE": str(tmp_path / "cache"),
         "BISECT_ENV_LOCKFILES": str(tmp_path / "lockfiles"),
@@ -257,7 +292,13 @@ def test_the_first_command_ends_as_the_readme_says(tmp_path: Path) -> None:
 
     def run(*words: str) -> str:
         done = subprocess.run(
-            [*COMMAND, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False
+            [str(installed), *words],
+            cwd=here,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -269,7 +310,9 @@ def test_the_first_command_ends_as_the_readme_says(tmp_path: Path) -> None:
     assert claim == "orjson 3.9.11 is the first bad version (last good 3.9.10)"
     assert claim in shown
     assert said in run("report")
+    assert claim in run("report", "--format", "html")
     assert '"type": "object"' in run("schema")
+    run("db", "check")
 
 
 @pytest.mark.integration

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import tempfile
 import traceback
@@ -14,9 +13,6 @@ from pathlib import Path
 from bisect_env.errors import BisectEnvError, ExitCode
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
-
-# On a command line and in a traceback a password may hold spaces and slashes.
-_USER = re.compile(r"(://[^:/@\s]*:)[^@\n]*@")
 
 
 def main() -> None:
@@ -65,29 +61,26 @@ def _code_of(end: SystemExit) -> int:
 
 
 def _say(text: str) -> None:
-    from bisect_env.matrix.secrets import without_passwords as without
+    from bisect_env.matrix.secrets import without_passwords
     from bisect_env.report.untrusted import clean_lines
 
     # Messages quote solvers, file names and logs.
-    sys.stderr.write(clean_lines(without(text)) + "\n")
-
-
-def without_passwords(text: str) -> str:
-    """The text with `***` for the passwords of the URLs in it; logs are sent to others."""
-    from bisect_env.matrix.secrets import without_passwords as without
-
-    return without(_USER.sub(r"\1***@", without(text)))
+    sys.stderr.write(clean_lines(without_passwords(text)) + "\n")
 
 
 def _internal(error: Exception) -> int:
-    name = without_passwords(f"{type(error).__name__}: {error}".partition("\n")[0])
+    from bisect_env.matrix.secrets import without_passwords_in_code
+
+    name = without_passwords_in_code(f"{type(error).__name__}: {error}".partition("\n")[0])
     _say(f"error: bisect-env itself failed ({name}); please report it with {_write_log(error)}")
     return int(ExitCode.INTERNAL)
 
 
 def _write_log(error: Exception) -> str:
-    command = " ".join(without_passwords(argument) for argument in sys.argv[1:])
-    text = f"bisect-env {command}\n{without_passwords(''.join(traceback.format_exception(error)))}"
+    from bisect_env.matrix.secrets import without_passwords_in_code
+
+    command = " ".join(without_passwords_in_code(argument) for argument in sys.argv[1:])
+    text = f"bisect-env {command}\n{without_passwords_in_code(''.join(traceback.format_exception(error)))}"
     for folder in (_log_folder, tempfile.gettempdir):
         try:
             place = Path(folder())

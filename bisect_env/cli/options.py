@@ -48,9 +48,6 @@ AtOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as JSON on stdout.")]
-OutputOption = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write to this file; default: stdout.")
-]
 CacheOption = Annotated[
     Path | None, typer.Option("--cache", envvar="BISECT_ENV_CACHE", help="Where environments are built.")
 ]

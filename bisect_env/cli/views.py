@@ -27,7 +27,7 @@ from rich.text import Text
 from bisect_env.engine import events
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination
-from bisect_env.matrix.secrets import public_json, without_passwords
+from bisect_env.matrix.secrets import public_json, without_passwords, without_passwords_in_code
 from bisect_env.report.sentence import sentence, told_origins
 from bisect_env.report.untrusted import clean
 from bisect_env.trials.records import Evidence
@@ -395,7 +395,6 @@ def start_log(command: str, *, verbose: bool, log_file: Path | None, quiet: bool
         UsageError: The named file cannot be written. Without a named one, a directory that cannot be
             written means no log, which is said.
     """
-    from bisect_env.cli import without_passwords
     from bisect_env.errors import UsageError
 
     logger = logging.getLogger("bisect_env")
@@ -420,7 +419,7 @@ def start_log(command: str, *, verbose: bool, log_file: Path | None, quiet: bool
     path.chmod(0o600)
     written.setFormatter(form)
     logger.addHandler(written)
-    words = " ".join(without_passwords(word) for word in sys.argv[1:])
+    words = " ".join(without_passwords_in_code(word) for word in sys.argv[1:])
     _log.info("bisect-env %s: %s", version("bisect-env"), words)
     if not quiet:
         typer.echo(f"log: {path}", err=True)

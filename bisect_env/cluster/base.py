@@ -250,11 +250,6 @@ class DaskExecutor:
         """
         return max(1, slots(self._whereabouts.at_work(self._look()), self._gpus_per_trial))
 
-    @property
-    def gpus_aside(self) -> Mapping[str, str]:
-        """GPUs that get no more trials, as `host/UUID`, and why."""
-        return dict(self._aside)
-
     def _look(self, max_age: float = OFFERS_AGE) -> list[WorkerOffer]:
         now = time.monotonic()
         if now > self._offers_at + max_age and self._client.status == "running":

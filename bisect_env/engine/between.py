@@ -24,12 +24,11 @@ from bisect_env.environments.foreign import (
 )
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
-from bisect_env.environments.request import host_platform
 from bisect_env.errors import NoEnvironmentError, UsageError
 from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Moving, Pair, Whole
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.versions import Manager
+from bisect_env.matrix.versions import Manager, host_platform
 from bisect_env.report.sentence import probability
 from bisect_env.storage.records import TRACED, Study
 from bisect_env.storage.store import Store

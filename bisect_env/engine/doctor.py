@@ -208,7 +208,8 @@ def _conda_solver() -> Finding:
 def _index() -> Finding:
     import requests
 
-    from bisect_env.environments.settings import configured_index, without_credentials
+    from bisect_env.environments.settings import configured_index
+    from bisect_env.matrix.secrets import without_credentials
 
     address = configured_index(os.environ)
     shown = without_credentials(address)

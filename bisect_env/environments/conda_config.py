@@ -6,7 +6,6 @@ A lock names channels by addresses without credentials; mirrors and tokens are t
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +14,9 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from bisect_env.environments.settings import without_credentials
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.matrix.secrets import public_channel
 
-_TOKEN = re.compile(r"/t/[A-Za-z0-9-]+(?=/|$)")
-_TOKEN_INSIDE = re.compile(r"/t/[A-Za-z0-9-]+(?=/)")
-_USER_INSIDE = re.compile(r"://[^/@\s]+@")
 _MAPPINGS = ("custom_channels", "custom_multichannels", "mirrored_channels")
 
 
@@ -70,23 +66,13 @@ def channel_places(names: Sequence[str], config: CondaConfig) -> ChannelPlaces:
     mirrors: dict[str, tuple[str, ...]] = {}
     for name in names:
         for address in _addresses(name, config, frozenset()):
-            clean = public_address(address)
+            clean = public_channel(address)
             if clean not in urls:
                 urls.append(clean)
             places = config.mirrored_channels.get(name) or ((address,) if address != clean else ())
             if places:
                 mirrors[clean] = tuple(place.rstrip("/") for place in places)
     return ChannelPlaces(tuple(urls), mirrors)
-
-
-def public_address(url: str) -> str:
-    """An address as a lock may name it: without user, password, token and final slash."""
-    return _TOKEN.sub("", without_credentials(url)).rstrip("/")
-
-
-def without_secrets(text: str) -> str:
-    """Words of rattler's without the passwords and tokens of the addresses in them."""
-    return _TOKEN_INSIDE.sub("/t/...", _USER_INSIDE.sub("://", text))
 
 
 def mirrors_of_urls(urls: Sequence[str], config: CondaConfig) -> dict[str, list[str]]:
@@ -107,7 +93,7 @@ def mirrors_of_urls(urls: Sequence[str], config: CondaConfig) -> dict[str, list[
             if url in urls:
                 found.setdefault(url, list(addresses))
     alias = config.channel_alias.rstrip("/")
-    clean = public_address(alias)
+    clean = public_channel(alias)
     if alias != clean:
         for url in urls:
             if url.startswith(f"{clean}/"):

@@ -14,13 +14,7 @@ from typing import Any
 
 import yaml
 
-from bisect_env.environments.conda_config import (
-    ChannelPlaces,
-    CondaConfig,
-    channel_places,
-    public_address,
-    read_conda_config,
-)
+from bisect_env.environments.conda_config import ChannelPlaces, CondaConfig, channel_places, read_conda_config
 from bisect_env.environments.conda_process import (
     HelperDiedError,
     HelperPool,
@@ -35,6 +29,7 @@ from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.environments.validation import NONE
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.matrix.secrets import public_channel
 
 # --------------------------------------------------------------------------------------------------
 # `solver: conda-lock`: conda, mamba or micromamba of this machine solve, as conda-lock asks them to.
@@ -119,7 +114,7 @@ def read_packages(text: str, platform: str) -> tuple[LockedPackage, ...]:
                 name=entry["name"],
                 version=entry["version"],
                 manager="conda",
-                url=f"{public_address(channel)}/{subdir}/{file}",
+                url=f"{public_channel(channel)}/{subdir}/{file}",
                 sha256=sha256,
                 build=stem.rsplit("-", 1)[1],
                 md5=entry["hash"].get("md5", ""),

@@ -20,15 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from bisect_env.environments.conda_config import (
-    CondaConfig,
-    certificates,
-    mirrors_of_urls,
-    read_conda_config,
-    without_secrets,
-)
+from bisect_env.environments.conda_config import CondaConfig, certificates, mirrors_of_urls, read_conda_config
 from bisect_env.environments.lock import Lock, PackageNotFoundError, UnbuildableError
+from bisect_env.environments.uv_tool import is_transient
 from bisect_env.errors import BisectEnvError, IndexUnavailableError, InfrastructureError
+from bisect_env.matrix.secrets import without_channel_secrets
 
 # --------------------------------------------------------------------------------------------------
 # What a user is told when a conda channel fails. Pure.
@@ -42,16 +38,6 @@ _NOT_REPODATA = re.compile(
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 _CERTIFICATE = re.compile(r"invalid peer certificate")
 _SILENT = re.compile(r"operation timed out|deadline has elapsed")
-
-TRANSIENT = re.compile(
-    r"""error\ sending\ request | timed\ out | dns\ error | [Cc]onnection\ (refused|reset|closed)
-      | HTTP\ status\ server\ error | HTTP\ status\ client\ error\ \((401|403|407|408|429)
-      | [Hh]ash\ mismatch | mismatch.*(sha256|hash) | No\ space\ left | Disk\ quota
-      | [Nn]etwork\ is | unexpected\ (end\ of\ file|EOF) | Too\ many\ open\ files | Cannot\ allocate
-      | error\ decoding\ response\ body | died\ of\ SIG""",
-    re.VERBOSE,
-)
-"""Words of an installer that tell of the network, the disk or a spoilt download."""
 
 
 def answered(answer: dict[str, Any], channels: Sequence[str], tried: str) -> dict[str, Any]:
@@ -82,7 +68,7 @@ def channel_failure(text: str, channels: Sequence[str], tried: str) -> BisectEnv
         tried: What for.
     """
     channel = _channel_of(text, channels)
-    text = without_secrets(text)
+    text = without_channel_secrets(text)
     if found := _NO_CHANNEL.search(text):
         return IndexUnavailableError(
             f"there is no conda channel at {found[1].rstrip('/')}",
@@ -439,6 +425,6 @@ def fill(
         # A solver that dies says nothing about the environment.
         raise UnbuildableError(text, transient=True) from error
     if "failed" in answer:
-        lines = without_secrets(str(answer["text"])).splitlines()
+        lines = without_channel_secrets(str(answer["text"])).splitlines()
         text = "\n".join(line.removeprefix("Caused by: ") for line in lines)
-        raise UnbuildableError(text, transient=answer["failed"] == "hash" or bool(TRANSIENT.search(text)))
+        raise UnbuildableError(text, transient=answer["failed"] == "hash" or is_transient(text))

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from bisect_env.environments.conda_config import public_address, without_secrets
-from bisect_env.environments.conda_process import TRANSIENT, HelperDiedError, HelperPool, shared_pool
+from bisect_env.environments.conda_process import HelperDiedError, HelperPool, shared_pool
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
-from bisect_env.environments.settings import without_credentials
+from bisect_env.environments.uv_tool import is_transient
+from bisect_env.matrix.secrets import public_channel, without_channel_secrets, without_credentials
 
 # --------------------------------------------------------------------------------------------------
 # Fetching one archive whose hash is known, from the web or from a disk.
@@ -143,7 +143,7 @@ def download_conda(url: str, target: Path, *, pool: HelperPool | None = None, st
         download(url, target)
         return
     channel, rest = url.rsplit("/", 2)[0], "/".join(url.rsplit("/", 2)[1:])
-    clean = public_address(channel)
+    clean = public_channel(channel)
     message = {
         "op": "download",
         "url": f"{clean}/{rest}",
@@ -156,6 +156,6 @@ def download_conda(url: str, target: Path, *, pool: HelperPool | None = None, st
     except HelperDiedError as error:
         raise UnbuildableError(f"{clean}/{rest} cannot be fetched: {error.text}", transient=True) from error
     if "failed" in answer:
-        text = without_secrets(str(answer["text"]))
-        transient = answer["failed"] == "stalled" or TRANSIENT.search(text) is not None
+        text = without_channel_secrets(str(answer["text"]))
+        transient = answer["failed"] == "stalled" or is_transient(text)
         raise UnbuildableError(f"{clean}/{rest} cannot be fetched: {text}", transient=transient)

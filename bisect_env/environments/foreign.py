@@ -28,8 +28,8 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_env.environments.conda_process import HelperDiedError, shared_pool
 from bisect_env.environments.lock import Lock
-from bisect_env.environments.request import host_platform
 from bisect_env.errors import UsageError
+from bisect_env.matrix.versions import host_platform
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -36,9 +36,10 @@ from bisect_env.environments.interpreters import (
     uv_python_versions,
 )
 from bisect_env.environments.lock import PackageNotFoundError
-from bisect_env.environments.settings import configured_index, without_credentials
+from bisect_env.environments.settings import configured_index
 from bisect_env.errors import IndexUnavailableError, UsageError
 from bisect_env.matrix.catalogue import Release
+from bisect_env.matrix.secrets import without_credentials
 from bisect_env.matrix.versions import Manager
 
 # --------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 import requests
 
-from bisect_env.environments.settings import without_credentials
 from bisect_env.environments.uv_tool import Uv, plain_words, run_tool
 from bisect_env.errors import InterpreterNotFoundError
+from bisect_env.matrix.secrets import without_credentials
 
 # --------------------------------------------------------------------------------------------------
 # Python interpreters: those on this machine, else fetched by uv.
@@ -271,11 +271,6 @@ def uv_python_versions() -> tuple[str, ...]:
 def machine_interpreters() -> Interpreters:
     """The one `Interpreters` of this process."""
     return Interpreters()
-
-
-def find_interpreter(version: str) -> Interpreter:
-    """See `Interpreters.find`."""
-    return machine_interpreters().find(version)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -25,9 +25,8 @@ from bisect_env.environments.lock import (
     UnsolvableError,
     check_forms,
 )
-from bisect_env.environments.settings import without_credentials
 from bisect_env.errors import InfrastructureError
-from bisect_env.matrix.secrets import without_passwords
+from bisect_env.matrix.secrets import without_credentials, without_passwords
 
 # --------------------------------------------------------------------------------------------------
 # Locks as text: conda-lock's unified format, version 1, written and read. Pure.
@@ -327,29 +326,6 @@ def index_text(results: Mapping[str, LockResult]) -> str:
         combinations.append(entry)
     data = {"version": _VERSION, "combinations": combinations}
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
-
-
-def read_index(folder: Path, matrix: str) -> dict[str, str | UnsolvableError]:
-    """Combination key to content hash, or why there is no lock.
-
-    Raises:
-        LockFileError: There is no index, or none of ours.
-    """
-    path = folder / matrix / INDEX
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        if data["version"] != _VERSION:
-            raise LockFileError(f"{path} has the version {data['version']!r}, not {_VERSION}")
-        index: dict[str, str | UnsolvableError] = {}
-        for entry in data["combinations"]:
-            key = json.dumps(list(entry["combination"].items()), separators=(",", ":"), ensure_ascii=False)
-            if "lock" in entry:
-                index[key] = str(entry["lock"])
-            else:
-                index[key] = UnsolvableError(entry["unsolvable"], building=entry.get("building", False))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LockFileError(f"{path} cannot be read: {error!r}", remedy="lock the matrix again") from error
-    return index
 
 
 def read_lock(source: Path | str) -> Lock:

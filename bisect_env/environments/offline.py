@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from bisect_env.environments.bundle import Answers, Bundle, request_digest
-from bisect_env.environments.conda_config import public_address
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.environments.settings import default_cache_dir, without_credentials
+from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
+from bisect_env.matrix.secrets import public_channel, without_credentials
 from bisect_env.matrix.versions import Manager
 
 _PYTHONS = "pythons"
@@ -184,7 +184,7 @@ def _from_data(data: dict[str, Any]) -> Release:
 
 
 def _conda_question(package: str, channels: Sequence[str], platform: str, build: str | None) -> str:
-    places = [public_address(channel) for channel in channels]
+    places = [public_channel(channel) for channel in channels]
     return json.dumps([package, str(Manager.CONDA), places, platform, build])
 
 

@@ -60,14 +60,10 @@ from bisect_env.environments.interpreters import (
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import build_date
 from bisect_env.environments.old_python import OLDEST_FOR_UV
-from bisect_env.environments.settings import (
-    default_cache_dir,
-    default_cache_limit,
-    default_offline,
-    without_credentials,
-)
+from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.secrets import without_credentials
 
 # --------------------------------------------------------------------------------------------------
 # Commands in a prefix that is made in one place and used in another.

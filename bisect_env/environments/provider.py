@@ -24,12 +24,12 @@ from bisect_env.environments.lock import (
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.pypi_lock import PypiSolver
-from bisect_env.environments.request import EnvironmentRequest, host_platform
+from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.validation import provided_to_pypi
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
-from bisect_env.matrix.versions import Manager
+from bisect_env.matrix.versions import Manager, host_platform
 
 # --------------------------------------------------------------------------------------------------
 # What there is to choose from: releases on a PyPI-like index and in conda channels.

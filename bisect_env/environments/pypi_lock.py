@@ -22,9 +22,9 @@ from bisect_env.environments.interpreters import Interpreter, Interpreters, mach
 from bisect_env.environments.lock import LockedPackage, PackageNotFoundError, UnsolvableError
 from bisect_env.environments.old_python import OLDEST_FOR_UV
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.environments.settings import without_credentials
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
+from bisect_env.matrix.secrets import without_credentials
 
 _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import platform
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, datetime
 from typing import Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from bisect_env.errors import UsageError
+from bisect_env.matrix.versions import host_platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class EnvironmentRequest:
         allow_source: Whether source distributions may be built: all, none, or these packages only.
         index: URL of the package index; None for the configured one.
         platform: conda's name of the platform the environment is for.
-        exclude_newer: Files uploaded at or after this moment do not exist (see `end_of_day`);
+        exclude_newer: Files uploaded at or after this moment do not exist (see `matrix.scalars.cutoff`);
             None for the index as it stands.
         conda: What comes from conda channels; None for an environment of PyPI packages alone.
         image: Name, or exact reference, of the container image that it is in; "" for none. With no `python`
@@ -94,7 +93,7 @@ class EnvironmentRequest:
     overrides: tuple[str, ...] = ()
     allow_source: bool | frozenset[str] = False
     index: str | None = None
-    platform: str = field(default_factory=lambda: host_platform())
+    platform: str = field(default_factory=host_platform)
     exclude_newer: datetime | None = None
     conda: CondaRequest | None = None
     image: str = ""
@@ -143,28 +142,6 @@ class EnvironmentRequest:
         if isinstance(self.allow_source, bool):
             return self.allow_source
         return canonicalize_name(name) in {canonicalize_name(allowed) for allowed in self.allow_source}
-
-
-def end_of_day(day: date) -> datetime:
-    """The moment to exclude from, so that the index is seen as it stood when that day had ended, in UTC.
-
-    A file uploaded at any time on the day itself exists; the returned instant is excluded. uv reads a
-    plain date in the same way, but in the local time zone, which would make locks differ between hosts.
-    """
-    return datetime.combine(day + timedelta(days=1), time.min, tzinfo=UTC)
-
-
-def host_platform() -> str:
-    """The platform that this process runs on, by conda's name for it, such as `linux-64`."""
-    system = {"linux": "linux", "darwin": "osx", "win32": "win"}.get(sys.platform, sys.platform)
-    machine = platform.machine().lower()
-    if machine in ("x86_64", "amd64"):
-        return f"{system}-64"
-    if machine in ("i386", "i686", "x86"):
-        return f"{system}-32"
-    if machine == "arm64" and system == "linux":
-        return "linux-aarch64"
-    return f"{system}-{machine}"
 
 
 def _check_requirement(text: str) -> None:

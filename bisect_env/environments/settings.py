@@ -9,12 +9,10 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import platformdirs
 
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.secrets import is_secret_parameter
 
 
 def default_cache_dir() -> Path:
@@ -97,15 +95,6 @@ def uv_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
         path = folder / "uv" / "uv.toml"
         if path.is_file():
             yield path
-
-
-def without_credentials(url: str) -> str:
-    """The URL without user name, password and parameters named like secrets: for messages and lock files."""
-    parts = urlsplit(url)
-    kept = "&".join(p for p in parts.query.split("&") if not is_secret_parameter(p.partition("=")[0]))
-    if "@" not in parts.netloc and kept == parts.query:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=kept))
 
 
 def _without_name(text: str) -> str:

@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 
 import uv
 
-from bisect_env.environments.settings import configured_index, uv_config_files, without_credentials
+from bisect_env.environments.settings import configured_index, uv_config_files
 from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.secrets import without_credentials
 
 # --------------------------------------------------------------------------------------------------
 # Running a tool to its end, or to its time limit, with everything that it started.
@@ -209,17 +210,19 @@ class Uv:
 
 _TRANSIENT = re.compile(
     r"""error\ sending\ request | Request\ failed\ after | request\ or\ response\ body\ error
-      | operation\ timed\ out | dns\ error | tcp\ connect\ error | [Cc]onnection\ (refused|reset)
+      | error\ decoding\ response\ body | (operation|download|request|[Cc]onnection)\ timed\ out
+      | dns\ error | tcp\ connect\ error | [Cc]onnection\ (refused|reset|closed)
       | HTTP\ status\ server\ error | HTTP\ status\ client\ error\ \((401|403|407|408|429)
-      | Hash\ mismatch | Bad\ CRC | [Nn]o\ space\ left\ on\ device | Disk\ quota\ exceeded
-      | Network\ is\ (down|unreachable) | connection\ closed\ before | unexpected\ end\ of\ file
-      | Too\ many\ open\ files | Cannot\ allocate\ memory | network\ connectivity\ is\ disabled""",
+      | [Hh]ash\ mismatch | mismatch.*(sha256|hash) | Bad\ CRC | unexpected\ end\ of\ file
+      | unexpected\ EOF(?!\ while\ parsing) | [Nn]o\ space\ left | Disk\ quota
+      | [Nn]etwork\ is\ (down|unreachable) | network\ connectivity\ is\ disabled
+      | Too\ many\ open\ files | Cannot\ allocate\ memory | died\ of\ SIG""",
     re.VERBOSE,
 )
 
 
 def is_transient(words: str) -> bool:
-    """Whether a tool's words tell of the network, the disk or a spoilt download.
+    """Whether uv's or rattler's words tell of the network, the disk or a corrupted download.
 
     A file that is gone for good (404, 410) is not transient: no other attempt would find it.
     """

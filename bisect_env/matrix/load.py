@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform as host
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from bisect_env.matrix.schema import (
     fill,
     variable,
 )
+from bisect_env.matrix.versions import host_platform
 
 # --------------------------------------------------------------------------------------------------
 # The files that a trial needs, read from beside the matrix file.
@@ -223,13 +223,6 @@ def load_matrix(path: str | os.PathLike[str]) -> Matrix:
     raise matrix_error(str(path), problems)
 
 
-def current_platform() -> str:
-    """The name that conda has for this machine's platform."""
-    system = {"Linux": "linux", "Darwin": "osx", "Windows": "win"}.get(host.system(), host.system().lower())
-    machine = {"x86_64": "64", "AMD64": "64", "arm64": "arm64", "aarch64": "aarch64"}
-    return f"{system}-{machine.get(host.machine(), host.machine())}"
-
-
 def _no_mapping(data: Any) -> Problem:
     if data is None:
         return Problem("the file is empty; begin with `version: 1`, and see docs/reference/matrix.md")
@@ -383,7 +376,7 @@ def _checked(path: Path, text: str, source: yaml_source.Source, problems: list[P
     if problems:
         raise matrix_error(str(path), problems)
     file = MatrixFile.model_validate(source.data)
-    platform = file.platform or current_platform()
+    platform = file.platform or host_platform()
     return Matrix(file, path, text, files, platform, _digest(file, files, platform), source.lines)
 
 

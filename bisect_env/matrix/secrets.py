@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import yaml
 
@@ -36,6 +37,10 @@ _PASSWORDS = (
         rf"\1{MASK}",
     ),
 )
+# What stands between `://user:` and the last `@` of a line.
+_WIDELY = re.compile(r"(://[^:/@\s]*:)[^@\n]*@")
+_USER_INSIDE = re.compile(r"://[^/@\s]+@")
+_CHANNEL_TOKEN = re.compile(r"/t/[A-Za-z0-9-]+(?=/|$)")
 _HINTS = ("://", "assword=", "ASSWORD=", "uthorization", "UTHORIZATION")
 
 _SECRET_PARAMETER = re.compile(
@@ -74,6 +79,36 @@ def without_passwords(text: str) -> str:
     for pattern, replacement in _PASSWORDS:
         text = pattern.sub(_masked_parameter if replacement is None else replacement, text)
     return text
+
+
+def without_passwords_in_code(text: str) -> str:
+    """The same for command lines and tracebacks, where a password may hold spaces, quotes and slashes.
+
+    It takes more than that out of a line with several addresses, hence it is nothing for texts to be read.
+    """
+    return without_passwords(_WIDELY.sub(rf"\1{MASK}@", without_passwords(text)))
+
+
+def without_credentials(url: str) -> str:
+    """The URL without user name, password and parameters named like secrets: for messages and lock files."""
+    parts = urlsplit(url)
+    kept = "&".join(p for p in parts.query.split("&") if not is_secret_parameter(p.partition("=")[0]))
+    if "@" not in parts.netloc and kept == parts.query:
+        return url
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=kept))
+
+
+def public_channel(url: str) -> str:
+    """A conda channel's address as a lock may name it: without user, password, token and final slash."""
+    return _CHANNEL_TOKEN.sub("", without_credentials(url)).rstrip("/")
+
+
+def without_channel_secrets(text: str) -> str:
+    """What a solver says, without the users, passwords and tokens of the conda channels in it.
+
+    Elsewhere `/t/` is no token: addresses of forums have it.
+    """
+    return _CHANNEL_TOKEN.sub("/t/...", _USER_INSIDE.sub("://", text))
 
 
 def public_json(value: Any) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import platform
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Any
@@ -162,3 +164,16 @@ def newest_of_each(versions: Iterable[str], step: Step) -> tuple[str, ...]:
         # Ascending, so that the last one of a group stays; dicts keep the place of the first.
         newest[(version.epoch, *(*version.release, 0, 0, 0)[:width])] = text
     return tuple(newest.values())
+
+
+def host_platform() -> str:
+    """The platform that this process runs on, by conda's name for it, such as `linux-64`."""
+    system = {"linux": "linux", "darwin": "osx", "win32": "win"}.get(sys.platform, sys.platform)
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        return f"{system}-64"
+    if machine in ("i386", "i686", "x86"):
+        return f"{system}-32"
+    if machine == "arm64" and system == "linux":
+        return "linux-aarch64"
+    return f"{system}-{machine}"

@@ -15,9 +15,8 @@ from typing_extensions import TypedDict
 
 from bisect_env.environments.lock import Lock, LockFileError
 from bisect_env.environments.lockfiles import parse_lock
-from bisect_env.environments.settings import without_credentials
 from bisect_env.matrix.grid import AxisKind, Combination, Direction
-from bisect_env.matrix.secrets import shared_matrix_text, without_passwords
+from bisect_env.matrix.secrets import shared_matrix_text, without_credentials, without_passwords
 from bisect_env.storage.records import (
     BUILD_FAILED,
     BUILT,

@@ -10,7 +10,7 @@ import pytest
 
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix, ensure_prefix
-from bisect_env.environments.request import host_platform
+from bisect_env.matrix.versions import host_platform
 from tests.cli.test_db import RunCommand, run
 
 __all__ = ["run"]

@@ -146,6 +146,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "the check is ill" in found["gpus"].detail
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_log_tells_what_happened(tmp_path: Path) -> None:
     matrix = Studies(tmp_path).matrix("raise SystemExit(3)")
@@ -206,6 +207,7 @@ def test_completion_and_colours() -> None:
         assert ("\x1b[3" in done.stdout or "\x1b[1;3" in done.stdout) is wanted
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "words",

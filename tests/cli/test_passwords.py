@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env import cli
+from bisect_env.matrix.secrets import without_passwords_in_code
 from bisect_env.storage.store import Store
 
 
@@ -23,7 +24,7 @@ from bisect_env.storage.store import Store
     ],
 )
 def test_without_passwords(text: str, shown: str) -> None:
-    assert cli.without_passwords(text) == shown
+    assert without_passwords_in_code(text) == shown
 
 
 def test_the_log_of_a_defect_has_no_password(

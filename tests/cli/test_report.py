@@ -168,6 +168,7 @@ def test_how_commands_end(
     assert run("report") == (code, "", said)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_installed_command_in_a_narrow_world(db: Path) -> None:
     """No UTF-8, a reader that leaves, and help that does not load what it does not need."""

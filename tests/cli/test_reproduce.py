@@ -177,6 +177,7 @@ def test_the_same_bundle_is_the_same_archive(study: Path, run: RunCommand, tmp_p
     assert "are not what the study" in err
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_shell_has_the_environment(study: Path) -> None:
     words = [sys.executable, "-m", "bisect_env", "shell", str(study), "--at", "lib=2,level=9"]

@@ -17,6 +17,7 @@ from bisect_env.engine.verify import Verification
 from bisect_env.search.ratetest import RateClaim
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome
+from tests.cli.calls import RunCommand
 from tests.engine.studies import PYTHON, Studies
 from tests.report.samples import record
 
@@ -38,6 +39,7 @@ def matrix(tmp_path: Path) -> Path:
     return Studies(tmp_path).matrix(SCRIPT)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_line_a_trial_and_the_rate(matrix: Path) -> None:
     words = command(matrix.parent, "trial", str(matrix), "--at", "level=7", "-n", "3")
@@ -63,6 +65,7 @@ def test_a_line_a_trial_and_the_rate(matrix: Path) -> None:
     assert (rows[2]["bad"], rows[2]["trials"], rows[2]["combination"]["level"]) == (0, 2, "1")
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_verification_goes_on_after_ctrl_c(matrix: Path) -> None:
     folder = matrix.parent
@@ -95,17 +98,11 @@ def test_a_verification_goes_on_after_ctrl_c(matrix: Path) -> None:
         (["--at", "level=1", "--confidence", "0"], "--confidence is 0"),
     ],
 )
-def test_what_cannot_be_verified(matrix: Path, words: list[str], says: str) -> None:
-    done = subprocess.run(
-        command(matrix.parent, "verify", str(matrix), *words),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert "remedy" in done.stderr
+def test_what_cannot_be_verified(matrix: Path, run: RunCommand, words: list[str], says: str) -> None:
+    code, _out, err = run(*command(matrix.parent, "verify", str(matrix), *words)[3:])
+    assert code == 2
+    assert says in err
+    assert "remedy" in err
 
 
 def test_other_trials_are_told_from_bad_ones(capsys: pytest.CaptureFixture[str]) -> None:

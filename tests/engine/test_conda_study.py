@@ -77,6 +77,7 @@ def test_a_study_of_conda_packages_finds_the_release(matrix: Path, tmp_path: Pat
     assert len(list((tmp_path / "lockfiles" / "demo").glob("*.records.json"))) == 6
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_can_be_built_and_why_not(matrix: Path):
     text = plan(matrix)
     assert "demo (regression, 4 values): 1.0, 2.0, 3.0, 4.0" in text

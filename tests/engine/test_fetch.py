@@ -142,6 +142,7 @@ def no_network() -> list[str]:
     return words
 
 
+@pytest.mark.slow
 def test_a_study_without_a_network_from_a_copy_made_piece_by_piece(
     studies: Studies, matrix: Path, index: IndexServer, tmp_path: Path
 ) -> None:

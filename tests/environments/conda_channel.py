@@ -15,7 +15,7 @@ from typing import Any
 from conda_package_streaming.create import conda_builder
 
 from bisect_env.environments.interpreters import machine_interpreters
-from bisect_env.environments.request import host_platform
+from bisect_env.matrix.versions import host_platform
 
 from .index_server import IndexServer
 

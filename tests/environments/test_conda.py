@@ -13,8 +13,9 @@ from bisect_env.environments.lock import PackageNotFoundError, UnbuildableError,
 from bisect_env.environments.lockfiles import parse_lock
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Locker
-from bisect_env.environments.request import CondaRequest, EnvironmentRequest, host_platform
+from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.errors import UsageError
+from bisect_env.matrix.versions import host_platform
 
 from .conda_channel import Channel
 

@@ -12,7 +12,6 @@ from bisect_env.environments.conda_config import (
     CondaConfig,
     channel_places,
     mirrors_of_urls,
-    public_address,
     read_conda_config,
 )
 from bisect_env.environments.conda_lock import CondaSolver
@@ -23,6 +22,7 @@ from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.validation import cuda_version, virtual_packages
 from bisect_env.errors import IndexUnavailableError, InfrastructureError, UsageError
+from bisect_env.matrix.secrets import public_channel
 
 from .conda_channel import Channel
 from .test_conda import request, run
@@ -332,7 +332,7 @@ class TestConfiguration:
             read_conda_config()
 
     def test_what_a_lock_may_name(self):
-        assert public_address("https://me:word@h.example/t/abc-1/chan/") == "https://h.example/chan"
+        assert public_channel("https://me:word@h.example/t/abc-1/chan/") == "https://h.example/chan"
 
 
 @pytest.mark.integration

@@ -23,7 +23,8 @@ from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import MARKER, ensure_prefix
 from bisect_env.environments.provider import Locker
-from bisect_env.environments.request import CondaRequest, EnvironmentRequest, host_platform
+from bisect_env.environments.request import CondaRequest, EnvironmentRequest
+from bisect_env.matrix.versions import host_platform
 
 from .conda_channel import Channel
 from .test_cache import BUILDERS, forget, module_of, spoil

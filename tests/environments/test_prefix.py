@@ -16,8 +16,9 @@ from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import MARKER, ensure_prefix
 from bisect_env.environments.provider import Environments
-from bisect_env.environments.request import EnvironmentRequest, host_platform
+from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.versions import host_platform
 
 from .index_server import make_wheel
 

@@ -8,8 +8,9 @@ import pytest
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.provider import Locker
-from bisect_env.environments.request import EnvironmentRequest, end_of_day
+from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import IndexUnavailableError, InfrastructureError, InterpreterNotFoundError
+from bisect_env.matrix.scalars import cutoff
 
 pytestmark = pytest.mark.integration
 
@@ -61,21 +62,21 @@ def test_pins_are_exact_and_the_rest_is_resolved(index, locker, request_for):
 )
 def test_a_date_means_the_index_when_that_day_had_ended(index, locker, request_for, day, below):
     world(index)
-    lock = locker.lock(request_for({"top": "1.0"}, exclude_newer=end_of_day(day)))
+    lock = locker.lock(request_for({"top": "1.0"}, exclude_newer=cutoff(str(day))))
     assert versions(lock)["below"] == below
 
 
 def test_a_pin_from_after_the_date_has_no_solution(index, locker, request_for):
     world(index)
     with pytest.raises(UnsolvableError, match=r"top==2\.0") as raised:
-        locker.lock(request_for({"top": "2.0"}, exclude_newer=end_of_day(date(2020, 2, 1))))
+        locker.lock(request_for({"top": "2.0"}, exclude_newer=cutoff("2020-02-01")))
     assert not raised.value.building
 
 
 def test_an_index_without_dates_cannot_answer_for_a_day(index, locker, request_for):
     index.add("top", "1.0", uploaded=None)
     with pytest.raises(UnsolvableError, match="gives no upload dates"):
-        locker.lock(request_for({"top": "1.0"}, exclude_newer=end_of_day(date(2020, 2, 1))))
+        locker.lock(request_for({"top": "1.0"}, exclude_newer=cutoff("2020-02-01")))
 
 
 def test_without_dependencies_only_what_is_named(index, locker, request_for):
@@ -209,7 +210,7 @@ def test_real_releases(locker, python, pins):
 @needs("3.7")
 def test_the_day_a_real_dependency_was_released(locker):
     def greenlet(day):
-        request = EnvironmentRequest("3.7", {"gevent": "20.6.2"}, exclude_newer=end_of_day(day))
+        request = EnvironmentRequest("3.7", {"gevent": "20.6.2"}, exclude_newer=cutoff(str(day)))
         return versions(locker.lock(request))["greenlet"]
 
     assert (greenlet(date(2020, 9, 21)), greenlet(date(2020, 9, 22))) == ("0.4.16", "0.4.17")

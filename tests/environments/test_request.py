@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from bisect_env.environments.request import EnvironmentRequest, end_of_day, host_platform
+from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import UsageError
+from bisect_env.matrix.scalars import cutoff
+from bisect_env.matrix.versions import host_platform
 
 
 @pytest.mark.parametrize(
@@ -46,16 +48,14 @@ def test_key_knows_what_matters_and_not_in_which_order():
         EnvironmentRequest("3.12", {"a": "1", "b": "2"}, ("c", "d")),
         EnvironmentRequest("3.11", {"a": "1", "b": "3"}, ("c", "d")),
         EnvironmentRequest("3.11", {"a": "1", "b": "2"}, ("c", "d"), dependencies="none"),
-        EnvironmentRequest(
-            "3.11", {"a": "1", "b": "2"}, ("c", "d"), exclude_newer=end_of_day(date(2020, 1, 1))
-        ),
+        EnvironmentRequest("3.11", {"a": "1", "b": "2"}, ("c", "d"), exclude_newer=cutoff("2020-01-01")),
     ]
     assert len({one.key, *(other.key for other in others)}) == 5
 
 
 def test_the_whole_day_counts_in_utc():
-    assert end_of_day(date(2020, 9, 22)) == datetime(2020, 9, 23, tzinfo=UTC)
-    assert end_of_day(date(2020, 12, 31)) == datetime(2021, 1, 1, tzinfo=UTC)
+    assert cutoff("2020-09-22") == datetime(2020, 9, 23, tzinfo=UTC)
+    assert cutoff("2020-12-31") == datetime(2021, 1, 1, tzinfo=UTC)
     request = EnvironmentRequest(
         "3.7", exclude_newer=datetime(2020, 9, 23, 2, tzinfo=timezone(timedelta(hours=2)))
     )

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
-from bisect_env.environments.settings import configured_index, default_cache_dir, without_credentials
+from bisect_env.environments.settings import configured_index, default_cache_dir
 from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.secrets import without_credentials
 
 
 @pytest.fixture

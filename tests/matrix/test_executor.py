@@ -1,19 +1,18 @@
 from __future__ import annotations
 
-from datetime import date
 from pathlib import Path
 
 import pytest
 
 from bisect_env.engine.locking import environment_request
-from bisect_env.environments.request import end_of_day
 from bisect_env.errors import MatrixError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.matrix.scalars import cutoff
 
 IMAGES = "axes: {rapids: {values: ['24.02', '24.04']}, cuda: {values: ['12.2']}}\n"
 PACKAGES = "axes: {six: {package: six, versions: ['1.16.0']}, cuda: {values: ['12.2']}}\n"
-TODAY = end_of_day(date(2026, 1, 1))
+TODAY = cutoff("2026-01-01")
 
 
 def load(folder: Path, axes: str, executor: str) -> Matrix:

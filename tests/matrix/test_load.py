@@ -7,8 +7,9 @@ import pytest
 
 from bisect_env.errors import MatrixError
 from bisect_env.matrix.grid import Combination
-from bisect_env.matrix.load import MAX_BYTES, current_platform, load_matrix
+from bisect_env.matrix.load import MAX_BYTES, load_matrix
 from bisect_env.matrix.schema import DEFAULT_TARGET, TargetOutcome, TargetRule
+from bisect_env.matrix.versions import host_platform
 from bisect_env.trials.records import Outcome
 
 AXES = "axes:\n  python: {package: python, versions: [3.10, '3.9']}\n"
@@ -51,7 +52,7 @@ def test_defaults(matrix_of):
     assert matrix.file.search.budget is None
     assert matrix.file.solver.dependencies == "resolve"
     assert not matrix.file.solver.allows_source("numpy")
-    assert matrix.platform == current_platform()
+    assert matrix.platform == host_platform()
     assert matrix.name == "demo"
 
 

@@ -187,6 +187,7 @@ def test_what_cannot_be_exchanged(db: str, tmp_path: Path) -> None:
         transfer.merge_databases(db, db)
 
 
+@pytest.mark.slow
 def test_writers_go_on_while_a_database_is_merged(db: str, tmp_path: Path) -> None:
     first, second = fill(db)
     source = str(tmp_path / "source.sqlite")
