@@ -52,6 +52,7 @@ _SCRATCH = "bisect-env-cluster-"
 
 _local_cluster: Any = distributed.LocalCluster
 _client: Any = distributed.Client
+_security: Any = distributed.Security
 
 
 def default_workers() -> int:
@@ -96,6 +97,10 @@ class HostExecutor(DaskExecutor):
             "local_directory": str(self._scratch),
             "preload": ["bisect_env.cluster.worker"],
             "scheduler_kwargs": _SCHEDULER,
+            # Every user of this host reaches the loopback device, and whoever a scheduler or a worker listens
+            # to runs code as its owner: a certificate made for this cluster, and kept in memory, lets in its
+            # own processes and nobody else.
+            "security": _security.temporary(),
         }
         try:
             self._cluster = self._make_cluster(workers, options)

@@ -108,7 +108,7 @@ _FORMS = {
     "sha256": re.compile(r"[0-9a-f]{64}"),
     "md5": re.compile(r"([0-9a-f]{32})?"),
     # The characters of RFC 3986 without those that mean something to a shell or in quotes.
-    "url": re.compile(r"(https?://[^/]|file:///)[A-Za-z0-9._~:/?#\[\]@!&,=%+-]{0,4000}"),
+    "url": re.compile(r"(https?://[A-Za-z0-9\[]|file:///)[A-Za-z0-9._~:/?#\[\]@!&,=%+-]{0,4000}"),
 }
 _IMAGE_FORMS = {
     **_FORMS,
