@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -63,7 +64,7 @@ def fetch(
     typer.echo(
         f"{to} holds {fetched.archives} archives ({decimal(fetched.size)}) for "
         f"{fetched.environments} environments{left_out}\n"
-        f"next: copy it, and there: bisect-env run {matrix} --offline DIR",
+        f"next: copy it, and there: bisect-env run {shlex.quote(str(matrix))} --offline DIR",
         err=True,
     )
 

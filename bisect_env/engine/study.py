@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import platform
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -106,7 +107,7 @@ def run_study(
         if isinstance(event, events.LockProgress) and stopped():
             raise StudyInterruptedError(
                 f"stopped while locking environments ({event.done} of {event.total})",
-                remedy=f"bisect-env run {matrix.path}   goes on from here",
+                remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
             )
 
     # A study that is answered answers again at once, without starting a cluster.
@@ -341,7 +342,7 @@ def conclude(
         store.finish_study(study.id, StudyStatus.INTERRUPTED, loop.document())
         raise StudyInterruptedError(
             f"stopped after {loop.search.trials} trials; every one of them is stored",
-            remedy=f"bisect-env run {matrix.path}   goes on from here",
+            remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
         )
     while True:
         document, verdict = loop.document(), loop.search.verdict
