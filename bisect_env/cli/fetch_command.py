@@ -84,4 +84,5 @@ def _check(name: str, root: Path) -> None:
             f"{root}: {len(missing)} files are missing or cut short, {len(damaged)} are damaged",
             remedy="copy those again, or give the command without --check on a machine with a network",
         )
-    typer.echo(f"{root} is complete: {len(answers.archives)} archives read", err=True)
+    read = f"{len(answers.archives)} archives and {len(answers.files)} other files"
+    typer.echo(f"{root} is complete: {read} read", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from bisect_env.errors import InfrastructureError, UsageError
 
@@ -152,6 +153,11 @@ def check_forms(
                     f"{value!a:.120} cannot be the {attribute} of a package"
                     + ("" if attribute == "name" else f" ({package.name!a:.80})")
                 )
+        file_name = unquote(package.url.partition("?")[0].partition("#")[0].rpartition("/")[2])
+        if package.manager != "image" and (
+            file_name in ("", ".", "..") or "/" in file_name or not file_name.isprintable()
+        ):
+            raise ValueError(f"{package.url!a:.120} names no file")
         for words in package.dependencies:
             if not all(_DEPENDENCY.fullmatch(word) for word in words):
                 raise ValueError(f"{words!a:.120} cannot be a dependency of {package.name}")
