@@ -35,6 +35,9 @@ _CONFIG: dict[str, Any] = {
     "distributed.worker.profile.enabled": False,
     # Dask would ask NVML twice a second in every worker; a lost GPU is for us to notice, not to stumble over.
     "distributed.diagnostics.nvml": False,
+    # Pages about tasks and logs, which every user of this host could read, and a proxy.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
     # A worker that the host starves of CPU is slow, not dead.
     "distributed.scheduler.worker-ttl": "15 minutes",
 }

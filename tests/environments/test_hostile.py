@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import json
@@ -236,10 +237,8 @@ def test_a_hostile_conda_package_stays_inside(cache: Path, python: str, tmp_path
     ]
     made = make_lock(interpreter["version"], host_platform(), packages)
     before = sorted(outside.rglob("*"))
-    try:
+    with contextlib.suppress(UnbuildableError):
         ensure_prefix(made, cache_dir=cache).release()
-    except UnbuildableError as error:
-        assert "evil" in str(error) or str(error)
     assert sorted(outside.rglob("*")) == before
 
 

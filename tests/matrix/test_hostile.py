@@ -56,7 +56,7 @@ def test_text_for_a_shell_is_refused_with_its_line(tmp_path: Path, key: str) -> 
 
 @pytest.mark.parametrize("versions", ['["1.0\\n", "2.0"]', '["1.0\\nRUN id", "2.0"]'])
 def test_versions_are_one_line(tmp_path: Path, versions: str) -> None:
-    with pytest.raises(MatrixError, match="line break|not a version"):
+    with pytest.raises(MatrixError, match=r"line break|not a version"):
         load(tmp_path, versions=versions)
 
 
