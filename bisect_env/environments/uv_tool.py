@@ -170,7 +170,7 @@ class Uv:
         env["UV_DEFAULT_INDEX"] = self.index
         if self._own_config_fits():
             env.pop("UV_DEFAULT_INDEX")
-            env["UV_CONFIG_FILE"] = str(self._own_config())
+            env["UV_CONFIG_FILE"] = str(self._own_config(self.index))
         elif self._explicit is None and any(uv_config_files(self._environ)):
             # The user's uv.toml knows more about the index than its URL, so that it has to speak itself.
             env.pop("UV_DEFAULT_INDEX")
@@ -191,6 +191,9 @@ class Uv:
             if name.startswith("UV_") and not _LOGIN.fullmatch(name):
                 words = (self._public(word, env, logins) for word in value.split())
                 kept[name] = " ".join(words) if name in _ADDRESSES else value
+        if "UV_DEFAULT_INDEX" in kept and self._may_configure():
+            # Without its settings for this index uv would fetch, and build, each archive again and again.
+            kept["UV_CONFIG_FILE"] = str(self._own_config(kept.pop("UV_DEFAULT_INDEX")))
         if logins:
             own = Path(env.get("NETRC") or Path(env.get("HOME", "/")) / ".netrc")
             lines = [f"machine {host} login {user} password {password}\n" for host, user, password in logins]
@@ -220,15 +223,17 @@ class Uv:
         return name + equals + without_credentials(address)
 
     def _own_config_fits(self) -> bool:
-        has_user_config = any(uv_config_files(self._environ))
-        is_web = urlsplit(self.index).scheme in ("http", "https")
-        return is_web and not has_user_config and without_credentials(self.index) == self.index
+        return self._may_configure() and without_credentials(self.index) == self.index
 
-    def _own_config(self) -> Path:
+    def _may_configure(self) -> bool:
+        has_user_config = any(uv_config_files(self._environ))
+        return urlsplit(self.index).scheme in ("http", "https") and not has_user_config
+
+    def _own_config(self, index: str) -> Path:
         # Indexes without cache headers are asked again for every package of every combination: 0.8 s a
         # lock instead of 0.02 s. Ten minutes is what the public index itself allows; files never change.
         text = (
-            f"[[index]]\nurl = {json.dumps(self.index)}\ndefault = true\n"
+            f"[[index]]\nurl = {json.dumps(index)}\ndefault = true\n"
             'cache-control = { api = "max-age=600", files = "max-age=365000000, immutable" }\n'
         )
         folder = self.cache_dir / "uv-config"
