@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -63,7 +64,7 @@ def fetch(
     typer.echo(
         f"{to} holds {fetched.archives} archives ({decimal(fetched.size)}) for "
         f"{fetched.environments} environments{left_out}\n"
-        f"next: copy it, and there: bisect-env run {matrix} --offline DIR",
+        f"next: copy it, and there: bisect-env run {shlex.quote(str(matrix))} --offline DIR",
         err=True,
     )
 
@@ -83,4 +84,5 @@ def _check(name: str, root: Path) -> None:
             f"{root}: {len(missing)} files are missing or cut short, {len(damaged)} are damaged",
             remedy="copy those again, or give the command without --check on a machine with a network",
         )
-    typer.echo(f"{root} is complete: {len(answers.archives)} archives read", err=True)
+    read = f"{len(answers.archives)} archives and {len(answers.files)} other files"
+    typer.echo(f"{root} is complete: {read} read", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ def init(
         ) from None
     if made:
         typer.echo(f"{script} is a template: put what fails into it", err=True)
-    typer.echo(f"{output} is written; next: bisect-env plan {output}", err=True)
+    typer.echo(f"{output} is written; next: bisect-env plan {shlex.quote(str(output))}", err=True)
 
 
 def _packages(names: Sequence[str], versions: Sequence[str]) -> list[PackageAnswer]:

@@ -51,7 +51,10 @@ def plan(
         Path | None, typer.Option(envvar="BISECT_ENV_CACHE", help="Where environments are built.")
     ] = None,
 ) -> None:
-    """Show combinations, exclusions with reasons and expected trials; nothing is built or run."""
+    """Show combinations, exclusions with reasons and expected trials; no environment is made, no trial runs.
+
+    Where `solver.allow_source` lets source distributions in, solving builds them to read their metadata.
+    """
     from datetime import UTC, datetime
 
     import numpy as np
@@ -65,6 +68,12 @@ def plan(
     from bisect_env.search.searcher import SearchSettings
 
     loaded = load_matrix(matrix)
+    if loaded.file.solver.allow_source:
+        typer.echo(
+            "solver.allow_source: to read their metadata, source distributions are built on this machine, "
+            "and their build scripts run",
+            err=True,
+        )
     provider = Environments(cache.absolute() if cache else None, index=loaded.file.index)
     as_of = datetime.now(UTC)
     grid = expand(loaded, provider.catalogue, as_of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -206,7 +207,7 @@ def run(
     except KeyboardInterrupt:
         raise StudyInterruptedError(
             "interrupted; every trial that ended is stored",
-            remedy=f"bisect-env run {matrix}   goes on from here",
+            remedy=f"bisect-env run {shlex.quote(str(matrix))}   goes on from here",
         ) from None
     except BisectEnvError as error:
         if not told:  # it failed before there was a study

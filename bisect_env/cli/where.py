@@ -9,6 +9,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import typer
+
 if TYPE_CHECKING:
     from bisect_env.cluster.choose import Place
     from bisect_env.environments.provider import EnvironmentProvider
@@ -44,11 +46,13 @@ class Where:
             UsageError: Options that exclude each other, or a size that is none.
         """
         # Imported here, so that `bisect-env --help` need not wait for Dask.
-        from bisect_env.cluster.choose import Place, executor_maker
+        from bisect_env.cluster.choose import Place, executor_maker, unprotected
         from bisect_env.environments.offline import OfflineEnvironments
         from bisect_env.environments.provider import Environments
         from bisect_env.environments.settings import default_cache_dir, parse_size
 
+        if warning := unprotected(self.scheduler, self.scheduler_file):
+            typer.echo(f"warning: {warning}", err=True)
         offline = None if self.offline is None else self.offline.absolute()
         start = executor_maker(
             gpus_per_trial=matrix.file.trial.gpus,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
 import platform
 import signal
+import socket
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+from urllib.parse import urlsplit
+
+import psutil
 
 from bisect_env.cluster.protocol import Executor
 from bisect_env.environments.images import ensure_environment
@@ -182,6 +188,39 @@ def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
         return start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | None:
+    """What should be known of a scheduler on another host that is spoken to without TLS; None if nothing.
+
+    Args:
+        scheduler: `--scheduler`.
+        scheduler_file: `--scheduler-file`.
+    """
+    address = scheduler
+    if scheduler_file is not None:
+        try:
+            address = str(json.loads(scheduler_file.read_text("utf-8"))["address"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # connecting says what is wrong with it
+    if address is None or address.startswith("tls://"):
+        return None
+    host = urlsplit(address if "://" in address else f"tcp://{address}").hostname
+    if host is None or _is_here(host):
+        return None
+    return (
+        f"the scheduler at {host} is spoken to without TLS: whoever reaches its port, or reads along on the "
+        "way, can run code on its workers and on this host; docs/how-to/clusters.md says how to set up TLS"
+    )
+
+
+def _is_here(host: str) -> bool:
+    own = {address.address.partition("%")[0] for each in psutil.net_if_addrs().values() for address in each}
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return False
+    return all(one in own or ipaddress.ip_address(one).is_loopback for one in found)
 
 
 def _refuse_local_options(

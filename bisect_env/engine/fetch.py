@@ -221,7 +221,7 @@ def _wheel(
     with tempfile.TemporaryDirectory(prefix="bisect-env-wheel-") as aside:
         folder = Path(aside)
         finished = Uv(cache_dir).run(
-            [*args, "-o", folder / "out", source.absolute()], cwd=folder, timeout=_BUILD_TIMEOUT
+            [*args, "-o", folder / "out", source.absolute()], cwd=folder, timeout=_BUILD_TIMEOUT, builds=True
         )
         built = sorted(folder.glob("out/*.whl"))
         if finished.returncode == 0 and built:

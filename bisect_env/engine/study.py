@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import math
 import platform
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def run_study(
         if isinstance(event, events.LockProgress) and stopped():
             raise StudyInterruptedError(
                 f"stopped while locking environments ({event.done} of {event.total})",
-                remedy=f"bisect-env run {matrix.path}   goes on from here",
+                remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
             )
 
     # A study that is answered answers again at once, without starting a cluster.
@@ -359,7 +360,7 @@ def conclude(
         store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
         raise StudyInterruptedError(
             f"stopped after {runner.search.trials} trials; every one of them is stored",
-            remedy=f"bisect-env run {matrix.path}   goes on from here",
+            remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
         )
     while True:
         document, verdict = runner.document(), runner.search.verdict

@@ -40,6 +40,7 @@ from bisect_env.matrix.scalars import (
     DayText,
     EnvName,
     ExitStatus,
+    ImageName,
     IndexUrl,
     PackageName,
     PypiRequirement,
@@ -562,7 +563,7 @@ class ContainerExecutor(StrictModel):
     """Trials run in containers."""
 
     kind: Literal["container"] = Field(description="In containers of podman or docker.")
-    image: Text = Field(
+    image: ImageName = Field(
         description="Name of the image, such as 'rapidsai/base:{rapids}-cuda{cuda}-py{python}'; `{axis}` "
         "stands for the axis's value. Without package axes, dates and packages it is the environment; "
         "with them the locked environment is mounted into it."

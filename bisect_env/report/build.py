@@ -318,7 +318,7 @@ def steps(
     path = shlex.quote(study.definition.matrix_path)
     found = []
     if lock is not None:
-        made = f"bisect-env reproduce first-bad --study {study.id[:_SHORT_ID]} --output repro"
+        made = f"bisect-env reproduce first-bad --study {shlex.quote(study.id[:_SHORT_ID])} --output repro"
         title = "As a directory with lock, script and Dockerfile, which needs no bisect-env to be run"
         found.append(
             StepReport(
@@ -356,7 +356,7 @@ def _by_hand(lock: Lock) -> list[str]:
     if lock.is_conda:
         return ["conda-lock install --prefix ./env conda-lock.yml", 'PATH="$PWD/env/bin:$PATH" ./run.sh 100']
     return [
-        f"uv venv --python {lock.python} env",
+        f"uv venv --python {shlex.quote(lock.python)} env",
         "uv pip sync --python env/bin/python --require-hashes requirements.txt",
         'PATH="$PWD/env/bin:$PATH" ./run.sh 100',
     ]

@@ -6,6 +6,7 @@ Everything that others wrote goes through `clean` first, and is printed as text,
 from __future__ import annotations
 
 import io
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -167,6 +168,6 @@ def _ways_on(report: Report) -> Iterator[Text]:
         yield Text("\nHow to reproduce (more in the other formats):", style="dim")
     for step in report.reproduce:
         yield Text(f"  {clean(step.commands[0])}", style="dim")
-    short = report.study.id[: words.SHORT_ID]
+    short = shlex.quote(report.study.id[: words.SHORT_ID])
     yield Text(f"\nTo read in a browser: bisect-env report {short} --format html -o report.html", style="dim")
     yield Text(f"Everything as data: bisect-env report {short} --format json", style="dim")
