@@ -50,7 +50,7 @@ def trials(
         list[str] | None,
         typer.Option("--with", help="In whose environment is this package, such as cuml=24.4.*"),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=10_000_000, help="The newest so many.")] = 100,
     db: DatabaseOption = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,

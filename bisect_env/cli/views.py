@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self, TextIO
@@ -24,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from bisect_env import __version__
 from bisect_env.engine import events
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination
@@ -405,7 +405,7 @@ def start_log(command: str, *, verbose: bool, log_file: Path | None, quiet: bool
     written.setFormatter(form)
     logger.addHandler(written)
     words = " ".join(without_passwords(word) for word in sys.argv[1:])
-    _log.info("bisect-env %s: %s", version("bisect-env"), words)
+    _log.info("bisect-env %s: %s", __version__, words)
     if not quiet:
         typer.echo(f"log: {path}", err=True)
 

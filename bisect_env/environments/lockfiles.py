@@ -114,7 +114,12 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
         ]
         stated = str(metadata["content_hash"][platform])
         lock = make_lock(str(custom[_PYTHON]), str(platform), packages, custom.get(_EXCLUDE_NEWER))
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except KeyError as error:
+        raise LockFileError(
+            f"{name} is not a lock of ours: it lacks `{error.args[0]}`",
+            remedy="name a lock that bisect-env wrote, or combinations of a study",
+        ) from error
+    except (yaml.YAMLError, TypeError, ValueError, AttributeError) as error:
         raise LockFileError(f"{name} is not a lock of ours: {error!r}", remedy=remedy) from error
     if lock.content_hash != stated:
         raise LockFileError(

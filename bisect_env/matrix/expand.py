@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
 from bisect_env.matrix.checks import end_value_problem, listed_values
-from bisect_env.matrix.grid import Grid, GridAxis, Index
+from bisect_env.matrix.grid import Direction, Grid, GridAxis, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.problems import Problem, matrix_error
 from bisect_env.matrix.rules import RuleSet, matching
@@ -21,6 +21,10 @@ from bisect_env.matrix.versions import Manager, newest_of_each, parse_range
 
 MAX_COMBINATIONS = 250_000
 """Each is locked, stored and reported: more take too long, and such a matrix is a slip of the pen."""
+MAX_VALUES = 4_000
+"""On one axis: the search keeps each place where it may turn bad, with all values."""
+MAX_EITHER = 400
+"""The same where it may turn bad and good again: there are as many stretches as pairs of values."""
 
 
 def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None = None) -> Grid:
@@ -58,6 +62,10 @@ def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None =
     axes = [expanded[name] for name in matrix.file.axes]
     if problems:
         raise matrix_error(str(matrix.path), problems)
+    if too_long := [
+        Problem(text, matrix.line("axes", axis.name)) for axis in axes if (text := _too_long(axis))
+    ]:
+        raise matrix_error(str(matrix.path), too_long)
     size = math.prod(len(axis.values) for axis in axes)
     if size > MAX_COMBINATIONS:
         text = f"the axes make {size} combinations, more than {MAX_COMBINATIONS}; shorten an axis"
@@ -72,6 +80,18 @@ def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None =
     if problems:
         raise matrix_error(str(matrix.path), problems)
     return Grid(tuple(axes), excluded, good, bad)
+
+
+def _too_long(axis: GridAxis) -> str:
+    is_either = axis.direction is Direction.EITHER
+    limit = MAX_EITHER if is_either else MAX_VALUES
+    if len(axis.values) <= limit:
+        return ""
+    kind = " of `direction: either`" if is_either else ""
+    return (
+        f"the axis {axis.name!r} has {len(axis.values)} values, more than the {limit} that an axis{kind} may "
+        "have; name fewer, such as every tenth, and look again around the answer"
+    )
 
 
 def _is_python(axis: Axis) -> bool:

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from sqlalchemy import URL, Connection, Engine, insert, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
 
+from bisect_env import __version__
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage.tables import METADATA, SCHEMA_VERSION, MetaRow
 
@@ -364,7 +364,7 @@ def make_schema(connection: Connection) -> None:
     METADATA.create_all(connection)
     make_views(connection)
     stamp(connection, SCHEMA_VERSION)
-    facts = {"schema": str(SCHEMA_VERSION), "created_by": f"{CREATED_BY} {version('bisect-env')}"}
+    facts = {"schema": str(SCHEMA_VERSION), "created_by": f"{CREATED_BY} {__version__}"}
     connection.execute(insert(MetaRow), [{"name": name, "value": value} for name, value in facts.items()])
 
 
