@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+_LEAST_PIECE = 1000
+
 
 def fetch(
     matrix: Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")],
@@ -33,9 +35,16 @@ def fetch(
     from bisect_env.engine.fetch import fetch_study
     from bisect_env.environments.provider import Environments
     from bisect_env.environments.settings import default_cache_dir, parse_size
+    from bisect_env.errors import UsageError
     from bisect_env.matrix.load import load_matrix
 
     loaded = load_matrix(matrix)
+    pieces = None if piece_size is None else parse_size(piece_size, "--piece-size")
+    if pieces is not None and pieces < _LEAST_PIECE:
+        raise UsageError(
+            f"--piece-size {piece_size}: pieces of so few bytes are more files than a disk holds",
+            remedy="give at least 1kB, such as --piece-size 500MB",
+        )
     if check:
         _check(loaded.name, to)
         return
@@ -54,7 +63,7 @@ def fetch(
         provider=Environments(cache_dir, index=loaded.file.index),
         root=to,
         cache_dir=cache_dir,
-        piece_size=None if piece_size is None else parse_size(piece_size, "--piece-size"),
+        piece_size=pieces,
         pythons=not no_pythons,
         on_progress=tell,
     )

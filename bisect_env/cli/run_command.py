@@ -105,7 +105,13 @@ def run(
         bool, typer.Option("--json", help="Events as JSON lines on stdout; the last one is the verdict.")
     ] = False,
     quiet: QuietOption = False,
-    lockfiles: LockfilesOption = None,
+    lockfiles: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="BISECT_ENV_LOCKFILES",
+            help="Write the locks below this directory, too; the database has them in any case.",
+        ),
+    ] = None,
     cache: CacheOption = None,
     every_corner: Annotated[
         bool,
@@ -135,7 +141,10 @@ def run(
     goes on where it stopped.
     """
     # Imported here, so that `bisect-env --help` need not wait for Dask and numpy.
+    import sys
+
     from bisect_env.cli import views
+    from bisect_env.cli.output import with_options
     from bisect_env.engine import events
     from bisect_env.engine.missing import MissingModules
     from bisect_env.errors import BisectEnvError, StudyInterruptedError
@@ -215,7 +224,7 @@ def run(
             view(events.Failed.of(error))
         raise
     if not json_output:
-        print_report(conclusion.report)
+        print_report(conclusion.report, completed=lambda text: with_options(text, sys.argv[1:]))
     raise typer.Exit(int(conclusion.exit_code))
 
 

@@ -31,7 +31,10 @@ def trial(
     matrix: MatrixArgument,
     at: AtOption = None,
     number: Annotated[
-        int, typer.Option("--number", "-n", min=1, help="Trials that count; spoilt ones are run again.")
+        int,
+        typer.Option(
+            "--number", "-n", min=1, max=1_000_000, help="Trials that count; spoilt ones are run again."
+        ),
     ] = 10,
     db: DatabaseOption = None,
     workers: WorkersOption = None,

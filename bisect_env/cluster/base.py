@@ -17,11 +17,11 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 import distributed
 
+from bisect_env import __version__
 from bisect_env.cluster.perform import PrefixBuilder
 from bisect_env.cluster.pool import take
 from bisect_env.cluster.protocol import (
@@ -213,7 +213,7 @@ class DaskExecutor:
         self._cpus = cpus
         self._gpus_per_trial = gpus_per_trial
         self._topic = f"bisect-env-{uuid.uuid4().hex}"
-        self._version = version("bisect-env")
+        self._version = __version__
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._woken = threading.Event()
         self._prepared: queue.SimpleQueue[tuple[str, dict[str, object], Completion]] = queue.SimpleQueue()

@@ -170,6 +170,29 @@ def anchors(matrix: Matrix, grid: Grid, index: Index) -> list[Index]:
     return list(dict.fromkeys(found))
 
 
+def leaning(matrix: Matrix, grid: Grid, indices: Iterable[Index]) -> tuple[list[Index], list[list[int]]]:
+    """In which order several combinations are locked, and whose lock each is to be like. Pure.
+
+    Args:
+        matrix: As loaded.
+        grid: As expanded.
+        indices: The combinations.
+
+    Returns:
+        The combinations, those first on which others lean; for each of them the positions of those that it
+        leans on, most welcome first.
+    """
+    asked = list(indices)
+    leaned_on = {anchor for index in asked for anchor in anchors(matrix, grid, index)}
+    ordered = sorted(asked, key=lambda index: index not in leaned_on)
+    place = {index: position for position, index in enumerate(ordered)}
+    models = [
+        [place[one] for one in anchors(matrix, grid, index) if place.get(one, len(place)) < place[index]]
+        for index in ordered
+    ]
+    return ordered, models
+
+
 class Locking:
     """The locks of a study's combinations, made when they are wanted.
 
@@ -365,19 +388,8 @@ def lock_all(
         if index not in grid.excluded:
             first = tuple(0 if axis in values else i for axis, i in enumerate(index)) if values else index
             asked.setdefault(first, []).append(index)
-    # Those on which others lean come first.
-    leaned_on = dict.fromkeys(anchor for index in asked for anchor in anchors(matrix, grid, index))
-    wanted = sorted(asked, key=lambda index: index not in leaned_on)
-    place = {index: position for position, index in enumerate(wanted)}
+    wanted, models = leaning(matrix, grid, asked)
     requests = [environment_request(matrix, grid.combination(index), as_of, images) for index in wanted]
-    models = [
-        [
-            place[anchor]
-            for anchor in anchors(matrix, grid, index)
-            if place.get(anchor, len(place)) < place[index]
-        ]
-        for index in wanted
-    ]
     answered = 0
 
     def count(_position: int, _result: object) -> None:

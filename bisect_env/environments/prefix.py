@@ -448,8 +448,8 @@ class _Builder:
             if wrong:
                 found = True
                 self.notes.append(
-                    f"{installed.name} states wrong hashes of {wrong} of its own files; they were compared with "
-                    "the archive, whose hash is in the lock"
+                    f"{installed.name} states wrong hashes of {wrong} of its own files; they were compared "
+                    "with the archive, whose hash is in the lock"
                 )
         return found
 
