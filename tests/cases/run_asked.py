@@ -56,11 +56,8 @@ def problems(report: Mapping[str, Any], truth: Mapping[str, Any], releases: Mapp
 
 def ask(name: str, question: Mapping[str, Any], folder: Path) -> tuple[bool, str]:
     """Ask one question in a database of its own; whether the answer is right, and a line about it."""
-    env = {
-        **os.environ,
-        "BISECT_ENV_DB": str(folder / f"{name}.sqlite"),
-        "BISECT_ENV_ASKED": str(folder / name),
-    }
+    own = {"BISECT_ENV_DB": str(folder / f"{name}.sqlite"), "BISECT_ENV_ASKED": str(folder / name)}
+    env = {**os.environ, **own}
     started = time.monotonic()
     with (folder / f"{name}.log").open("wb") as log:
         done = subprocess.run(
@@ -76,13 +73,8 @@ def ask(name: str, question: Mapping[str, Any], folder: Path) -> tuple[bool, str
     seconds = time.monotonic() - started
 
     def report(reference: str) -> dict[str, Any]:
-        shown = subprocess.run(
-            [PROGRAM, "report", reference, "--format", "json"],
-            env=env,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        command = [PROGRAM, "report", reference, "--format", "json"]
+        shown = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
         loaded: dict[str, Any] = json.loads(shown.stdout)
         return loaded
 
