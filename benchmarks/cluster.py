@@ -30,7 +30,7 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import run_study
-from bisect_env.environments.index import PypiCatalogue
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.request import EnvironmentRequest
@@ -96,7 +96,7 @@ class PlantedEnvironments:
     """One environment for each value of a package-less axis, all of them this interpreter."""
 
     def __init__(self) -> None:
-        self.catalogue: VersionCatalogue = PypiCatalogue(None)
+        self.catalogue: VersionCatalogue = Environments().catalogue
 
     @property
     def as_of(self) -> None:

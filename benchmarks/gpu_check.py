@@ -34,7 +34,7 @@ from bisect_env.cluster.local import GpuExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import run_study
-from bisect_env.environments.index import PypiCatalogue
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.request import EnvironmentRequest
@@ -84,7 +84,7 @@ class MachineEnvironments:
     """An `EnvironmentProvider` whose every environment is one interpreter of this machine."""
 
     def __init__(self) -> None:
-        self.catalogue: VersionCatalogue = PypiCatalogue(None)
+        self.catalogue: VersionCatalogue = Environments().catalogue
 
     @property
     def as_of(self) -> None:

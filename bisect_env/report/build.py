@@ -23,6 +23,7 @@ from bisect_env.report.doubts import (
     advice,
     machine_warnings,
     other_failures,
+    rate_warnings,
     stability,
     stability_warnings,
     verdict_warnings,
@@ -483,6 +484,7 @@ def build_report(
         warnings=(
             *amplified(decisions),
             *verdict_warnings(verdict),
+            *rate_warnings(study.definition.settings.get("crash_rate"), *_of_bad_ones(verdict, counts)),
             *stability_warnings(steady),
             *machine_warnings(trials),
             *_warnings(study, counts),
@@ -638,6 +640,14 @@ def _failure(group: FailureGroup, example: WholeTrial) -> FailureReport:
         detail=record.detail,
         stack=stack if len(stack) <= STACK_LIMIT else stack[:STACK_LIMIT] + "\n…",
     )
+
+
+def _of_bad_ones(verdict: Mapping[str, Any], counts: Mapping[Combination, Counts]) -> tuple[int, int]:
+    """Bad trials and trials that count of the combinations that a verdict calls bad."""
+    if verdict.get("status", "none") == "none":
+        return 0, 0
+    found = [count for one, count in counts.items() if is_called_bad(verdict, one.as_dict())]
+    return sum(count.bad for count in found), sum(count.counted for count in found)
 
 
 def _explanation(decisions: Sequence[Decision]) -> ExplanationReport | None:

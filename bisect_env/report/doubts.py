@@ -10,6 +10,8 @@ from typing import Any
 
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.model import AxisInfo, FailureReport
+from bisect_env.report.sentence import interval, percent
+from bisect_env.search.intervals import clopper_pearson
 from bisect_env.search.stability import Effect, Told, drift, host_effect
 from bisect_env.storage.records import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome
@@ -127,6 +129,24 @@ def other_failures(trials: Sequence[StoredTrial]) -> list[str]:
         *warnings[:_SHOWN],
         *([f"{more} more combinations failed in another way as well"] if more > 0 else []),
     ]
+
+
+def rate_warnings(stated: float | None, bad: int, trials: int) -> list[str]:
+    """Where the bad ones fail clearly more or less often than the user said.
+
+    Args:
+        stated: `search.crash_rate`, None where nobody said.
+        bad: Bad trials of the combinations that the verdict calls bad.
+        trials: All of theirs that count.
+    """
+    if stated is None or not trials:
+        return []
+    low, high = clopper_pearson(bad, trials)
+    # Nobody means "one in ten" to the digit: half and double are the same in words.
+    if low <= 2 * stated and high >= stated / 2 and not (stated == 1 and bad < trials):
+        return []
+    seen = f"failed in {bad} of {trials} ({interval(low, high)})"
+    return [f"it was said to fail in {percent(stated)} of runs, and {seen}: the answer goes by what was seen"]
 
 
 def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:
