@@ -7,8 +7,11 @@ How the question is put follows from the counts alone:
 
 * As long as every combination that was tried always failed or always passed, the failure is taken to be
   *certain*, which most are, and one trial tells good from bad (`bisect.py`).
-* Otherwise the hypotheses that change along each axis as its direction says are weighed (`question.py`), and,
-  where the trials so far speak against that, those that may change more often (`history.py`).
+* Otherwise the hypotheses that change along each axis as its direction says are weighed (`question.py`),
+  and, where the trials so far speak against that, those that may change more often (`history.py`).
+* Where after half the trials that trying every combination would take none of them is sure, or where
+  something else explains the counts far better, each combination is called good or bad by itself
+  (`labels.py`) and those labels are bisected.
 
 Once the answer stands (`answered`), it is checked: one look into the longest part that nobody tried, and the
 last good combinations until a failure rate of `clean_rate` is excluded there (`checks.py`). The study is
@@ -33,6 +36,7 @@ from bisect_env.search.bisect import Bisection
 from bisect_env.search.checks import Check, clean_checks, cleared, untested_checks
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.history import RARE, Histories, histories
+from bisect_env.search.labels import chances, labels, usual_trials
 from bisect_env.search.question import Question
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis
@@ -51,6 +55,8 @@ _FAILURES = 2
 """How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly."""
 _UNSEEN = 8
 """Trials of a bad end that nobody stated before other combinations are tried, too, for any failure at all."""
+_FAR_BETTER = 25.0
+"""Log of the Bayes factor from which on some table must explain the counts better than the best rule."""
 _MOST_SWEPT = 64
 """Combinations that are tried once each as long as nothing has failed."""
 
@@ -119,7 +125,7 @@ class Search:
         return self._wide[1]
 
     def _forget(self, *, classes: bool) -> None:
-        for name in ("_question", "_certain", "_answer_stands", "verdict", "checks"):
+        for name in ("_question", "_certain", "_labelled", "_answer_stands", "verdict", "checks"):
             self.__dict__.pop(name, None)
         if self._wide is not None:
             self._wide[1].forget(classes=classes)
@@ -169,6 +175,39 @@ class Search:
             return bad not in labels
         found = self._bisection.found
         return found.how == "rule" and not found.settled and len(labels) < _MOST_SWEPT
+
+    # -- flaky failures that no rule describes -----------------------------------------------------------
+
+    @cached_property
+    def _labelled(self) -> dict[Index, float] | None:
+        """Probability of being bad of each combination by itself, if that is how the question is put."""
+        narrow = self._narrow
+        if not self._plain or self._certain or not narrow.total_hits or self._question.finished:
+            return None
+        if sum(size > 1 for size in self._shape) < 2:
+            return None
+        rates = narrow.typical_rates()
+        everything = narrow.visible_count * usual_trials(*rates)
+        if self.trials < everything / 2 and self._question.could_be_better() <= _FAR_BETTER:
+            return None
+        chance = chances(narrow.tallies)
+        confidence = 1.0 - (1.0 - self.settings.confidence) / 3
+        self._bisection.relabel(labels(narrow.tallies, chance, confidence, rates[0]))
+        return chance
+
+    def _labelled_cells(
+        self, count: int, pending: Mapping[Index, int], only: Collection[Index] | None
+    ) -> list[Index]:
+        """Trials of the combinations whose labels are wanted: as many of each as it is likely to need."""
+        usual = usual_trials(*self._narrow.typical_rates())
+        chunk = max(1, usual // 2)
+        waiting = [cell for cell, running in pending.items() if running >= chunk]
+        wanted = self._bisection.next(max(1, -(-count // chunk)), pending=waiting, only=only)
+        chosen: list[Index] = []
+        for cell in wanted:
+            room = min(count - len(chosen), chunk - pending.get(cell, 0))
+            chosen += [cell] * max(room, 0)
+        return chosen
 
     def _certain_cells(
         self,
@@ -269,6 +308,8 @@ class Search:
         running = self._narrow.by_cell(pending or {})
         if self._answer_stands:
             return self._checking(count, running, only)
+        if self._labelled is not None:
+            return self._labelled_cells(count, running, only)
         if not self._certain:
             swept = self._sweep(count, running, build_cost, only)
             return swept or self._question.ask(
@@ -334,7 +375,7 @@ class Search:
         running = self._narrow.by_cell(pending)
         if self._answer_stands:
             return self._checking(1, running, None)
-        if self._certain:
+        if self._certain or self._labelled is not None:
             return self._bisection.foresee(running, self._narrow.prices(build_cost) if build_cost else None)
         return self._question.foresee(pending, build_cost)
 
@@ -354,6 +395,9 @@ class Search:
 
     @cached_property
     def _answer_stands(self) -> bool:
+        if self._labelled is not None:
+            found = self._bisection.found
+            return found.settled and not found.untried
         if not self._certain:
             return self._question.finished
         found = self._bisection.found
@@ -393,7 +437,41 @@ class Search:
     @cached_property
     def verdict(self) -> Verdict:
         """The answer by now; a pure function of the counts."""
+        if self._labelled is not None:
+            return self._labelled_verdict(self._labelled)
         return self._certain_verdict() if self._certain else self._with_cleared(self._question.verdict)
+
+    def _labelled_verdict(self, chance: Mapping[Index, float]) -> Verdict:
+        from dataclasses import replace
+
+        found = self._bisection.found
+        best = found.answers[0]
+        stands = self._answer_stands
+        bad_rate, background = self._narrow.rates_under(best.hypothesis)
+        sides = [cell for b in best.boundaries for cell in (b.bad, b.good)]
+        sides += [cell for cell in (best.first_bad, best.last_good) if cell is not None and not sides]
+        surely = [chance.get(self._narrow.standing_for(cell), 0.5) for cell in dict.fromkeys(sides)]
+        sure = math.prod(max(p, 1.0 - p) for p in surely) if found.settled else best.probability
+        best = replace(best, probability=sure)
+        status, reason = _certain_status(found.how, best, stands)
+        if status is Status.CONFIRMED:
+            reason = f"probability {sure:.3f}; {_LABELLED.get(found.how, _LABELLED['pair'])}"
+        left = found.bits * usual_trials(bad_rate, background)
+        verdict = Verdict(
+            status=status,
+            reason=reason,
+            best=best,
+            candidates=(best,),
+            sharing=sure,
+            differing=sure,
+            bad_rate=bad_rate,
+            background=background,
+            expected_left=0.0 if stands else left,
+            expected_environments=0 if stands else math.ceil(found.bits - 1e-9),
+            against_nothing=self._against_nothing(),
+            monotone=found.how in ("rule", "none"),
+        )
+        return self._with_cleared(verdict)
 
     def _with_cleared(self, verdict: Verdict) -> Verdict:
         from dataclasses import replace
@@ -457,7 +535,9 @@ class Search:
 
     def probability_bad(self) -> FloatArray:
         """Posterior that each combination is bad, shape of the grid."""
-        return self._bisection.probability_bad() if self._certain else self._question.probability_bad()
+        if self._labelled is not None or self._certain:
+            return self._bisection.probability_bad()
+        return self._question.probability_bad()
 
     @property
     def probabilities(self) -> FloatArray:
@@ -498,6 +578,13 @@ _HOW = {
     "changes": "the history changes more often than its direction says; every bad combination failed and "
     "every good one passed",
     "frontier": "what is bad lies beyond a staircase; every bad combination failed and every good one passed",
+    "pair": "no simple rule describes what fails; these two neighbours differ, whatever the rest does",
+}
+
+
+_LABELLED = {
+    "rule": "a rule describes the combinations that were called good or bad",
+    "frontier": "what is bad lies beyond a staircase",
     "pair": "no simple rule describes what fails; these two neighbours differ, whatever the rest does",
 }
 
