@@ -170,7 +170,7 @@ class Search:
         if any(labels.values()):
             return True
         bad = self._bisection.ends[1]
-        # Where nothing failed yet, a bad end that has not been tried is expected to; without one, any rule is.
+        # Where nothing failed yet, a bad end that was not tried is expected to; without one, any rule is.
         if bad is not None:
             return bad not in labels
         found = self._bisection.found
