@@ -108,7 +108,9 @@ def in_words(grid: Grid, best: Answer) -> dict[str, Any] | None:
         if allowed == "*":
             clauses.append(f"works with any {its.name} {run}")
             continue
-        clauses.append(f"needs {its.name} {_readable(allowed)} {run}")
+        # "needs x < 39 up to 22.0, < 42 up to 23.1": what is needed is named once.
+        verb = "" if clauses and not clauses[-1].startswith("works") else f"needs {its.name} "
+        clauses.append(f"{verb}{_readable(allowed)} {run}")
         constraints.append({"when": {mine.name: when}, "needs": {its.name: allowed}})
         exclude += [
             {"when": {mine.name: when, its.name: outside}}

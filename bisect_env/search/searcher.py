@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -442,8 +443,6 @@ class Search:
         return self._certain_verdict() if self._certain else self._with_cleared(self._question.verdict)
 
     def _labelled_verdict(self, chance: Mapping[Index, float]) -> Verdict:
-        from dataclasses import replace
-
         found = self._bisection.found
         best = found.answers[0]
         stands = self._answer_stands
@@ -474,16 +473,12 @@ class Search:
         return self._with_cleared(verdict)
 
     def _with_cleared(self, verdict: Verdict) -> Verdict:
-        from dataclasses import replace
-
         if not self._plain or verdict.status is not Status.CONFIRMED:
             return verdict
         can_run = self._narrow.group >= 0
         return replace(verdict, cleared=cleared(verdict.best, can_run, self.counts, self.settings))
 
     def _certain_verdict(self) -> Verdict:
-        from dataclasses import replace
-
         found = self._bisection.found
         best = found.answers[0]
         stands = self._answer_stands
