@@ -45,7 +45,7 @@ from bisect_env.search.stopping import SearchSettings
 from bisect_env.search.stretches import assumed
 from bisect_env.search.verdict import Answer, Status, Verdict
 
-__all__ = ["Search", "SearchSettings"]
+__all__ = ["Search", "SearchSettings", "StudySearch"]
 
 _BELIEVED = 0.5
 """Posterior from which on a history that is not monotone is searched for whatever else is known. As the prior
@@ -60,6 +60,61 @@ _FAR_BETTER = 25.0
 """Log of the Bayes factor from which on some table must explain the counts better than the best rule."""
 _MOST_SWEPT = 64
 """Combinations that are tried once each as long as nothing has failed."""
+
+
+class StudySearch(Protocol):
+    """What a study asks and tells: `Search`, `ZoomedSearch` and `SearchAll` are such."""
+
+    def tell(self, index: Index, *, hit: bool) -> None:
+        """Count one trial of a combination: good or bad."""
+
+    def set_aside(self, index: Index) -> None:
+        """Nothing more can be learnt at this combination; at any time."""
+
+    def ask(
+        self,
+        count: int,
+        *,
+        pending: Mapping[Index, int] | None = None,
+        build_cost: Mapping[Index, float] | None = None,
+        only: Collection[Index] | None = None,
+        worth: float = 0.0,
+    ) -> list[Index]:
+        """The next trials, at most `count` of them, and none where none is worth its time."""
+
+    def foresee(
+        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
+    ) -> list[Index]:
+        """What could come next: combinations whose environments are worth making meanwhile."""
+
+    def end_checks(self) -> None:
+        """Check no further: finished as soon as the answer stands."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the answer stands."""
+
+    @property
+    def checks_left(self) -> int:
+        """Trials that checks of a standing answer still want."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no more trials are wanted."""
+
+    @property
+    def trials(self) -> int:
+        """Counted trials so far."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The answer by now."""
+
+    def counts(self, index: Index) -> tuple[int, int]:
+        """Hits and counted trials of a combination."""
+
+    def probability_bad(self) -> FloatArray:
+        """Chance that each combination is bad, shape of the grid."""
 
 
 class MakeQuestion(Protocol):
