@@ -30,9 +30,9 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import run_study
-from bisect_env.environments.provider import Environments
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import Prefix
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.matrix.catalogue import VersionCatalogue
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis

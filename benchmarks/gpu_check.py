@@ -34,9 +34,9 @@ from bisect_env.cluster.local import GpuExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import run_study
-from bisect_env.environments.provider import Environments
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import Prefix
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.catalogue import VersionCatalogue

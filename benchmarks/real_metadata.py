@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from bisect_env.engine.locking import leaning
 
 from bisect_env.cli.plan_command import one_line
+from bisect_env.engine.locking import leaning
 from bisect_env.environments.conda_config import CondaConfig
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError

@@ -188,7 +188,7 @@ def _no_verdict(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any
     chance = verdict.get("probability")
     if verdict.get("kind") in ("never", "always") and chance:
         text += f" (probability {probability(chance)})"
-    if verdict.get("first_bad") and verdict.get("kind") in ("all", "any") and chance:
+    if verdict.get("first_bad") and verdict.get("kind") in ("all", "any", "frontier", "pair") and chance:
         text += f"; the best guess so far ({probability(chance)}): {_where(verdict, kinds, sure=True)}"
     return text
 
@@ -197,6 +197,11 @@ def _where(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], *
     culprits = list(verdict.get("culprit_axes") or ())
     bad, good = verdict.get("first_bad") or {}, verdict.get("last_good") or {}
     probably = "" if sure else "probably "
+    if told := (verdict.get("compatibility") or {}).get("sentence"):
+        return f"{told} ({probably}broken: {_combined(bad)}; last good: {_combined(good)})"
+    if verdict.get("kind") in ("frontier", "pair") and bad and good:
+        rest = "no simple rule describes the rest"
+        return f"{_combined(bad)} is {probably}broken ({_combined(good)} is not; {rest})"
     if len(culprits) != 1:
         word = " or " if verdict.get("kind") == "any" else " with "
         described = word.join(_values(verdict, axis, kinds) for axis in culprits)
@@ -215,6 +220,10 @@ def _where(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], *
     kind = noun(str(kinds.get(axis, {}).get("kind", "package")))
     listed = " among those listed" if between(kinds.get(axis, {}).get("passed_over", ()), last, first) else ""
     return f"{axis} {first} is {probably}the first bad {kind}{listed} (last good {last})"
+
+
+def _combined(values: Mapping[str, Any]) -> str:
+    return " with ".join(f"{axis} {value}" for axis, value in values.items())
 
 
 def _spans(
