@@ -15,14 +15,13 @@ cell from one that is "bad at the background rate", and a study with a backgroun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import rel_entr
 
 from bisect_env.search.families import FloatArray
+from bisect_env.search.numeric import relative_entropy, root
 
 # Stands for log 0: large enough to rule out, small enough that sums keep their digits.
 IMPOSSIBLE = -1e5
@@ -209,11 +208,11 @@ def _floors(min_rate: float, p0: FloatArray) -> FloatArray:
     """
     enough = -np.log1p(-min_rate)
 
-    def lacks(rate: float, background: float) -> float:
-        told = rel_entr(background, rate) + rel_entr(1.0 - background, 1.0 - rate)
+    def lacks(background: float, rate: float) -> float:
+        told = relative_entropy(background, rate) + relative_entropy(1.0 - background, 1.0 - rate)
         return float(told - enough)
 
-    floors = np.array([brentq(lacks, background, 1.0 - 1e-12, args=(background,)) for background in p0[1:]])
+    floors = np.array([root(partial(lacks, background), background, 1.0 - 1e-12) for background in p0[1:]])
     octaves = np.round(np.log2(np.maximum(floors, 2.0 * p0[1:]) / min_rate))
     octaves = np.minimum(octaves, np.floor(np.log2(1.0 / min_rate)))
     return np.concatenate([[0.0], np.where(octaves > 0, min_rate * 2.0**octaves, 0.0)])
