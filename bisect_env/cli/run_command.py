@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from bisect_env.engine import events
     from bisect_env.engine.missing import MissingModules
     from bisect_env.engine.study import Conclusion
+    from bisect_env.environments.provider import EnvironmentProvider
     from bisect_env.matrix.load import Matrix
     from bisect_env.storage.store import Store
 
