@@ -45,6 +45,7 @@ format: setup   ## let ruff rewrite the sources
 
 cases: setup    ## bisect every real regression in matrices/ and compare with the known answers
 	$(BIN)/python -m tests.cases.run_cases
+	$(BIN)/python -m tests.cases.run_asked
 
 cases-heavy: setup ## the same for the cases with wheels of 500 MB and more
 	$(BIN)/python -m tests.cases.run_cases --heavy

@@ -25,15 +25,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from bisect_env.cluster.inline import InlineExecutor
 from bisect_env.cluster.local import LocalExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import run_study
-from bisect_env.environments.index import PypiCatalogue
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import Prefix
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.matrix.catalogue import VersionCatalogue
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
 from bisect_env.matrix.load import load_matrix
 from bisect_env.search.searcher import Search, SearchSettings
@@ -95,12 +96,16 @@ class PlantedEnvironments:
     """One environment for each value of a package-less axis, all of them this interpreter."""
 
     def __init__(self) -> None:
-        self.catalogue = PypiCatalogue(None)
+        self.catalogue: VersionCatalogue = Environments().catalogue
 
     @property
     def as_of(self) -> None:
         """Any day will do."""
         return
+
+    def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+        """The same lock for all."""
+        return _lock()
 
     def lock_many(
         self,
@@ -109,7 +114,7 @@ class PlantedEnvironments:
         on_done: Callable[[int, Any], None] | None = None,
         *,
         prefer: Sequence[Sequence[int]] | None = None,
-    ) -> list[Lock]:
+    ) -> list[LockResult]:
         """A lock of its own for each."""
         return [_lock(str(number)) for number, _ in enumerate(requests)]
 
@@ -171,9 +176,10 @@ def share(workers: int) -> tuple[float, str]:
                 load_matrix(folder / "matrix.yaml"),
                 store=store,
                 provider=PlantedEnvironments(),
-                make_executor=lambda: InlineExecutor(builder, workers),
+                make_executor=lambda: PoolExecutor(builder, workers),
                 lockfiles=folder / "lockfiles",
                 notify=notify,
+                every_lock=True,
             )
     ended = time.monotonic()
     assert builder.first_done is not None
@@ -184,7 +190,7 @@ def share(workers: int) -> tuple[float, str]:
 def asking(trials: int, workers: int = 1000) -> tuple[float, str]:
     """Cost of asking and telling per trial, last tenth over first tenth, with all workers busy."""
     axes = tuple(
-        GridAxis(f"a{i}", AxisKind.VALUE, Direction.REGRESSION, tuple(map(str, range(6)))) for i in range(3)
+        GridAxis(f"a{i}", AxisKind.VALUE, tuple(map(str, range(6))), Direction.REGRESSION) for i in range(3)
     )
     grid = Grid(axes)
     indices = list(grid.indices())

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from bisect_env.environments.cache import usage
@@ -93,7 +94,7 @@ def importing(lock: Lock, cache: Path, repeats: int) -> None:
         for place, into in times.items():
             command = [place / "bin" / "python", "-c", "import pandas"]
             env = {"PYTHONDONTWRITEBYTECODE": "1"}
-            into.append(seconds(lambda c=command, e=env: subprocess.run(c, env=e, check=True)))
+            into.append(seconds(partial(subprocess.run, command, env=env, check=True)))
     remove_tree(bare)
     prefix.release()
     compiled, plain = (statistics.median(values) for values in times.values())
@@ -164,11 +165,11 @@ def locking(folder: Path, repeats: int) -> None:
     args: list[str | Path] = ["pip", "compile", "requirements.in", "-p", python, "--format", "pylock.toml"]
     args += ["--only-binary", ":all:"]
     tool = Uv(cache)
-    tool.run(args, cwd=place, timeout=600)
+    tool.run(args, cwd=place, timeout=600, builds=False)
     ours, theirs = [], []
     for _ in range(repeats):
         ours.append(seconds(lambda: locker.lock(request)))
-        theirs.append(seconds(lambda: tool.run(args, cwd=place, timeout=600)))
+        theirs.append(seconds(lambda: tool.run(args, cwd=place, timeout=600, builds=False)))
     ratio = statistics.median(ours) / statistics.median(theirs)
     print(
         f"{f'lock of {count} packages / uv pip compile':<46}{ratio:6.2f}   ({statistics.median(ours):.3f} s, "

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import tempfile
 import threading
 import time
@@ -22,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from bisect_env.cli.plan_command import one_line
-from bisect_env.engine.prepare import preferences
+from bisect_env.engine.locking import leaning
 from bisect_env.environments.conda_config import CondaConfig
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
@@ -30,6 +31,7 @@ from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.validation import lock_warnings, virtual_packages
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.matrix.load import Matrix, load_matrix
 
 AXES = {
     "cuml": ("25.02.00", "25.08.00", "25.12.00", "26.02.00"),
@@ -45,6 +47,21 @@ def grid() -> Grid:
     return Grid(
         tuple(GridAxis(name, AxisKind.PACKAGE, values, Direction.REGRESSION) for name, values in AXES.items())
     )
+
+
+def matrix(channels: Sequence[str]) -> Matrix:
+    """The matrix file that asks for these combinations."""
+    axes = "".join(
+        f"  {name}: {{package: {name}, manager: conda, versions: {json.dumps(values)}}}\n"
+        for name, values in AXES.items()
+    )
+    with tempfile.TemporaryDirectory(prefix="bisect-env-benchmark-") as folder:
+        path = Path(folder, "matrix.yaml")
+        path.write_text(
+            f"version: 1\nname: real-metadata\naxes:\n{axes}channels: {json.dumps(list(channels))}\n"
+            "trial: {command: python -c pass}\n"
+        )
+        return load_matrix(path)
 
 
 def request(values: dict[str, str], channels: Sequence[str]) -> EnvironmentRequest:
@@ -84,14 +101,15 @@ class Memory(threading.Thread):
 def solve(channels: Sequence[str], workers: int, *, prefer: bool) -> tuple[list[LockResult], float, int]:
     """All results in the grid's order, with seconds and bytes."""
     lattice = grid()
-    wanted = list(lattice.indices())
+    wanted, models = leaning(matrix(channels), lattice, lattice.indices())
     requests = [request(lattice.combination(index).as_dict(), channels) for index in wanted]
     with tempfile.TemporaryDirectory() as cache:
         memory = Memory()
         memory.start()
         started = time.monotonic()
         locker = Locker(Path(cache), conda=CondaSolver(Path(cache), config=CondaConfig()))
-        results = locker.lock_many(requests, workers, prefer=preferences(lattice, wanted) if prefer else None)
+        found = locker.lock_many(requests, workers, prefer=models if prefer else None)
+        results = [result for _, result in sorted(zip(wanted, found, strict=True), key=lambda pair: pair[0])]
         seconds = time.monotonic() - started
         memory.done.set()
         memory.join()

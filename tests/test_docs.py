@@ -51,6 +51,11 @@ NOT_RUN = {
     "chmod": "a folder below /srv",
     "pip install": "installs what `make setup` has installed",
     "make": "run by continuous integration",
+    "uvx": "installs the command: what it runs then is in tests/cli/test_asking.py",
+    'bisect-env run "': "asks an index for minutes: tests/cli/test_asking.py",
+    "bisect-env run -p": "asks an index for minutes: tests/cli/test_asking.py",
+    "bisect-env between": "needs two environments: tests/cli/test_between.py",
+    "docs/examples/bisect_": "needs two environments: tests/cli/test_between.py",
     "bisect-env explain": "needs packages that differ: tests/engine/test_culprit.py does",
     "bisect-env serve": "runs until it is ended: tests/web",
     "--scheduler": "needs a cluster: tests/cluster/test_remote.py",
@@ -81,6 +86,8 @@ def what_is_wrong_with(line: str) -> str | None:
     except ValueError:
         return "no shell can read it"
     if ours:
+        # What stands behind `--` is the user's own command.
+        ours = ours[: ours.index("--")] if "--" in ours else ours
         command = typer.main.get_command(app)
         for word in ours:
             if not hasattr(command, "commands"):

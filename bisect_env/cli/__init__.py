@@ -17,7 +17,32 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 def main() -> None:
     """Run a command and exit with its documented code; see `docs/reference/exit-codes.md`."""
+    _open_closed_streams()
     sys.exit(_exit_code())
+
+
+def _open_closed_streams() -> None:
+    """Give the three standard streams a place to go to where the caller has closed them (`report >&-`).
+
+    Otherwise the next file that is opened, perhaps the database, would get the number of one, and what is
+    printed would be written into it.
+    """
+    closed = []
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free is this one.
+            os.open(os.devnull, os.O_RDWR)
+            closed.append(number)
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 -- it lives as long as the process
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if 1 in closed:
+        sys.stderr.write("warning: standard output is closed: what would be printed goes nowhere\n")
 
 
 def _exit_code() -> int:
@@ -30,7 +55,9 @@ def _exit_code() -> int:
     except SystemExit as end:
         return _code_of(end)
     except BisectEnvError as error:
-        _say(f"error: {error}")
+        from bisect_env.cli.output import with_options
+
+        _say(f"error: {with_options(str(error), sys.argv[1:])}")
         return int(error.exit_code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from bisect_env import __version__
 from bisect_env.cli.amplify_command import amplify
 from bisect_env.cli.between_command import between
 from bisect_env.cli.db_command import db_app
@@ -17,6 +17,7 @@ from bisect_env.cli.env_command import env_app
 from bisect_env.cli.explain_command import explain
 from bisect_env.cli.fetch_command import fetch
 from bisect_env.cli.init_command import init
+from bisect_env.cli.options import Command
 from bisect_env.cli.plan_command import plan
 from bisect_env.cli.query_command import query
 from bisect_env.cli.report_command import report
@@ -39,7 +40,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"bisect-env {version('bisect-env')}")
+        typer.echo(f"bisect-env {__version__}")
         raise typer.Exit
 
 
@@ -53,25 +54,25 @@ def root(
     """Which combination of versions first breaks a script, and is it a crash or a flake?"""
 
 
-app.command()(init)
-app.command()(doctor)
-app.command()(run)
-app.command()(between)
-app.command()(plan)
-app.command()(diagnose)
-app.command()(amplify)
-app.command()(fetch)
-app.command()(report)
-app.command()(trial)
-app.command()(verify)
-app.command()(diff)
-app.command()(explain)
-app.command()(reproduce)
-app.command()(shell)
-app.command()(studies)
-app.command()(trials)
-app.command()(query)
-app.command()(serve)
-app.command()(schema)
+app.command(cls=Command)(init)
+app.command(cls=Command)(doctor)
+app.command(cls=Command)(run)
+app.command(cls=Command)(between)
+app.command(cls=Command)(plan)
+app.command(cls=Command)(diagnose)
+app.command(cls=Command)(amplify)
+app.command(cls=Command)(fetch)
+app.command(cls=Command)(report)
+app.command(cls=Command)(trial)
+app.command(cls=Command)(verify)
+app.command(cls=Command)(diff)
+app.command(cls=Command)(explain)
+app.command(cls=Command)(reproduce)
+app.command(cls=Command)(shell)
+app.command(cls=Command)(studies)
+app.command(cls=Command)(trials)
+app.command(cls=Command)(query)
+app.command(cls=Command)(serve)
+app.command(cls=Command)(schema)
 app.add_typer(db_app, name="db")
 app.add_typer(env_app, name="env")

@@ -325,7 +325,7 @@ class _Session:
     def _releases(self, explanation: Explanation) -> tuple[dict[str, Any], Study] | str:
         """The report over the culprit's releases and its study, or why there is none."""
         from bisect_env.engine.between import moving_packages, surroundings, withdrawn
-        from bisect_env.engine.prepare import environment_request
+        from bisect_env.engine.locking import environment_request
         from bisect_env.engine.study import study_date
         from bisect_env.environments.lock import Lock
         from bisect_env.matrix.ask import releases_text

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bisect_env.cli.options import Command
+
 if TYPE_CHECKING:
     from bisect_env.storage.transfer import Merged
 
@@ -18,7 +20,7 @@ DatabaseOption = Annotated[
 db_app = typer.Typer(no_args_is_help=True, help="Look after the results database.")
 
 
-@db_app.command()
+@db_app.command(cls=Command)
 def path(db: DatabaseOption = None) -> None:
     """Print where the results are, without a password; nothing is opened."""
     from bisect_env.cli.output import deliver
@@ -27,7 +29,7 @@ def path(db: DatabaseOption = None) -> None:
     deliver(f"{shown_location(db)}\n", None)
 
 
-@db_app.command()
+@db_app.command(cls=Command)
 def upgrade(db: DatabaseOption = None) -> None:
     """Bring a database that an older release wrote to this release's schema."""
     from bisect_env.storage.maintenance import upgrade as upgrade_database
@@ -39,7 +41,7 @@ def upgrade(db: DatabaseOption = None) -> None:
         typer.echo(f"{done.shown}: schema {done.before} became {done.after}", err=True)
 
 
-@db_app.command()
+@db_app.command(cls=Command)
 def check(db: DatabaseOption = None) -> None:
     """Look for damage; ends with 6 if there is any."""
     from bisect_env.errors import StorageError
@@ -55,7 +57,7 @@ def check(db: DatabaseOption = None) -> None:
     typer.echo(f"{shown} is whole", err=True)
 
 
-@db_app.command()
+@db_app.command(cls=Command)
 def stats(
     db: DatabaseOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON object.")] = False,
@@ -74,7 +76,7 @@ def stats(
     deliver("".join(lines), None)
 
 
-@db_app.command()
+@db_app.command(cls=Command)
 def export(
     file: Annotated[Path, typer.Argument(help="New SQLite file.")],
     study: Annotated[
@@ -88,7 +90,7 @@ def export(
     _tell_merged(f"{file} has", export_database(db, file, study or ()))
 
 
-@db_app.command(name="import")
+@db_app.command(cls=Command, name="import")
 def import_(
     file: Annotated[Path, typer.Argument(help="SQLite file of this or an older release.")],
     db: DatabaseOption = None,
@@ -99,7 +101,7 @@ def import_(
     _tell_merged("read", import_file(db, file))
 
 
-@db_app.command()
+@db_app.command(cls=Command)
 def merge(
     other: Annotated[str, typer.Argument(help="Another database: a file or a URL.")],
     db: DatabaseOption = None,
@@ -110,7 +112,7 @@ def merge(
     _tell_merged("read", merge_databases(db, other))
 
 
-@db_app.command()
+@db_app.command(cls=Command)
 def gc(
     limit: Annotated[
         str | None,

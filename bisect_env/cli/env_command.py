@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from bisect_env.cli.options import Command
+
 CacheOption = Annotated[
     Path | None, typer.Option("--cache", envvar="BISECT_ENV_CACHE", help="Where environments are built.")
 ]
@@ -17,7 +19,7 @@ _SHOWN = 12
 """Characters of a content hash, as everywhere."""
 
 
-@env_app.command("ls")
+@env_app.command(cls=Command, name="ls")
 def list_entries(
     cache: CacheOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON object.")] = False,
@@ -48,7 +50,7 @@ def list_entries(
     deliver("".join(lines), None)
 
 
-@env_app.command()
+@env_app.command(cls=Command)
 def prune(
     cache: CacheOption = None,
     size: Annotated[
@@ -86,7 +88,7 @@ def prune(
     typer.echo(f"{text}; {_size(done.left)} are left", err=True)
 
 
-@env_app.command()
+@env_app.command(cls=Command)
 def verify(
     environment: Annotated[
         list[str] | None, typer.Argument(help="Beginnings of content hashes; default: all.")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+_LEAST_PIECE = 1000
 
 
 def fetch(
@@ -32,9 +35,16 @@ def fetch(
     from bisect_env.engine.fetch import fetch_study
     from bisect_env.environments.provider import Environments
     from bisect_env.environments.settings import default_cache_dir, parse_size
+    from bisect_env.errors import UsageError
     from bisect_env.matrix.load import load_matrix
 
     loaded = load_matrix(matrix)
+    pieces = None if piece_size is None else parse_size(piece_size, "--piece-size")
+    if pieces is not None and pieces < _LEAST_PIECE:
+        raise UsageError(
+            f"--piece-size {piece_size}: pieces of so few bytes are more files than a disk holds",
+            remedy="give at least 1kB, such as --piece-size 500MB",
+        )
     if check:
         _check(loaded.name, to)
         return
@@ -53,7 +63,7 @@ def fetch(
         provider=Environments(cache_dir, index=loaded.file.index),
         root=to,
         cache_dir=cache_dir,
-        piece_size=None if piece_size is None else parse_size(piece_size, "--piece-size"),
+        piece_size=pieces,
         pythons=not no_pythons,
         on_progress=tell,
     )
@@ -63,7 +73,7 @@ def fetch(
     typer.echo(
         f"{to} holds {fetched.archives} archives ({decimal(fetched.size)}) for "
         f"{fetched.environments} environments{left_out}\n"
-        f"next: copy it, and there: bisect-env run {matrix} --offline DIR",
+        f"next: copy it, and there: bisect-env run {shlex.quote(str(matrix))} --offline DIR",
         err=True,
     )
 
@@ -83,4 +93,5 @@ def _check(name: str, root: Path) -> None:
             f"{root}: {len(missing)} files are missing or cut short, {len(damaged)} are damaged",
             remedy="copy those again, or give the command without --check on a machine with a network",
         )
-    typer.echo(f"{root} is complete: {len(answers.archives)} archives read", err=True)
+    read = f"{len(answers.archives)} archives and {len(answers.files)} other files"
+    typer.echo(f"{root} is complete: {read} read", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,17 @@ from typing import Annotated
 
 import typer
 
+from bisect_env.cli.asking import (
+    AlwaysOption,
+    BadOption,
+    Flags,
+    GoodOption,
+    PreOption,
+    RateOption,
+    SinceOption,
+    WithOption,
+    ask,
+)
 from bisect_env.matrix.template import Answers, PackageAnswer, script_template, template
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -17,7 +29,10 @@ HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 def init(
     output: Annotated[Path, typer.Argument(help="Matrix file to write.")] = Path("matrix.yaml"),
     package: Annotated[
-        list[str] | None, typer.Option("--package", "-p", help="Package that is bisected; several make axes.")
+        list[str] | None,
+        typer.Option(
+            "--package", "-p", help="Package that is bisected, as 'orjson>=3.8' or a name; several make axes."
+        ),
     ] = None,
     versions: Annotated[
         list[str] | None,
@@ -34,15 +49,55 @@ def init(
     timeout: Annotated[str, typer.Option(help="Of one trial: then it counts as a hang.")] = "60s",
     gpus: Annotated[int, typer.Option(min=0, help="GPUs that one trial needs.")] = 0,
     name: Annotated[str, typer.Option(help="Name of the study; default: the packages.")] = "",
+    with_packages: WithOption = None,
+    good: GoodOption = None,
+    bad: BadOption = None,
+    since: SinceOption = None,
+    rate: RateOption = None,
+    always: AlwaysOption = False,
+    pre: PreOption = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the matrix file.")] = False,
 ) -> None:
-    """Write a commented matrix; what no flag says is asked for, if there is a terminal."""
+    """Write a commented matrix; what no flag says is asked for, if there is a terminal.
+
+    With a range in `--package`, or with one of the flags of `run` that ask without a file, it writes the
+    matrix that `run` would answer.
+    """
     from bisect_env.cli.output import deliver
     from bisect_env.errors import MatrixError, UsageError
     from bisect_env.matrix.load import load_matrix
 
     if output.exists() and not force:
         raise UsageError(f"{output} exists", remedy="name another file, or overwrite it with `--force`")
+    asks = with_packages or good or bad or since or rate is not None or always or pre
+    if asks or (package and not versions and any(sign in name for name in package for sign in "<>=!~")):
+        flags = Flags(
+            words=(str(script or _asked("--script", "Script that fails", "repro.py")),),
+            packages=package or (),
+            with_packages=with_packages or (),
+            python=(python,) if python else (),
+            good=good or (),
+            bad=bad or (),
+            since=since,
+            rate=rate,
+            always=always,
+            pre=pre,
+            channel=channel or (("conda-forge",) if conda else ()),
+            timeout=timeout,
+            gpus=str(gpus) if gpus else None,
+            name=name,
+        )
+        before = output.read_text("utf-8") if output.is_file() else None
+        output.unlink(missing_ok=True)
+        try:
+            ask(flags, output, quiet=True)
+        except UsageError:
+            output.unlink(missing_ok=True)
+            if before is not None:
+                deliver(before, output)
+            raise
+        typer.echo(f"{output} is written; `bisect-env plan {output}` shows what it asks for", err=True)
+        return
     packages = _packages(package or [], versions or [])
     script = script or Path(_asked("--script", "Script that fails", "repro.py"))
     place = script if script.is_absolute() else Path.cwd() / script
@@ -83,7 +138,7 @@ def init(
         ) from None
     if made:
         typer.echo(f"{script} is a template: put what fails into it", err=True)
-    typer.echo(f"{output} is written; next: bisect-env plan {output}", err=True)
+    typer.echo(f"{output} is written; next: bisect-env plan {shlex.quote(str(output))}", err=True)
 
 
 def _packages(names: Sequence[str], versions: Sequence[str]) -> list[PackageAnswer]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 
 def share(text: str | float) -> float:
@@ -22,6 +24,41 @@ def share(text: str | float) -> float:
         return number / 100.0 if digits.endswith("%") else number
     except ValueError:
         raise UsageError(f"{text} is no share", remedy="write it as 0.01 or as 1%") from None
+
+
+_WORDS = {
+    "at": "COMBINATION",
+    "cache": "DIR",
+    "db": "DB",
+    "env_cache_size": "SIZE",
+    "gpus": "GPUS",
+    "lockfiles": "DIR",
+    "offline": "DIR",
+    "scheduler": "ADDRESS",
+    "to": "DIR",
+    "where": "CONDITION",
+    "with": "PACKAGE",
+}
+_WORD_OF_TYPE = {int: "N", float: "NUMBER", Path: "FILE"}
+
+
+class Command(TyperCommand):
+    """A command whose help calls values by words (`--workers N`), not by their types and ranges."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        parameters: list[Any] = list(self.params)
+        for one in parameters:
+            kind = one.type_descriptor.annotation
+            if one.metavar is not None or (isinstance(kind, type) and issubclass(kind, Enum)):
+                continue
+            if one.param_type_name == "argument":
+                one.metavar = str(one.name).upper()
+            elif getattr(one, "is_flag", False):
+                one.metavar = ""
+            else:
+                name = max(one.opts, key=len).lstrip("-").replace("-", "_")
+                one.metavar = _WORDS.get(name) or _WORD_OF_TYPE.get(kind) or name.rpartition("_")[2].upper()
 
 
 MatrixArgument = Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")]
@@ -61,7 +98,26 @@ CacheSizeOption = Annotated[
 WorkersOption = Annotated[
     int | None,
     typer.Option(
-        "--workers", min=1, help="Worker processes; default: one for each core, or for each trial's GPUs."
+        "--workers",
+        min=1,
+        max=10_000,
+        help="Worker processes; default: one for each core, or for each trial's GPUs.",
+    ),
+]
+
+
+class Cluster(StrEnum):
+    """What runs trials on the cores of this host."""
+
+    THREADS = "threads"
+    LOCAL = "local"
+
+
+ClusterOption = Annotated[
+    Cluster,
+    typer.Option(
+        "--cluster",
+        help="What runs trials on the cores of this host: threads of this command, or a local Dask cluster.",
     ),
 ]
 GpusOption = Annotated[

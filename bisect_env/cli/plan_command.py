@@ -12,16 +12,18 @@ import typer
 
 if TYPE_CHECKING:
     from bisect_env.engine.forecast import Forecast
-    from bisect_env.engine.prepare import Prepared
+    from bisect_env.engine.locking import Prepared
     from bisect_env.matrix.load import Matrix
 
 _SEED = 20_260_101
 _REASON = 240
 """Characters of a reason that a line shows; `--json` has all of it."""
-_CELLS_PLAYED = 2_000
-"""Studies played for a forecast, times combinations: a plan should take seconds."""
-_LARGE_PLAYED = 3
-"""Studies played where the search looks at some values of each axis only."""
+_PLAYED = 20
+"""Studies played for a forecast, if there is time for so many."""
+_FORECAST = 1.0
+"""Seconds for all forecasts, unless more are asked for: nobody waits long to read how long it will take."""
+_GRACE = 0.25
+"""Seconds more for the round that is being played when time is up."""
 _LISTED = 20_000
 """Combinations above which those that can be run are counted, not listed, unless `--all` asks for them."""
 
@@ -37,11 +39,20 @@ def plan(
     background: Annotated[
         float, typer.Option(min=0.0, max=0.5, help="Assumed rate of the failure in good combinations.")
     ] = 0.0,
-    workers: Annotated[int, typer.Option(min=1, help="Assumed number of workers.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=10_000, help="Assumed number of workers.")] = 1,
     trial_seconds: Annotated[
         float | None,
         typer.Option(min=0.001, help="Assumed seconds of a trial; default: its timeout, which is the most."),
     ] = None,
+    forecast: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=86_400.0,
+            metavar="SECONDS",
+            help="How long studies are played to say what to expect.",
+        ),
+    ] = _FORECAST,
     json_output: Annotated[bool, typer.Option("--json", help="The plan as one JSON object.")] = False,
     whole: Annotated[bool, typer.Option("--all", help="List combinations that can be run, too.")] = False,
     why: Annotated[
@@ -51,41 +62,31 @@ def plan(
         Path | None, typer.Option(envvar="BISECT_ENV_CACHE", help="Where environments are built.")
     ] = None,
 ) -> None:
-    """Show combinations, exclusions with reasons and expected trials; nothing is built or run."""
+    """Show combinations, exclusions with reasons and expected trials; no environment is made, no trial runs.
+
+    Where `solver.allow_source` lets source distributions in, solving builds them to read their metadata.
+    """
     from datetime import UTC, datetime
 
-    import numpy as np
-
-    from bisect_env.engine.forecast import forecast
-    from bisect_env.engine.study import prepare_study
+    from bisect_env.engine.locking import lock_all
     from bisect_env.environments.provider import Environments
     from bisect_env.matrix.expand import expand
     from bisect_env.matrix.load import load_matrix
-    from bisect_env.search.coarse import is_large
-    from bisect_env.search.searcher import SearchSettings
 
     loaded = load_matrix(matrix)
+    if loaded.file.solver.allow_source:
+        typer.echo(
+            "solver.allow_source: to read their metadata, source distributions are built on this machine, "
+            "and their build scripts run",
+            err=True,
+        )
     provider = Environments(cache.absolute() if cache else None, index=loaded.file.index)
     as_of = datetime.now(UTC)
     grid = expand(loaded, provider.catalogue, as_of)
-    prepared = prepare_study(loaded, grid, as_of, provider, None, lambda _event: None)
-    settings = loaded.file.search
-    fewest = _LARGE_PLAYED if is_large(grid.shape, [axis.direction for axis in grid.axes]) else 1
-    studies = max(fewest, min(20, _CELLS_PLAYED // max(1, len(prepared.groups))))
+    prepared = lock_all(loaded, grid, provider, as_of)
+    rates = (crash_rate,) if crash_rate else (1.0, max(0.1, loaded.file.search.min_crash_rate))
     forecasts = [
-        forecast(
-            prepared.grid,
-            prepared.groups,
-            np.random.default_rng(_SEED),
-            crash_rate=rate,
-            background=background,
-            studies=studies,
-            settings=SearchSettings(
-                settings.confidence, settings.min_crash_rate, settings.max_trials, settings.crash_rate
-            ),
-            workers=workers,
-        )
-        for rate in ((crash_rate,) if crash_rate else (1.0, max(0.1, settings.min_crash_rate)))
+        _forecast(loaded, prepared, rate, background, workers, forecast / len(rates)) for rate in rates
     ]
     listed = whole or len(prepared.groups) <= _LISTED
     document = _document(loaded, prepared, [f for f in forecasts if f], trial_seconds, listed=listed)
@@ -94,6 +95,44 @@ def plan(
         sys.stdout.write("\n")
     else:
         _print(document, whole=whole, why=why)
+
+
+def _forecast(
+    matrix: Matrix, prepared: Prepared, rate: float, background: float, workers: int, seconds: float
+) -> Forecast | None:
+    """What can be played in so many seconds; played beside, since one step of a large search takes longer."""
+    import threading
+    import time
+
+    found: list[Forecast | None] = []
+    end = time.monotonic() + seconds
+
+    def play() -> None:
+        import numpy as np
+
+        from bisect_env.engine.forecast import forecast
+        from bisect_env.search.searcher import SearchSettings
+
+        settings = matrix.file.search
+        found.append(
+            forecast(
+                prepared.grid,
+                prepared.groups,
+                np.random.default_rng(_SEED),
+                crash_rate=rate,
+                background=background,
+                studies=_PLAYED,
+                settings=SearchSettings(settings.confidence, settings.min_crash_rate, settings.max_trials),
+                workers=workers,
+                going_on=lambda: time.monotonic() < end,
+            )
+        )
+
+    # Ends with this process at the latest.
+    player = threading.Thread(target=play, name="forecast", daemon=True)
+    player.start()
+    player.join(seconds + _GRACE)
+    return found[0] if found else None
 
 
 def _document(
@@ -124,8 +163,14 @@ def _document(
         if index in grid.excluded:
             row |= {"status": "excluded", "reason": grid.excluded[index]}
             position = rules.excluding(grid.combination(index))
+            skipping = rules.skipping(grid.combination(index))
             line = matrix.line("include") if position is None else matrix.line("exclude", position)
             row["rule"] = {"key": "include" if position is None else f"exclude[{position}]", "line": line}
+            if skipping is not None:
+                row["rule"] = {
+                    "key": f"axes.{skipping}.skip",
+                    "line": matrix.line("axes", skipping, "skip"),
+                }
         elif index in prepared.unsolvable:
             error = prepared.unsolvable[index]
             row |= {
@@ -256,7 +301,14 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
             f"(90 % of studies: {low:.0f} to {high:.0f}) in about {environments}" + _gpu_hours(cost),
         )
     if not document["forecast"]:
-        line(0, "nothing can be told apart: no two combinations that can be run could differ")
+        alone = by_status["solvable"] < 2
+        line(
+            0,
+            "nothing can be told apart: no two combinations that can be run could differ"
+            if alone
+            else "no forecast of trials: no study could be played to its end in time; "
+            "`--forecast 60` plays for a minute",
+        )
 
 
 def _gpu_hours(cost: dict[str, Any]) -> str:

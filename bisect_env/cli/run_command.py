@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -35,6 +36,8 @@ from bisect_env.cli.asking import (
 from bisect_env.cli.options import (
     CacheOption,
     CacheSizeOption,
+    Cluster,
+    ClusterOption,
     DatabaseOption,
     GpusOption,
     OfflineOption,
@@ -102,7 +105,13 @@ def run(
         bool, typer.Option("--json", help="Events as JSON lines on stdout; the last one is the verdict.")
     ] = False,
     quiet: QuietOption = False,
-    lockfiles: LockfilesOption = None,
+    lockfiles: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="BISECT_ENV_LOCKFILES",
+            help="Write the locks below this directory, too; the database has them in any case.",
+        ),
+    ] = None,
     cache: CacheOption = None,
     every_corner: Annotated[
         bool,
@@ -115,6 +124,13 @@ def run(
     ] = False,
     cache_size: CacheSizeOption = None,
     offline: OfflineOption = None,
+    cluster: ClusterOption = Cluster.THREADS,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="End as soon as the answer stands, without checking it further.")
+    ] = False,
+    lock_all: Annotated[
+        bool, typer.Option("--lock-all", help="Lock every combination before the first trial.")
+    ] = False,
     verbose: VerboseOption = False,
     log_file: LogFileOption = None,
 ) -> None:
@@ -125,7 +141,10 @@ def run(
     goes on where it stopped.
     """
     # Imported here, so that `bisect-env --help` need not wait for Dask and numpy.
+    import sys
+
     from bisect_env.cli import views
+    from bisect_env.cli.output import with_options
     from bisect_env.engine import events
     from bisect_env.engine.missing import MissingModules
     from bisect_env.errors import BisectEnvError, StudyInterruptedError
@@ -152,7 +171,8 @@ def run(
         index=index,
         gpus=gpus,
     )
-    where = Where(workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline)
+    dask = cluster is Cluster.LOCAL
+    where = Where(workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline, dask)
     start_log("run", verbose=verbose, log_file=log_file, quiet=quiet)
     stopped = stop_on_signals()
     view = views.choose(as_json=json_output, quiet=quiet, plain=verbose)
@@ -189,12 +209,14 @@ def run(
             lockfiles=lockfiles or Path("lockfiles"),
             fresh=fresh,
             every_corner=every_corner,
+            every_lock=lock_all,
+            quick=quick,
             missing=missing,
         )
     except KeyboardInterrupt:
         raise StudyInterruptedError(
             "interrupted; every trial that ended is stored",
-            remedy=f"bisect-env run {matrix}   goes on from here",
+            remedy=f"bisect-env run {shlex.quote(str(matrix))}   goes on from here",
         ) from None
     except BisectEnvError as error:
         if not told:  # it failed before there was a study
@@ -202,7 +224,7 @@ def run(
             view(events.Failed.of(error))
         raise
     if not json_output:
-        print_report(conclusion.report)
+        print_report(conclusion.report, completed=lambda text: with_options(text, sys.argv[1:]))
     raise typer.Exit(int(conclusion.exit_code))
 
 
@@ -217,6 +239,8 @@ def answer(
     lockfiles: Path,
     fresh: bool = False,
     every_corner: bool = False,
+    every_lock: bool = False,
+    quick: bool = False,
     missing: MissingModules | None = None,
 ) -> Conclusion:
     """Answer a matrix, with everything that is needed opened before and closed after.
@@ -231,12 +255,14 @@ def answer(
         lockfiles: Where locks are written.
         fresh: Begin a new study.
         every_corner: Go on to further failing corners.
+        every_lock: Lock every combination before the first trial.
+        quick: End as soon as the answer stands.
         missing: Listens for a module that was forgotten, which ends the study.
 
     Raises:
         BisectEnvError: Whatever a user can mend.
     """
-    from bisect_env.cluster.local import default_workers
+    from bisect_env.cluster.pool import default_workers
     from bisect_env.engine.study import run_study
     from bisect_env.errors import StudyInterruptedError
     from bisect_env.storage.store import Store
@@ -261,6 +287,8 @@ def answer(
                 machines=place.machines,
                 fresh=fresh,
                 every_corner=every_corner,
+                every_lock=every_lock,
+                quick=quick,
             )
         except StudyInterruptedError:
             if missing is not None and missing.module is not None and not stopped.is_set():

@@ -13,10 +13,13 @@ def serve(
         typer.Option(envvar="BISECT_ENV_DB", help="Results database: a file or a URL."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8001,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Let in every user of this machine, without a token.")
+    ] = False,
 ) -> None:
     """Open the results database in a browser, for reading, for this machine alone.
 
-    Needs the extra `web`. Prints the address; Ctrl-C ends it.
+    Needs the extra `web`. Prints the address, with a token that others do not know; Ctrl-C ends it.
     """
     from bisect_env.cli.output import deliver
     from bisect_env.web.serve import serve as serve_database
@@ -27,4 +30,4 @@ def serve(
         typer.echo("Ctrl-C ends it", err=True)
         deliver(f"{address}\n", None)
 
-    serve_database(db, port, tell=tell)
+    serve_database(db, port, tell=tell, with_token=not no_token)

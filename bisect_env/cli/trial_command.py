@@ -31,7 +31,10 @@ def trial(
     matrix: MatrixArgument,
     at: AtOption = None,
     number: Annotated[
-        int, typer.Option("--number", "-n", min=1, help="Trials that count; spoilt ones are run again.")
+        int,
+        typer.Option(
+            "--number", "-n", min=1, max=1_000_000, help="Trials that count; spoilt ones are run again."
+        ),
     ] = 10,
     db: DatabaseOption = None,
     workers: WorkersOption = None,
@@ -50,7 +53,7 @@ def trial(
 
     They are stored, and `bisect-env run` starts from them. Ends with 3 if any was bad, else with 0.
     """
-    from bisect_env.engine.rules import Tally
+    from bisect_env.engine.state import Tally
     from bisect_env.errors import ExitCode, StudyInterruptedError
     from bisect_env.report.sentence import interval, percent
     from bisect_env.search.intervals import clopper_pearson

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import typer
+
 if TYPE_CHECKING:
     from bisect_env.cluster.choose import Place
-    from bisect_env.cluster.protocol import Executor
     from bisect_env.environments.provider import EnvironmentProvider
     from bisect_env.matrix.load import Matrix
 
@@ -29,6 +28,7 @@ class Where:
     cache: Path | None = None
     cache_size: str | None = None
     offline: Path | None = None
+    dask: bool = False
 
     @property
     def starting(self) -> str:
@@ -46,11 +46,13 @@ class Where:
             UsageError: Options that exclude each other, or a size that is none.
         """
         # Imported here, so that `bisect-env --help` need not wait for Dask.
-        from bisect_env.cluster.choose import Place, executor_maker
+        from bisect_env.cluster.choose import Place, executor_maker, unprotected
         from bisect_env.environments.offline import OfflineEnvironments
         from bisect_env.environments.provider import Environments
         from bisect_env.environments.settings import default_cache_dir, parse_size
 
+        if warning := unprotected(self.scheduler, self.scheduler_file):
+            typer.echo(f"warning: {warning}", err=True)
         offline = None if self.offline is None else self.offline.absolute()
         start = executor_maker(
             gpus_per_trial=matrix.file.trial.gpus,
@@ -61,6 +63,7 @@ class Where:
             cache=self.cache,
             cache_limit=None if self.cache_size is None else parse_size(self.cache_size, "--env-cache-size"),
             offline=offline,
+            dask=self.dask,
         )
         cache_dir = (self.cache or default_cache_dir()).absolute()
         provider: EnvironmentProvider
@@ -69,28 +72,12 @@ class Where:
         else:
             provider = OfflineEnvironments(offline, matrix.name, cache_dir)
         place = Place(
-            lambda: _deaf_to_ctrl_c(start),
+            start,
             gpus_per_trial=matrix.file.trial.gpus,
             gpus=self.gpus,
             is_remote=not self._is_local,
         )
         return place, provider
-
-
-def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
-    """Start the cluster in such a way that Ctrl-C does not reach its processes.
-
-    A terminal sends it to every process of the foreground group. Workers that are still importing would die
-    of it, with a traceback each, and the command would believe that the cluster cannot start. They inherit
-    the mask; trials get a clean one from their supervisor. Here a Ctrl-C waits until the cluster stands.
-    """
-    # Starting it later would unblock SIGINT in the thread that starts the workers.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop_on_signals() -> threading.Event:

@@ -17,13 +17,13 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 import distributed
 
-from bisect_env.cluster.inline import take
+from bisect_env import __version__
 from bisect_env.cluster.perform import PrefixBuilder
+from bisect_env.cluster.pool import take
 from bisect_env.cluster.protocol import (
     GPU,
     BuildFailed,
@@ -213,8 +213,9 @@ class DaskExecutor:
         self._cpus = cpus
         self._gpus_per_trial = gpus_per_trial
         self._topic = f"bisect-env-{uuid.uuid4().hex}"
-        self._version = version("bisect-env")
+        self._version = __version__
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._woken = threading.Event()
         self._prepared: queue.SimpleQueue[tuple[str, dict[str, object], Completion]] = queue.SimpleQueue()
         self._whereabouts = Whereabouts()
         self._attempts: dict[str, _Attempt] = {}
@@ -373,12 +374,18 @@ class DaskExecutor:
             self._preparing -= len(prepared)
             for lock_hash, hosts, _ in prepared:
                 self._whereabouts.heard(lock_hash, hosts)
-            if answers or prepared:
+            if answers or prepared or self._woken.is_set():
+                self._woken.clear()
                 return answers + [end for _, _, end in prepared]
             self._check_health()
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return []
+
+    def wake(self) -> None:
+        """Let `wait` return; see `Executor.wake`."""
+        self._woken.set()
+        self._answers.put("")
 
     def _answer(self, name: str) -> Completion:
         attempt = self._attempts[name]

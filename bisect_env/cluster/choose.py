@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
 import platform
+import signal
+import socket
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+from urllib.parse import urlsplit
+
+import psutil
 
 from bisect_env.cluster.protocol import Executor
 from bisect_env.environments.images import ensure_environment
@@ -96,6 +104,7 @@ def executor_maker(
     cache: Path | None = None,
     cache_limit: int | None = None,
     offline: Path | None = None,
+    dask: bool = False,
 ) -> Callable[[], Executor]:
     """What starts, or finds, the place where the trials of a study run.
 
@@ -110,6 +119,7 @@ def executor_maker(
         cache: `--cache`, None when not given: then every host uses its own default.
         cache_limit: `--env-cache-size` in bytes, None when not given: likewise.
         offline: `--offline`, None when not given: likewise.
+        dask: Whether trials on the cores of this host run on a Dask cluster of it.
 
     Raises:
         UsageError: The options contradict each other or the matrix.
@@ -135,7 +145,7 @@ def executor_maker(
                 "--gpus: the trials of this matrix use no GPU",
                 remedy="set `trial.gpus` in the matrix, or leave --gpus out",
             )
-        from bisect_env.cluster.local import LocalExecutor, default_workers
+        from bisect_env.cluster.pool import PoolExecutor, default_workers
 
         most = WORKERS_PER_CPU * default_workers()
         if workers is not None and workers > most:
@@ -143,7 +153,11 @@ def executor_maker(
                 f"--workers {workers}: this machine would spend its time on starting them",
                 remedy=f"take at most {most} ({WORKERS_PER_CPU} a CPU), or --scheduler for more machines",
             )
-        return partial(LocalExecutor, build, workers)
+        if not dask:
+            return partial(PoolExecutor, build, workers)
+        from bisect_env.cluster.local import LocalExecutor
+
+        return partial(_deaf_to_ctrl_c, partial(LocalExecutor, build, workers))
     from bisect_env.cluster.gpus import INSTALL, NO_GPU_REMEDY, choose_gpus, group_gpus, open_nvml
     from bisect_env.cluster.local import GpuExecutor, refuse_without_dask_cuda
 
@@ -157,7 +171,56 @@ def executor_maker(
         ) from error
     refuse_without_dask_cuda()
     chosen = choose_gpus(nvml.gpus(), gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return partial(GpuExecutor, build, group_gpus(chosen, gpus_per_trial, workers))
+    return partial(_deaf_to_ctrl_c, partial(GpuExecutor, build, group_gpus(chosen, gpus_per_trial, workers)))
+
+
+def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
+    """Start a cluster of this host in such a way that Ctrl-C does not reach its processes.
+
+    A terminal sends it to every process of the foreground group. Workers that are still importing would die
+    of it, with a traceback each, and the command would believe that the cluster cannot start. They inherit
+    the mask; trials get a clean one from their supervisor. Here a Ctrl-C waits until the cluster stands.
+    """
+    # Starting it later would unblock SIGINT in the thread that starts the workers.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | None:
+    """What should be known of a scheduler on another host that is spoken to without TLS; None if nothing.
+
+    Args:
+        scheduler: `--scheduler`.
+        scheduler_file: `--scheduler-file`.
+    """
+    address = scheduler
+    if scheduler_file is not None:
+        try:
+            address = str(json.loads(scheduler_file.read_text("utf-8"))["address"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # connecting says what is wrong with it
+    if address is None or address.startswith("tls://"):
+        return None
+    host = urlsplit(address if "://" in address else f"tcp://{address}").hostname
+    if host is None or _is_here(host):
+        return None
+    return (
+        f"the scheduler at {host} is spoken to without TLS: whoever reaches its port, or reads along on the "
+        "way, can run code on its workers and on this host; docs/how-to/clusters.md says how to set up TLS"
+    )
+
+
+def _is_here(host: str) -> bool:
+    own = {address.address.partition("%")[0] for each in psutil.net_if_addrs().values() for address in each}
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return False
+    return all(one in own or ipaddress.ip_address(one).is_loopback for one in found)
 
 
 def _refuse_local_options(

@@ -17,6 +17,7 @@ import distributed
 from bisect_env.cluster.base import DaskExecutor
 from bisect_env.cluster.gpus import INSTALL
 from bisect_env.cluster.perform import PrefixBuilder, refuse_gpus
+from bisect_env.cluster.pool import default_workers
 from bisect_env.cluster.protocol import GPU, TrialRequest
 from bisect_env.errors import InfrastructureError
 from bisect_env.trials.workdir import left_behind, make_held
@@ -35,6 +36,9 @@ _CONFIG: dict[str, Any] = {
     "distributed.worker.profile.enabled": False,
     # Dask would ask NVML twice a second in every worker; a lost GPU is for us to notice, not to stumble over.
     "distributed.diagnostics.nvml": False,
+    # Pages about tasks and logs, which every user of this host could read, and a proxy.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
     # A worker that the host starves of CPU is slow, not dead.
     "distributed.scheduler.worker-ttl": "15 minutes",
 }
@@ -52,11 +56,7 @@ _SCRATCH = "bisect-env-cluster-"
 
 _local_cluster: Any = distributed.LocalCluster
 _client: Any = distributed.Client
-
-
-def default_workers() -> int:
-    """One for each CPU that this process may use."""
-    return len(os.sched_getaffinity(0))
+_security: Any = distributed.Security
 
 
 class HostExecutor(DaskExecutor):
@@ -96,6 +96,10 @@ class HostExecutor(DaskExecutor):
             "local_directory": str(self._scratch),
             "preload": ["bisect_env.cluster.worker"],
             "scheduler_kwargs": _SCHEDULER,
+            # Every user of this host reaches the loopback device, and whoever a scheduler or a worker listens
+            # to runs code as its owner: a certificate made for this cluster, and kept in memory, lets in its
+            # own processes and nobody else.
+            "security": _security.temporary(),
         }
         try:
             self._cluster = self._make_cluster(workers, options)

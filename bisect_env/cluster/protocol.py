@@ -201,6 +201,10 @@ class Executor(Protocol):
         """
         ...
 
+    def wake(self) -> None:
+        """Let a `wait` under way return at once, or the next one; called from any thread."""
+        ...
+
     def cancel(self) -> None:
         """End every running and waiting trial."""
         ...

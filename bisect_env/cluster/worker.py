@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed import Reschedule, Status, get_worker
 
+from bisect_env import __version__
 from bisect_env.cluster.gpus import (
     Finding,
     Reading,
@@ -248,7 +248,7 @@ def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSetti
     """
     worker = get_worker()
     trial_id, host = request.spec.trial_id, socket.gethostname()
-    if settings.version != (ours := version("bisect-env")):
+    if settings.version != (ours := __version__):
         # Checked at connect, but workers may join later.
         reason = f"the worker {worker.address} has bisect-env {ours}, the command has {settings.version}"
         return TrialLost(trial_id, reason, host)

@@ -10,21 +10,16 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from bisect_env.cluster.protocol import (
-    BuildFailed,
-    Executor,
-    PrefixReady,
-    PrefixRequest,
-    TrialCompleted,
-    TrialRequest,
-)
-from bisect_env.engine.specs import allowed_sources, target_of, trial_files, trial_spec
+from bisect_env.cluster.protocol import BuildFailed, Executor, PrefixReady, TrialCompleted
+from bisect_env.engine.locking import Locking
+from bisect_env.engine.runner import Runner
+from bisect_env.engine.specs import target_of
 from bisect_env.engine.target import known_target
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, StudyInterruptedError
@@ -52,7 +47,6 @@ HOPEFUL = 0.6
 """Probability of being faster below which no candidate is worth that."""
 CANDIDATES = 3
 """How many are tried to the end, should the first not hold what it promised."""
-LOOK = 0.5
 SPOILT = 10
 """Void trials in one batch after which the machine is to blame."""
 
@@ -148,6 +142,10 @@ class Amplifier:
     seed: int = 0
     _signature: str = ""
     _trials: int = 0
+    _runner: Runner = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._runner = Runner(self.matrix, self.executor)
 
     def run(self, bad: tuple[Combination, Lock], good: tuple[Combination, Lock]) -> Amplified:
         """Find the circumstances under which the failure is most frequent for what it costs.
@@ -268,10 +266,10 @@ class Amplifier:
         return not self._signature or matches(record.signature, self._signature)
 
     def _prepare(self, combination: Combination, lock: Lock) -> None:
-        self.executor.prepare(PrefixRequest(lock, allowed_sources(self.matrix)))
+        self._runner.prepare(lock)
         while True:
             self._check()
-            for answer in self.executor.wait(LOOK):
+            for answer in self._runner.wait():
                 if isinstance(answer, BuildFailed):
                     raise NoEnvironmentError(
                         f"{combination}: its environment cannot be made: {answer.message}",
@@ -285,24 +283,19 @@ class Amplifier:
     ) -> tuple[list[TrialRecord], float]:
         """Run trials on all places at once; those that count, and the seconds that they took together."""
         combination, lock = end
-        files = trial_files(self.matrix)
-        running: set[str] = set()
+        runner = self._runner
         records: list[TrialRecord] = []
         spoilt = 0
         started = time.monotonic()
         try:
             while len(records) < trials:
-                for _ in range(min(self.executor.slots - len(running), trials - len(records) - len(running))):
-                    spec = trial_spec(
-                        self.matrix, combination, lock, uuid.uuid4().hex, files, perturbation=perturbation
-                    )
-                    running.add(spec.trial_id)
-                    self.executor.submit(TrialRequest(spec, lock, allowed_sources(self.matrix)))
+                room = min(self.executor.slots, trials - len(records)) - len(runner.running)
+                for _ in range(room):
+                    runner.submit(uuid.uuid4().hex, combination, lock, perturbation=perturbation)
                 self._check()
-                for answer in self.executor.wait(LOOK):
+                for answer in runner.wait():
                     match answer:
                         case TrialCompleted(record):
-                            running.discard(record.trial_id)
                             self._trials += 1
                             if self._evidence(record) is not Evidence.VOID:
                                 records.append(record)
@@ -310,26 +303,16 @@ class Amplifier:
                         case PrefixReady():
                             continue
                         case _:
-                            running.discard(answer.trial_id)
+                            pass
                     spoilt += 1
                 if spoilt >= SPOILT:
                     raise InfrastructureError(
-                        f"{spoilt} trials at {combination} were spoilt", remedy="mend the machine, then go on"
+                        f"{spoilt} trials at {combination} were spoilt",
+                        remedy="correct that, then start the same command again",
                     )
         finally:
-            if running:
-                self.executor.cancel()
-                self._drain(running)
+            runner.end()
         return records, time.monotonic() - started
-
-    def _drain(self, running: set[str]) -> None:
-        deadline = time.monotonic() + 30.0
-        while running and time.monotonic() < deadline:
-            for answer in self.executor.wait(LOOK):
-                if isinstance(answer, TrialCompleted):
-                    running.discard(answer.record.trial_id)
-                elif not isinstance(answer, PrefixReady):
-                    running.discard(answer.trial_id)
 
     def _check(self) -> None:
         if self.stopped():
@@ -348,7 +331,7 @@ def _words(arm: Arm) -> str:
 def settle(
     matrix: Matrix,
     grid: Grid,
-    locks: Mapping[Index, Lock],
+    locking: Locking,
     store: Store,
     study_id: str,
     executor: Callable[[], Executor],
@@ -361,7 +344,7 @@ def settle(
     Args:
         matrix: As loaded.
         grid: As expanded.
-        locks: Of its combinations.
+        locking: Locks its ends.
         store: Where it is written.
         study_id: The open study.
         executor: Where trials run; called if there is something to find out.
@@ -374,10 +357,12 @@ def settle(
     if known is not None:
         return known
     chosen = ends(grid)
-    if chosen is None or not locks.keys() >= set(chosen):
+    locks = [] if chosen is None else [locking.lock_now(index) for index in chosen]
+    solved = [lock for lock in locks if isinstance(lock, Lock)]
+    if chosen is None or len(solved) < len(chosen):
         found = Amplified(NONE, "no good and bad end can be run, or told from the directions", Arm())
     else:
-        good, bad = ((grid.combination(index), locks[index]) for index in chosen)
+        good, bad = ((grid.combination(index), lock) for index, lock in zip(chosen, solved, strict=True))
         target, is_open = known_target(matrix, store, study_id)
         found = Amplifier(matrix, executor(), notify, stopped, target).run(bad, good)
         if is_open and found.signature:

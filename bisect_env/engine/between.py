@@ -14,7 +14,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from bisect_env.engine.explain import ABSENT, Explanation
-from bisect_env.engine.prepare import environment_request
+from bisect_env.engine.locking import environment_request
 from bisect_env.engine.stored import stored_combination
 from bisect_env.environments.foreign import (
     ForeignEnvironment,

@@ -7,6 +7,7 @@ from typing import Any
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.every import AnySearch, SearchAll
+from bisect_env.search.frontier import in_words
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.search.verdict import Answer, Verdict
 
@@ -105,6 +106,18 @@ def verdict_document(
             "chance": one.chance,
         }
         for one in verdict.assumed
+    ]
+    document["compatibility"] = in_words(grid, best)
+    document["certain"] = verdict.certain
+    document["cleared"] = [
+        {
+            "combination": _named(grid, one.index),
+            "hits": one.hits,
+            "trials": one.trials,
+            "below": one.below,
+            "wanted": one.wanted,
+        }
+        for one in verdict.cleared
     ]
     if isinstance(search, SearchAll):
         document["others"] = [_other(grid, search, other) for other in search.others]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from bisect_env.errors import BisectEnvError, MatrixError
@@ -60,20 +61,20 @@ class LockProgress:
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """Every combination is locked.
+    """The combinations are known; they are locked, or will be when the search asks for them.
 
     Attributes:
         combinations: Size of the grid.
         excluded: Taken out by rules.
-        unsolvable: Without a solution.
-        environments: Distinct locks.
+        unsolvable: Without a solution, as far as is known.
+        environments: Distinct locks; None where combinations are locked when they are asked for.
         withdrawn: Versions and releases that a range left out, as (axis, version, reason).
     """
 
     combinations: int
     excluded: int
     unsolvable: int
-    environments: int
+    environments: int | None
     withdrawn: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -141,6 +142,7 @@ class Progress:
         running: Combination to number of trials running now.
         document: The verdict so far (see `document`).
         probability_bad: Combination and its posterior of being bad, for combinations that can be run.
+        counts: Combination to its bad and its counted trials, those of earlier commands included.
     """
 
     trials: int
@@ -148,6 +150,22 @@ class Progress:
     running: dict[Combination, int]
     document: dict[str, Any]
     probability_bad: tuple[tuple[Combination, float], ...]
+    counts: Mapping[Combination, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer stands, and is checked further.
+
+    Attributes:
+        document: The verdict so far (see `document`).
+        checks: Trials that the checks want.
+        seconds: How long they may take.
+    """
+
+    document: dict[str, Any]
+    checks: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +216,7 @@ Event = (
     | SetAside
     | Warned
     | Progress
+    | Answered
     | Failed
     | Concluded
 )

@@ -11,10 +11,10 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from bisect_env.engine import events
-from bisect_env.engine.prepare import Prepared, environment_request
+from bisect_env.engine.locking import Prepared, environment_request
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.rules import Tally, build_cost
 from bisect_env.engine.single import Single, SingleTrials
+from bisect_env.engine.state import Tally, build_cost
 from bisect_env.engine.stored import StoredCombination, axis_packages, stored_combination, stored_grid
 from bisect_env.environments.difference import PackageChange, PackageState, difference
 from bisect_env.environments.images import image_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bisect_env.engine.prepare import Prepared, environment_request, lock_all
+from bisect_env.engine.locking import Prepared, environment_request, lock_all
 from bisect_env.environments.bundle import Answers, Bundle, request_digest
 from bisect_env.environments.conda_config import mirrors_of_urls, read_conda_config
 from bisect_env.environments.download import archive_name, download_conda, obtain
@@ -221,7 +221,7 @@ def _wheel(
     with tempfile.TemporaryDirectory(prefix="bisect-env-wheel-") as aside:
         folder = Path(aside)
         finished = Uv(cache_dir).run(
-            [*args, "-o", folder / "out", source.absolute()], cwd=folder, timeout=_BUILD_TIMEOUT
+            [*args, "-o", folder / "out", source.absolute()], cwd=folder, timeout=_BUILD_TIMEOUT, builds=True
         )
         built = sorted(folder.glob("out/*.whl"))
         if finished.returncode == 0 and built:

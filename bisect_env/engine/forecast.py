@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.coarse import drawn, is_large
 from bisect_env.search.searcher import SearchSettings
-from bisect_env.search.simulate import simulate
+from bisect_env.search.simulate import TimeIsUpError, simulate
 from bisect_env.search.space import HypothesisSpace
 
 _DRAWS = 1000
@@ -62,6 +62,7 @@ def forecast(
     settings: SearchSettings | None = None,
     workers: int = 1,
     build_cost: float = 5.0,
+    going_on: Callable[[], bool] = lambda: True,
 ) -> Forecast | None:
     """Play studies to their end.
 
@@ -75,9 +76,11 @@ def forecast(
         settings: When a study stops.
         workers: Trials at the same time.
         build_cost: Price of an environment in trials.
+        going_on: False once there is no more time: what was played by then is the forecast.
 
     Returns:
-        None when no two combinations that can be run could ever differ.
+        None when no two combinations that can be run could ever differ, or time was up before one study was
+        played.
     """
     directions = [axis.direction for axis in grid.axes]
     space = None if is_large(grid.shape, directions) else HypothesisSpace(grid.shape, directions)
@@ -86,6 +89,8 @@ def forecast(
         feasible[index] = True
     played = []
     for _ in range(_DRAWS):
+        if not going_on():
+            break
         bad = (
             drawn(grid, rng)
             if space is None
@@ -94,9 +99,21 @@ def forecast(
         if not (bad & feasible).any() or not (~bad & feasible).any():
             continue
         rates = np.where(bad, crash_rate, background)
-        played.append(
-            simulate(grid, groups, rates, rng, settings=settings, workers=workers, build_cost=build_cost)
-        )
+        try:
+            played.append(
+                simulate(
+                    grid,
+                    groups,
+                    rates,
+                    rng,
+                    settings=settings,
+                    workers=workers,
+                    build_cost=build_cost,
+                    going_on=going_on,
+                )
+            )
+        except TimeIsUpError:
+            break
         if len(played) == studies:
             break
     if not played:

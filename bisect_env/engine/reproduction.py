@@ -6,6 +6,7 @@ requirements with hashes, conda's explicit list. `run.sh` runs the script as a t
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -16,10 +17,13 @@ from bisect_env.environments.lockfiles import explicit_text, requirements_text
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.secrets import may_be_stored
+from bisect_env.report.markdown import escaped
+from bisect_env.report.untrusted import clean, clean_lines
 
 LOCK, REQUIREMENTS, EXPLICIT = "conda-lock.yml", "requirements.txt", "explicit.txt"
 RUN, README, DOCKERFILE = "run.sh", "README.md", "Dockerfile"
 _OWN = (LOCK, REQUIREMENTS, EXPLICIT, RUN, README, DOCKERFILE)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STACK_LINES = 40
 _CHANGES = 30
 """Packages that a README lists."""
@@ -109,6 +113,9 @@ def reproduction(
 def _run(matrix: Matrix, combination: Combination) -> str:
     command = shlex.join(matrix.command(combination))
     variables = {"PYTHONFAULTHANDLER": "1", **matrix.environment(combination)}
+    # A combination comes from a database: its axes are names, or they are no axes of the matrix.
+    if strange := [name for name in variables if not _VARIABLE.fullmatch(name)]:
+        raise ValueError(f"an axis of this combination has a name that no axis can have: {strange[0]!r}")
     secrets = _left_out(matrix)
     lines = [
         f"export {name}={shlex.quote(value)}"
@@ -149,7 +156,7 @@ def _left_out(matrix: Matrix) -> list[str]:
 
 
 def _dockerfile(lock: Lock, index: str) -> str:
-    option = f" --index-url {index}" if index else ""
+    option = f" --index-url {shlex.quote(index)}" if index else ""
     image = image_of(lock)
     if lock.is_conda:
         return f"""FROM {image or "mambaorg/micromamba:latest"}
@@ -168,10 +175,10 @@ WORKDIR /repro
 
 
 def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, index: str) -> str:
-    what = matrix.file.description or matrix.name
+    what = clean(matrix.file.description) or matrix.name
     rate = f"it failed in {seen.bad} of {seen.trials} runs" if seen.trials else "it was not run yet"
-    where = f" on {seen.machine}" if seen.machine else ""
-    detail = f": {seen.detail}" if seen.detail and seen.bad else ""
+    where = f" on {escaped(clean(seen.machine))}" if seen.machine else ""
+    detail = f": {escaped(clean(seen.detail))}" if seen.detail and seen.bad else ""
     script = f"""`{RUN} N` runs this command N times and counts the failures; a run ends after
 {matrix.file.trial.timeout:g} s.
 
@@ -192,7 +199,7 @@ def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, in
     if matrix.file.trial.gpus:
         parts.append(f"It needs {matrix.file.trial.gpus} GPU(s).\n")
     if seen.stack:
-        stack = "\n".join(seen.stack.splitlines()[:_STACK_LINES])
+        stack = "\n".join(clean_lines(seen.stack).splitlines()[:_STACK_LINES])
         fence = "```"
         while fence in stack:
             fence += "`"
@@ -219,7 +226,7 @@ def _contrast(lock: Lock, good: Contrast | None) -> list[str]:
 
 
 def _steps(lock: Lock, index: str) -> str:
-    option = f" --index-url {index}" if index else ""
+    option = f" --index-url {shlex.quote(index)}" if index else ""
     container = "docker build --tag repro . && docker run --rm repro"
     if lock.is_conda:
         return f"""Any of the first three makes the environment:
@@ -260,4 +267,4 @@ Or in a container: `{container}`.
 
 
 def _listed(combination: Combination) -> str:
-    return ", ".join(f"{axis} {value}" for axis, value in combination.items)
+    return ", ".join(clean(f"{axis} {value}") for axis, value in combination.items)

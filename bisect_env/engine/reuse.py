@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 
-from bisect_env.engine.prepare import Prepared
+from bisect_env.engine.locking import Prepared
 from bisect_env.engine.target import Place, StudyTarget
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
@@ -75,7 +75,7 @@ class Reuse:
     Args:
         store: Where they are.
         study_id: This study.
-        keys: Key of each combination that stands for its group.
+        keys: Key of each combination that stands for its group, once it has a lock: the mapping may grow.
         prepared: The combinations.
         target: What this study is about: what a trial says is judged anew. While it is open, only trials of
             the bad end are taken.
@@ -101,16 +101,23 @@ class Reuse:
         self._incomplete: set[str] = set()
         self._cuda_failed: set[str] = set()
 
-    def look(self) -> list[StoredTrial]:
-        """Take what was recorded since the last look; gives it with what it says in this study."""
+    def look(self, among: Collection[Index] | None = None) -> list[StoredTrial]:
+        """Take what was recorded since the last look; gives it with what it says in this study.
+
+        Args:
+            among: Look for trials of these combinations alone.
+        """
+        indices = self._keys.keys() if among is None else set(among)
         was_open = self._target.is_open
-        taken = self._take({self._target.bad_end} if was_open else self._keys)
+        taken = self._take({self._target.bad_end} & indices if was_open else indices)
         if was_open and not self._target.is_open:
             taken += self._take(self._keys.keys() - {self._target.bad_end})
         return taken
 
     def _take(self, indices: Collection[Place | None]) -> list[StoredTrial]:
         keys = {i: key for i, key in self._keys.items() if i in indices and key not in self._incomplete}
+        if not keys or not self._machines:
+            return []
         logs = self._target.reads_output or self._target.compares
         found = self._store.measured(self._study_id, set(keys.values()), self._machines, logs=logs)
         taken = []

@@ -5,7 +5,6 @@ They are recorded in the study of the matrix, as any trial is: what was measured
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,27 +14,26 @@ from bisect_env.cluster.protocol import (
     BuildFailed,
     Executor,
     PrefixReady,
-    PrefixRequest,
     TrialCompleted,
     TrialLost,
-    TrialRequest,
 )
 from bisect_env.engine import events
 from bisect_env.engine.amplify import known_perturbation
-from bisect_env.engine.prepare import (
+from bisect_env.engine.locking import (
     Prepared,
     environment_request,
     environment_warnings,
     group,
-    preferences,
+    lock_one,
 )
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.rules import BUILDS_BEFORE_UNBUILDABLE, VOIDS_BEFORE_STOP, Tally, in_flight
-from bisect_env.engine.specs import allowed_sources, lost_record, target_of, trial_files, trial_spec
+from bisect_env.engine.runner import Runner
+from bisect_env.engine.specs import lost_record, target_of
+from bisect_env.engine.state import BUILDS_BEFORE_UNBUILDABLE, VOIDS_BEFORE_STOP, Tally, in_flight
 from bisect_env.engine.stored import named_combinations
 from bisect_env.engine.study import study_date, study_definition
 from bisect_env.engine.target import StudyTarget
-from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
+from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.at import find_combination
@@ -50,10 +48,6 @@ from bisect_env.trials.records import NONE, Evidence, Outcome, Perturbation, Tri
 # --------------------------------------------------------------------------------------------------
 # Trials of one combination, one after another, for those who ask without a search.
 
-LOOK = 0.5
-"""Seconds between two looks at whether the user wants to stop."""
-CANCEL_GRACE = 30.0
-"""Seconds for cancelled trials to be answered."""
 MAKING = "making the environment, unless it is here already"
 """Said before the first trial, which may wait for it for minutes."""
 
@@ -106,20 +100,18 @@ class SingleTrials:
         self._matrix = matrix
         self._store = store
         self._study_id = study_id
-        self._executor = executor
+        self._runner = Runner(matrix, executor)
         self._notify = notify
         self._stopped = stopped
         wanted = matrix.file.trial.bad.signature
         self._target = StudyTarget(target_of(matrix), wanted, store, study_id, _bad_end(matrix))
-        self._files = trial_files(matrix)
-        self._allow_source = allowed_sources(matrix)
         self._seconds: float | None = None
         self._voids = 0
 
     @property
     def slots(self) -> int:
         """How many trials can run at the same time."""
-        return self._executor.slots
+        return self._runner.executor.slots
 
     def run(
         self,
@@ -147,59 +139,52 @@ class SingleTrials:
             UsageError: The command cannot be run.
         """
         tally = Tally()
-        running: set[str] = set()
+        runner = self._runner
         ready = False
         self._notify(events.Said(MAKING))
-        self._prepare(single)
+        runner.prepare(single.lock)
         try:
             while True:
                 if ready:
-                    self._submit(single, wanted(tally, len(running)), running, ids)
-                if (ready and not running) or self._stopped():
+                    self._submit(single, wanted(tally, len(runner.running)), ids)
+                if (ready and not runner.running) or self._stopped():
                     return tally
-                for completion in self._executor.wait(LOOK):
+                for completion in runner.wait():
                     match completion:
                         case PrefixReady():
                             ready = True
                             self._made(single, completion)
-                        case BuildFailed(trial_id):
+                        case BuildFailed():
                             ready = False
-                            running.discard(trial_id)
                             tally.failed_builds += 1
                             self._build_failed(single, completion, tally.failed_builds)
                         case TrialCompleted(record, build_seconds, notes):
-                            running.discard(record.trial_id)
                             self._warn(notes)
                             on_evidence(self._record(single, record, tally, build_seconds))
-                        case TrialLost(trial_id, _, host):
-                            running.discard(trial_id)
+                        case TrialLost(_, _, host):
                             tally.lost_on |= {host} - {""}
                             on_evidence(self._record(single, _lost(single, completion), tally))
         finally:
-            if running:
-                self._cancel(single, running, tally)
+            # What had come to its end before it could be ended is recorded, too.
+            for ended in runner.end():
+                evidence = self._target.judge(single.combination, ended.record, repeated=tally.void > 0)
+                self._store.record_trial(self._study_id, ended.record, evidence, trial_key=single.key)
+                tally.count(evidence)
 
-    def _submit(self, single: Single, more: int, running: set[str], ids: Iterator[str] | None) -> None:
+    def _submit(self, single: Single, more: int, ids: Iterator[str] | None) -> None:
         if self._stopped():
             return
-        room = in_flight(self._executor.slots, self._seconds) - len(running)
+        room = in_flight(self.slots, self._seconds) - len(self._runner.running)
         for _ in range(min(more, room)):
             trial_id = uuid.uuid4().hex if ids is None else next(ids)
-            spec = trial_spec(
-                self._matrix,
+            self._runner.submit(
+                trial_id,
                 single.combination,
                 single.lock,
-                trial_id,
-                self._files,
                 values=single.values,
                 perturbation=single.perturbation,
             )
-            running.add(trial_id)
-            self._executor.submit(TrialRequest(spec, single.lock, self._allow_source))
             self._notify(events.TrialStarted(trial_id, single.combination))
-
-    def _prepare(self, single: Single) -> None:
-        self._executor.prepare(PrefixRequest(single.lock, self._allow_source))
 
     def _made(self, single: Single, answer: PrefixReady) -> None:
         self._warn(answer.notes)
@@ -211,7 +196,7 @@ class SingleTrials:
         """Begin again a few times: network trouble passes, and one host's disk is not all hosts'."""
         if times < BUILDS_BEFORE_UNBUILDABLE:
             self._warn([f"building {single.combination}: {failure.message}; it is tried again"])
-            self._prepare(single)
+            self._runner.prepare(single.lock)
             return
         if failure.transient:
             raise InfrastructureError(
@@ -253,21 +238,6 @@ class SingleTrials:
             )
         return evidence
 
-    def _cancel(self, single: Single, running: set[str], tally: Tally) -> None:
-        """End what runs; what had come to its end before that is recorded."""
-        self._executor.cancel()
-        patience = time.monotonic() + CANCEL_GRACE
-        while running and time.monotonic() < patience:
-            for completion in self._executor.wait(LOOK):
-                if isinstance(completion, TrialCompleted):
-                    running.discard(completion.record.trial_id)
-                    record = completion.record
-                    evidence = self._target.judge(single.combination, record, repeated=tally.void > 0)
-                    self._store.record_trial(self._study_id, record, evidence, trial_key=single.key)
-                    tally.count(evidence)
-                elif not isinstance(completion, PrefixReady):
-                    running.discard(completion.trial_id)
-
 
 def _bad_end(matrix: Matrix) -> Combination | None:
     """The stated bad end; axes with one value need not be stated."""
@@ -284,9 +254,6 @@ def _lost(single: Single, lost: TrialLost) -> TrialRecord:
 
 # --------------------------------------------------------------------------------------------------
 # One combination of a matrix, with the lock that it has in its study.
-#
-# Locks lean on their neighbours', so that what a combination gets depends on those before it. To lock one
-# as the whole study would, those that it leans on are locked first, and no others.
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,7 +387,7 @@ def _locked(
     lock = None if named.study is None else _stored_lock(store, named.study, combination)
     if lock is None:
         notify(events.Said(f"locking {combination}"))
-        result = lock_one(matrix, grid, index, provider, named.as_of, workers=workers)
+        result = lock_one(matrix, grid, index, provider, named.as_of)
         if isinstance(result, UnsolvableError):
             raise NoEnvironmentError(
                 f"{combination} has no environment: {result.message}",
@@ -439,53 +406,6 @@ def _single(matrix: Matrix, named: _Named, lock: Lock, store: Store) -> Single:
     around = (None if named.study is None else known_perturbation(store, named.study.id)) or NONE
     key = trial_key(matrix, prepared, index, around)
     return Single(named.combination, lock, key, perturbation=around)
-
-
-def lock_one(
-    matrix: Matrix,
-    grid: Grid,
-    index: Index,
-    provider: EnvironmentProvider,
-    as_of: datetime,
-    *,
-    workers: int = 2,
-) -> LockResult:
-    """Lock one combination as `lock_all` would.
-
-    A model that turns out to have no lock makes its follower lean on the next one, which is then locked as
-    well: that is seen only once it is solved, hence the rounds.
-    """
-    candidates = [one for one in grid.indices() if one not in grid.excluded or one == index]
-    models = preferences(matrix, grid, candidates)
-    place = {one: position for position, one in enumerate(candidates)}
-    results: dict[int, LockResult] = {}
-    wanted = {place[index]}
-    while True:
-        wanted = _leaned_on(wanted, models, results)
-        if wanted <= results.keys():
-            return results[place[index]]
-        chosen = sorted(wanted)
-        position = {one: i for i, one in enumerate(chosen)}
-        requests = [environment_request(matrix, grid.combination(candidates[i]), as_of) for i in chosen]
-        lean = [[position[m] for m in models[i] if m in position] for i in chosen]
-        answers = provider.lock_many(requests, workers=workers, prefer=lean)
-        results = dict(zip(chosen, answers, strict=True))
-
-
-def _leaned_on(wanted: set[int], models: list[list[int]], results: dict[int, LockResult]) -> set[int]:
-    """Those wanted, and all on which they lean as far as is known by now. Pure."""
-    found: set[int] = set()
-    todo = list(wanted)
-    while todo:
-        one = todo.pop()
-        if one in found:
-            continue
-        found.add(one)
-        for model in models[one]:
-            todo.append(model)
-            if not isinstance(results.get(model), UnsolvableError):
-                break
-    return found
 
 
 def _begin(store: Store, matrix: Matrix, grid: Grid, as_of: datetime) -> Study:

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import getpass
+import math
 import platform
+import shlex
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
 from bisect_env.engine.amplify import settle
-from bisect_env.engine.early import EarlyExecutor
-from bisect_env.engine.loop import StudyLoop
-from bisect_env.engine.prepare import Prepared, lock_all
+from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
+from bisect_env.engine.runner import StudyRunner
 from bisect_env.environments.images import image_of, moved_tag
-from bisect_env.environments.lock import LockResult
+from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lockfiles import write_locks
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import (
     BisectEnvError,
     EndsNotAsStatedError,
     ExitCode,
-    NoEnvironmentError,
     StudyInterruptedError,
     UsageError,
 )
@@ -37,7 +39,6 @@ from bisect_env.matrix.schema import PackageAxis
 from bisect_env.report.document import report_document
 from bisect_env.search.coarse import is_large
 from bisect_env.storage.records import (
-    CombinationState,
     CombinationStatus,
     Study,
     StudyDefinition,
@@ -68,13 +69,15 @@ def run_study(
     store: Store,
     provider: EnvironmentProvider,
     make_executor: Callable[[], Executor],
-    lockfiles: Path,
+    lockfiles: Path | None,
     notify: Notify,
     stopped: Callable[[], bool] = lambda: False,
     workers: int = 2,
     machines: Callable[[], Collection[Machine]] = lambda: (Machine(platform.machine()),),
     fresh: bool = False,
     every_corner: bool = False,
+    every_lock: bool = False,
+    quick: bool = False,
 ) -> Conclusion:
     """Answer a matrix: begin its study, or go on with it where it stopped.
 
@@ -83,13 +86,15 @@ def run_study(
         store: Open for writing.
         provider: Makes environments.
         make_executor: Starts the place where trials run, in another thread, unless the study is answered.
-        lockfiles: Folder under which the locks are written.
+        lockfiles: Folder under which the locks are written; None writes none.
         notify: Hears of everything.
         stopped: True when the user wants to stop.
         workers: Solvers at the same time.
         machines: Classes of machines on which trials will run; called when trials might be reused.
         fresh: Begin a new study that reuses nothing, whatever has been measured already.
         every_corner: Go on to further failing corners once one is confirmed.
+        quick: End as soon as the answer stands, without checking it further.
+        every_lock: Lock every combination before the first trial.
 
     Raises:
         BisectEnvError: Whatever a user can mend; everything finished by then is stored.
@@ -106,58 +111,69 @@ def run_study(
         if isinstance(event, events.LockProgress) and stopped():
             raise StudyInterruptedError(
                 f"stopped while locking environments ({event.done} of {event.total})",
-                remedy=f"bisect-env run {matrix.path}   goes on from here",
+                remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
             )
 
     # A study that is answered answers again at once, without starting a cluster.
     with EarlyExecutor(make_executor, begin=study.status is not StudyStatus.FINISHED) as cluster:
+        locking: Locking | None = None
         try:
             images = recorded_images(matrix, store, study)
-            prepared = prepare_study(
-                matrix, grid, as_of, provider, lockfiles, watched, workers=workers, images=images
+            for name, reference in images.items():
+                if (text := moved_tag(name, reference)) is not None:
+                    notify(events.Warned(text))
+            locking = open_locking(
+                matrix,
+                grid,
+                as_of,
+                provider,
+                watched,
+                workers=workers,
+                images=images,
+                every=every_lock,
+                known=stored_locks(store, study, grid),
             )
-            save_prepared(store, study, prepared)
-            if not prepared.locks:
-                why = next(iter(prepared.unsolvable.values()), None)
-                raise NoEnvironmentError(
-                    f"{matrix.path}: none of the combinations has an environment",
-                    tried=why.message if why else None,
-                    remedy="`bisect-env plan` lists every combination with its reason",
-                )
             # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
             reuses = not (study.definition.fresh or large) and study.status is not StudyStatus.FINISHED
             perturbation = settle(
                 matrix,
                 grid,
-                prepared.locks,
+                locking,
                 store,
                 study.id,
                 cluster.get,
                 notify=lambda text: notify(events.Said(text)),
                 stopped=stopped,
             )
-            loop = StudyLoop(
+            save_prepared(store, study, locking.prepared)
+            runner = StudyRunner(
                 matrix,
-                prepared,
+                locking,
                 store,
                 study.id,
                 notify=notify,
                 stopped=stopped,
                 machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
                 every_corner=every_corner,
+                quick=quick,
                 perturbation=perturbation,
             )
-            loop.replay()
-            if not loop.search.finished:
+            runner.replay()
+            if not runner.search.finished:
                 if study.status is StudyStatus.FINISHED:
                     store.reopen(study.id)
-                loop.run(cluster.get())
-            return conclude(matrix, store, study, loop, notify, interrupted=stopped())
+                runner.run(cluster.get)
+            return conclude(matrix, store, study, runner, notify, interrupted=stopped())
         except BisectEnvError as error:
             _end_with(error, store, study.id)
             notify(events.Failed.of(error))
             notify(events.Concluded(report_document(store, study.id)))
             raise
+        finally:
+            if locking is not None:
+                locking.close()
+                if lockfiles is not None:
+                    _write_locks(lockfiles, matrix, locking.prepared)
 
 
 def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
@@ -247,54 +263,70 @@ def _ends(grid: Grid) -> dict[str, dict[str, str] | None]:
     return {name: None if i is None else grid.combination(i).as_dict() for name, i in ends.items()}
 
 
-def prepare_study(
+def open_locking(
     matrix: Matrix,
     grid: Grid,
     as_of: datetime,
     provider: EnvironmentProvider,
-    lockfiles: Path | None,
     notify: Notify,
     *,
     workers: int = 2,
     images: Mapping[str, str] | None = None,
-) -> Prepared:
-    """Lock every combination and write the locks.
+    every: bool = False,
+    known: Mapping[Index, Lock] | None = None,
+) -> Locking:
+    """What locks the combinations of a study: now, or when the search asks for them.
 
     Args:
         matrix: As loaded.
         grid: As expanded.
         as_of: What "now" is for the study.
         provider: Solves.
-        lockfiles: Where locks are written, None to write none.
         notify: Hears of the progress.
         workers: Solvers at the same time.
         images: Of names of container images those that the study has settled on, with what they stand for.
+        every: Lock every combination now.
+        known: Locks that the study has already.
     """
-    for name, reference in (images or {}).items():
-        if (text := moved_tag(name, reference)) is not None:
-            notify(events.Warned(text))
-    prepared = lock_all(
-        matrix,
-        grid,
-        provider,
-        as_of,
-        workers=workers,
-        on_progress=lambda done, total: notify(events.LockProgress(done, total)),
-        images=images,
-    )
-    if lockfiles is not None:
-        results: dict[Index, LockResult] = {**prepared.locks, **prepared.unsolvable}
-        write_locks(lockfiles, matrix.name, {grid.combination(i).key: r for i, r in results.items()})
+    whole = None
+    if every or not is_lazy(grid):
+        whole = lock_all(
+            matrix,
+            grid,
+            provider,
+            as_of,
+            workers=workers,
+            on_progress=lambda done, total: notify(events.LockProgress(done, total)),
+            images=images,
+        )
     notify(
         events.Locked(
-            combinations=sum(1 for _ in grid.indices()),
+            combinations=math.prod(grid.shape),
             excluded=len(grid.excluded),
-            unsolvable=len(prepared.unsolvable),
-            environments=prepared.environments,
+            unsolvable=0 if whole is None else len(whole.unsolvable),
+            environments=None if whole is None else whole.environments,
             withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
         )
     )
-    return prepared
+    return Locking(matrix, grid, provider, as_of, workers=workers, images=images, known=known, whole=whole)
+
+
+def stored_locks(store: Store, study: Study, grid: Grid) -> dict[Index, Lock]:
+    """Locks that a study has from earlier commands."""
+    found: dict[Index, Lock] = {}
+    locks: dict[str, Lock | None] = {}
+    for state in store.combinations(study.id):
+        if state.lock_hash is not None and state.status != CombinationStatus.EXCLUDED:
+            if state.lock_hash not in locks:
+                locks[state.lock_hash] = store.lock(state.lock_hash)
+            if (lock := locks[state.lock_hash]) is not None:
+                found[grid.index(state.combination)] = lock
+    return found
+
+
+def _write_locks(folder: Path, matrix: Matrix, prepared: Prepared) -> None:
+    results: dict[Index, LockResult] = {**prepared.locks, **prepared.unsolvable}
+    write_locks(folder, matrix.name, {prepared.grid.combination(i).key: r for i, r in results.items()})
 
 
 def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str]:
@@ -312,24 +344,11 @@ def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str
 def save_prepared(store: Store, study: Study, prepared: Prepared) -> None:
     """Write combinations and locks; what is there already stays."""
     store.save_locks(study.id, {lock.content_hash: lock for lock in prepared.locks.values()}.values())
-    store.save_combinations(study.id, [_state(prepared, index) for index in prepared.grid.indices()])
-
-
-def _state(prepared: Prepared, index: Index) -> CombinationState:
-    combination = prepared.grid.combination(index)
-    if index in prepared.grid.excluded:
-        return CombinationState(combination, CombinationStatus.EXCLUDED, prepared.grid.excluded[index])
-    if index in prepared.unsolvable:
-        error = prepared.unsolvable[index]
-        status = CombinationStatus.UNBUILDABLE if error.building else CombinationStatus.UNSOLVABLE
-        return CombinationState(combination, status, error.message)
-    lock_hash = prepared.locks[index].content_hash
-    warnings = "; ".join(prepared.warnings.get(index, ()))
-    return CombinationState(combination, CombinationStatus.SOLVABLE, warnings, lock_hash)
+    store.save_combinations(study.id, [prepared.state(index) for index in prepared.grid.indices()])
 
 
 def conclude(
-    matrix: Matrix, store: Store, study: Study, loop: StudyLoop, notify: Notify, *, interrupted: bool
+    matrix: Matrix, store: Store, study: Study, runner: StudyRunner, notify: Notify, *, interrupted: bool
 ) -> Conclusion:
     """Store the verdict and say how the study ended.
 
@@ -337,14 +356,14 @@ def conclude(
         StudyInterruptedError: The user stopped it.
         EndsNotAsStatedError: A stated end is not as stated.
     """
-    if interrupted and not loop.search.finished:
-        store.finish_study(study.id, StudyStatus.INTERRUPTED, loop.document())
+    if interrupted and not runner.search.finished:
+        store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
         raise StudyInterruptedError(
-            f"stopped after {loop.search.trials} trials; every one of them is stored",
-            remedy=f"bisect-env run {matrix.path}   goes on from here",
+            f"stopped after {runner.search.trials} trials; every one of them is stored",
+            remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
         )
     while True:
-        document, verdict = loop.document(), loop.search.verdict
+        document, verdict = runner.document(), runner.search.verdict
         if verdict.ends_wrong:
             document = {**document, "status": "none", "reason": _ends_reason(verdict.ends_wrong)}
         store.finish_study(study.id, StudyStatus.FINISHED, document)
@@ -352,12 +371,12 @@ def conclude(
         # For those who ask in SQL: only the report can put it into words.
         store.save_verdict(study.id, {**document, "sentence": report["verdict"]["sentence"]})
         # Looked at after writing: of two commands that end together, the later verdict knows all trials.
-        if not loop.hear_others():
+        if not runner.hear_others():
             break
     if verdict.ends_wrong:
         raise EndsNotAsStatedError(
             f"{matrix.path}: {document['reason']}",
-            tried=_end_counts(loop, verdict.ends_wrong),
+            tried=_end_counts(runner, verdict.ends_wrong),
             remedy="correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
         )
     notify(events.Concluded(report))
@@ -370,13 +389,13 @@ def _ends_reason(wrong: tuple[str, ...]) -> str:
     return "; ".join(says[end] for end in wrong)
 
 
-def _end_counts(loop: StudyLoop, wrong: tuple[str, ...]) -> str:
-    grid = loop.grid
+def _end_counts(runner: StudyRunner, wrong: tuple[str, ...]) -> str:
+    grid = runner.grid
     texts = []
     for name in wrong:
         index = grid.good if name == "good" else grid.bad
         if index is not None:
-            hits, trials = loop.search.counts(index)
+            hits, trials = runner.search.counts(index)
             texts.append(f"{grid.combination(index)}: {hits} of {trials} trials were bad")
     return "; ".join(texts)
 
@@ -387,3 +406,41 @@ def _user() -> str:
     except (KeyError, OSError):
         # A container's user often has no name.
         return ""
+
+
+class EarlyExecutor:
+    """Starts an executor in a thread, and closes it at the end, whether it was used or not.
+
+    Args:
+        make: Starts it.
+        begin: Whether to start now; otherwise it is started when it is asked for.
+    """
+
+    def __init__(self, make: Callable[[], Executor], *, begin: bool) -> None:
+        self._make = make
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="start")
+        self._future = self._pool.submit(make) if begin else None
+
+    def get(self) -> Executor:
+        """The executor, as soon as it stands.
+
+        Raises:
+            BisectEnvError: It could not be started.
+        """
+        if self._future is None:
+            self._future = self._pool.submit(self._make)
+        return self._future.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close what was started; a start that failed without being asked for says nothing to anybody."""
+        self._pool.shutdown(wait=True)
+        if self._future is not None and self._future.exception() is None:
+            self._future.result().close()

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bisect_env.engine.rules import Tally
 from bisect_env.engine.single import One, SingleTrials
+from bisect_env.engine.state import Tally
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.search.ratetest import RateClaim, RateTest, upper_bound
 from bisect_env.storage.store import Store

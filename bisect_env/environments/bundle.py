@@ -17,12 +17,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bisect_env.environments.download import archive_name, sha256_of
@@ -52,6 +53,8 @@ class Answers:
         catalogue: Key of a question to the index (see `offline`) to what it answered, as JSON data.
         locks: Digest of a request to the content hash of its lock, or why there is none.
         archives: sha256 of each archive to its file name and size in bytes.
+        files: Everything else (wheels made from source distributions, interpreters), by its path in the
+            directory: size in bytes and sha256.
     """
 
     matrix: str
@@ -59,6 +62,7 @@ class Answers:
     catalogue: dict[str, Any] = field(default_factory=dict)
     locks: dict[str, str | UnsolvableError] = field(default_factory=dict)
     archives: dict[str, tuple[str, int]] = field(default_factory=dict)
+    files: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
 def request_digest(request: EnvironmentRequest) -> str:
@@ -79,7 +83,7 @@ class Bundle:
         self.pythons = root / "pythons"
 
     def write(self, answers: Answers, locks: Iterable[Lock]) -> None:
-        """Write what was answered; called when every archive is there.
+        """Write what was answered, and what else there is; called when everything is there.
 
         Raises:
             OSError: It cannot be written.
@@ -93,6 +97,7 @@ class Bundle:
             "catalogue": answers.catalogue,
             "locks": {key: _result_data(value) for key, value in sorted(answers.locks.items())},
             "archives": {key: list(value) for key, value in sorted(answers.archives.items())},
+            "files": {key: list(value) for key, value in sorted(self._others(answers).items())},
         }
         _write(self._study_path(answers.matrix), json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
@@ -119,7 +124,13 @@ class Bundle:
                 as_of=datetime.fromisoformat(data["as_of"]),
                 catalogue=dict(data["catalogue"]),
                 locks={key: _result(value) for key, value in data["locks"].items()},
-                archives={key: (str(name), int(size)) for key, (name, size) in data["archives"].items()},
+                archives={
+                    _hash(key): (_name(name), int(size)) for key, (name, size) in data["archives"].items()
+                },
+                files={
+                    str(self._inside(key)): (int(size), _hash(sha256))
+                    for key, (size, sha256) in data["files"].items()
+                },
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InfrastructureError(
@@ -132,7 +143,14 @@ class Bundle:
         Raises:
             LockFileError: It is not there, or damaged.
         """
-        return read_lock(self._lock_path(content_hash))
+        path = self._lock_path(content_hash)
+        lock = read_lock(path)
+        if lock.content_hash != content_hash:
+            raise LockFileError(
+                f"{path} holds another lock ({lock.content_hash[:12]})",
+                remedy="copy it again, or fetch again",
+            )
+        return lock
 
     def result(self, answer: str | UnsolvableError) -> LockResult:
         """The lock behind an answer, or the answer itself.
@@ -151,15 +169,20 @@ class Bundle:
         return sum(p.stat().st_size for p in self._pieces(sha256, name)) == size
 
     def missing(self, answers: Answers) -> list[str]:
-        """What has not been copied yet: file names of archives and locks, sorted."""
+        """What has not been copied yet, or was cut short: names of files, sorted."""
         absent = [n for s, (n, size) in answers.archives.items() if not self.has(s, n, size)]
+        absent += [name for name, (size, _) in answers.files.items() if _size(self.root / name) != size]
         hashes = {answer for answer in answers.locks.values() if isinstance(answer, str)}
         absent += [p.name for p in map(self._lock_path, hashes) if not p.exists()]
         return sorted(absent)
 
     def damaged(self, answers: Answers) -> list[str]:
-        """What is there and is not what was fetched; reads every archive and every lock."""
-        wrong = []
+        """What is there and is not what was fetched; reads every file."""
+        wrong = [
+            name
+            for name, (size, sha256) in answers.files.items()
+            if _size(self.root / name) == size and sha256_of(self.root / name) != sha256
+        ]
         for sha256, (name, size) in answers.archives.items():
             if self.has(sha256, name, size) and sha256_of(*self._pieces(sha256, name)) != sha256:
                 wrong.append(name)
@@ -167,7 +190,7 @@ class Bundle:
             path = self._lock_path(content_hash)
             try:
                 if path.exists():
-                    read_lock(path)
+                    self.lock(content_hash)
             except LockFileError:
                 wrong.append(path.name)
         return sorted(wrong)
@@ -239,11 +262,33 @@ class Bundle:
         if not wheels:
             name = archive_name(package)
             raise UnbuildableError(f"{self.root} holds no wheel made from {name}", transient=True)
-        return replace(package, url=wheels[0].absolute().as_uri(), sha256=sha256_of(wheels[0]))
+        stated = {sha256 for study in self._studies() for name, (_, sha256) in study.items()}
+        if (found := sha256_of(wheels[0])) not in stated:
+            raise UnbuildableError(f"{wheels[0].name} in {self.root} is not what was made", transient=True)
+        return replace(package, url=wheels[0].absolute().as_uri(), sha256=found)
 
     def built(self, sha256: str, python: str) -> Path:
         """Where the wheel made from a source distribution lies."""
         return self.folder(sha256) / f"built-{python}"
+
+    def _others(self, answers: Answers) -> dict[str, tuple[int, str]]:
+        """What the directory holds beside archives and locks."""
+        built = (path for sha256 in answers.archives for path in self.folder(sha256).glob("built-*/*.whl"))
+        pythons = (path for path in self.pythons.rglob("*") if not path.name.startswith("."))
+        return {
+            path.relative_to(self.root).as_posix(): (path.stat().st_size, sha256_of(path))
+            for path in (*built, *pythons)
+            if path.is_file()
+        }
+
+    def _studies(self) -> list[Mapping[str, tuple[int, str]]]:
+        return [self.read(path.stem).files for path in sorted((self.root / "studies").glob("*.json"))]
+
+    def _inside(self, name: object) -> PurePosixPath:
+        path = PurePosixPath(str(name))
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{name!r} is not a path in the directory")
+        return path
 
     def _pieces(self, sha256: str, name: str) -> list[Path]:
         whole = self.folder(sha256) / name
@@ -256,6 +301,22 @@ class Bundle:
 
     def _study_path(self, matrix: str) -> Path:
         return self.root / "studies" / f"{matrix}.json"
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _hash(text: object) -> str:
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise ValueError(f"{text!a:.80} is no sha256")
+    return text
+
+
+def _name(text: object) -> str:
+    if not isinstance(text, str) or not text or "/" in text or text in (".", ".."):
+        raise ValueError(f"{text!a:.80} is no name of a file")
+    return text
 
 
 def _check_format(found: object) -> None:
@@ -304,5 +365,5 @@ def _result_data(answer: str | UnsolvableError) -> Mapping[str, Any]:
 
 def _result(data: Mapping[str, Any]) -> str | UnsolvableError:
     if "lock" in data:
-        return str(data["lock"])
+        return _hash(data["lock"])
     return UnsolvableError(str(data["unsolvable"]), building=bool(data["building"]))

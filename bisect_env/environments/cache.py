@@ -40,8 +40,8 @@ class Lease:
     """Keeps a prefix from being taken away; held until `release`, or until the process ends, however.
 
     Args:
-        fd: An open file with a shared lock on it; None where the cache cannot be written, so that nobody
-            who could evict anything comes by here either.
+        fd: An open file with a shared lock on it; None where the cache cannot be written and has no such
+            file for this prefix, which its owner then may take away.
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -77,12 +77,18 @@ def hold(folder: Path, content_hash: str) -> Lease:
             folder.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            if error.errno in _CANNOT_WRITE:
+            if error.errno not in _CANNOT_WRITE:
+                raise
+            # Somebody else's cache, or a read-only one. Who may read the file may lock it, too: its owner
+            # then does not take the prefix away beneath us.
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
                 return Lease(None)
-            raise
         fcntl.flock(fd, fcntl.LOCK_SH)
         if _is_still(path, fd):
-            os.utime(fd)
+            with contextlib.suppress(PermissionError):
+                os.utime(fd)
             return Lease(fd)
         os.close(fd)  # whoever took the prefix away removed this file before we had our lock
 

@@ -64,7 +64,7 @@ def host_platforms() -> tuple[str, ...]:
 def tag_ranks(interpreter: Interpreter, platforms: Sequence[str] | None = None) -> Ranks:
     """The tags that an interpreter accepts, in its order of preference.
 
-    The interpreter is not asked for them: those before 3.6 have no library that could tell.
+    The interpreter is not asked for them: that of a conda environment is not there yet.
     """
     platforms = host_platforms() if platforms is None else platforms
     version = interpreter.release[:2]

@@ -25,15 +25,14 @@ from bisect_env.matrix.secrets import without_credentials
 # --------------------------------------------------------------------------------------------------
 # Python interpreters: those on this machine, else fetched by uv.
 
-# Runs under every Python since 2.7. `abiflags` does not exist before 3.2, where pymalloc and wide
-# unicode make the ABI instead.
+OLDEST = (3, 6)
+"""Of the Pythons that environments are made for: uv cannot run older ones, which have no `-I`."""
+
+# Also run by Pythons that do not serve, back to 2.7, which has no `abiflags`.
 _PROBE = r"""
 import json, os, sys, sysconfig, platform
 v = sys.version_info
-flags = getattr(sys, "abiflags", None)
-if flags is None:
-    flags = "m" if sysconfig.get_config_var("WITH_PYMALLOC") else ""
-    flags += "u" if sys.maxunicode > 65535 else ""
+flags = getattr(sys, "abiflags", "")
 base = getattr(sys, "_base_executable", None) or os.path.realpath(sys.executable)
 print(json.dumps({
     "executable": base,
@@ -57,7 +56,7 @@ class Interpreter:
     Attributes:
         path: Absolute path of the real executable, never a shim or a virtual environment's link.
         version: Full version, such as `3.11.7`.
-        abi: Tag of its own ABI, such as `cp311`, `cp36m`, `cp27mu`.
+        abi: Tag of its own ABI, such as `cp311`, `cp36m`.
         stdlib: Where its standard library lies.
         final: False for alphas, betas and candidates.
     """
@@ -78,7 +77,7 @@ def probe(path: Path) -> Interpreter | None:
     """Ask an executable what it is; None when it is not a CPython that could serve.
 
     Free-threaded, debug and 32-bit builds, and other implementations, do not serve: a version in a matrix
-    means the ordinary CPython of that version.
+    means the ordinary CPython of that version. Nor do those that are older than `OLDEST`.
     """
     try:
         if not os.access(path, os.X_OK) or _is_script(path):
@@ -97,6 +96,8 @@ def probe(path: Path) -> Interpreter | None:
     if facts["implementation"] != "CPython" or facts["bits"] != 64 or set(facts["flags"]) & set("td"):
         return None
     major, minor = facts["version"].split(".")[:2]
+    if (int(major), int(minor)) < OLDEST:
+        return None
     return Interpreter(
         path=real,
         version=facts["version"],
@@ -180,11 +181,16 @@ class Interpreters:
             version: `3.11.7` for exactly that, `3.11` for its newest patch release on this machine.
 
         Raises:
-            InterpreterNotFoundError: None is here and uv cannot fetch one.
+            InterpreterNotFoundError: It is older than `OLDEST`, or none is here and uv cannot fetch one.
         """
         if not re.fullmatch(r"\d+\.\d+(\.\d+)?", version):
             raise InterpreterNotFoundError(
                 f"{version!r} is not a Python version", remedy="write it like 3.11 or 3.11.7, in quotes"
+            )
+        if _numbers(version) < OLDEST:
+            raise InterpreterNotFoundError(
+                f"Python {version} is too old: environments are made for 3.6 and newer",
+                remedy="leave it out of the matrix, or run its trials in a container image that has it",
             )
         with self._lock:
             if (found := _best(self._installed(), version)) is not None:
@@ -240,7 +246,9 @@ def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> 
         folder = Path(empty)
         # Without --no-bin it would put a command of that name where the user's shell looks for commands.
         args = ["python", "install", "--no-bin", version]
-        answer = Uv(folder / "cache", environ=environ).run(args, cwd=folder, timeout=_FETCH_TIMEOUT)
+        answer = Uv(folder / "cache", environ=environ).run(
+            args, cwd=folder, timeout=_FETCH_TIMEOUT, builds=False
+        )
     if answer.timed_out:
         return f"no answer in {_FETCH_TIMEOUT:.0f} s"
     if answer.returncode == 0:
@@ -255,7 +263,10 @@ def uv_python_versions() -> tuple[str, ...]:
     with tempfile.TemporaryDirectory() as empty:
         folder = Path(empty)
         answer = Uv(folder / "cache").run(
-            ["python", "list", "--only-downloads", "--output-format", "json"], cwd=folder, timeout=60
+            ["python", "list", "--only-downloads", "--output-format", "json"],
+            cwd=folder,
+            timeout=60,
+            builds=False,
         )
     if answer.returncode != 0:
         return ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from bisect_env.errors import InfrastructureError, UsageError
 
@@ -108,7 +109,7 @@ _FORMS = {
     "sha256": re.compile(r"[0-9a-f]{64}"),
     "md5": re.compile(r"([0-9a-f]{32})?"),
     # The characters of RFC 3986 without those that mean something to a shell or in quotes.
-    "url": re.compile(r"(https?://[^/]|file:///)[A-Za-z0-9._~:/?#\[\]@!&,=%+-]{0,4000}"),
+    "url": re.compile(r"(https?://[A-Za-z0-9\[]|file:///)[A-Za-z0-9._~:/?#\[\]@!&,=%+-]{0,4000}"),
 }
 _IMAGE_FORMS = {
     **_FORMS,
@@ -152,6 +153,11 @@ def check_forms(
                     f"{value!a:.120} cannot be the {attribute} of a package"
                     + ("" if attribute == "name" else f" ({package.name!a:.80})")
                 )
+        file_name = unquote(package.url.partition("?")[0].partition("#")[0].rpartition("/")[2])
+        if package.manager != "image" and (
+            file_name in ("", ".", "..") or "/" in file_name or not file_name.isprintable()
+        ):
+            raise ValueError(f"{package.url!a:.120} names no file")
         for words in package.dependencies:
             if not all(_DEPENDENCY.fullmatch(word) for word in words):
                 raise ValueError(f"{words!a:.120} cannot be a dependency of {package.name}")

@@ -130,7 +130,12 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
         ]
         stated = _text(metadata["content_hash"][platform])
         lock = make_lock(_text(custom[_PYTHON]), _text(platform), packages, _date(custom))
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except KeyError as error:
+        raise LockFileError(
+            f"{name} is not a lock of ours: it lacks `{error.args[0]}`",
+            remedy="name a lock that bisect-env wrote, or combinations of a study",
+        ) from error
+    except (yaml.YAMLError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise LockFileError(f"{name} is not a lock of ours: {error!r:.300}", remedy=remedy) from error
     if lock.content_hash != stated:
         raise LockFileError(

@@ -141,14 +141,22 @@ class OfflineEnvironments:
         """
         results: list[LockResult] = []
         for position, request in enumerate(requests):
-            answer = self._answers.locks.get(request_digest(request))
-            if answer is None:
-                wanted = ", ".join(request.requirements) or "no packages"
-                raise _changed(self._bundle.root, f"Python {request.python} with {wanted}")
-            results.append(self._bundle.result(answer))
+            results.append(self.lock(request))
             if on_done is not None:
                 on_done(position, results[-1])
         return results
+
+    def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+        """What was locked with the network, which took `prefer` into account.
+
+        Raises:
+            InfrastructureError: The directory was fetched for another matrix.
+        """
+        answer = self._answers.locks.get(request_digest(request))
+        if answer is None:
+            wanted = ", ".join(request.requirements) or "no packages"
+            raise _changed(self._bundle.root, f"Python {request.python} with {wanted}")
+        return self._bundle.result(answer)
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
         """See `bisect_env.environments.prefix.ensure_prefix`."""

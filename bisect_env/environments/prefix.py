@@ -33,7 +33,6 @@ from bisect_env.environments import (
     install_manifest,
     integrity,
     lockfiles,
-    old_python,
     validation,
 )
 from bisect_env.environments.bundle import Bundle
@@ -59,7 +58,6 @@ from bisect_env.environments.interpreters import (
 )
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import build_date
-from bisect_env.environments.old_python import OLDEST_FOR_UV
 from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
@@ -180,7 +178,7 @@ def install(
 
 
 def _run(uv: Uv, args: list[str | Path], cwd: Path, timeout: float, *, builds: bool) -> None:
-    finished = uv.run(args, cwd=cwd, timeout=timeout)
+    finished = uv.run(args, cwd=cwd, timeout=timeout, builds=builds)
     if finished.returncode != 0 or finished.timed_out:
         raise _failure(finished, timeout, builds=builds)
 
@@ -377,8 +375,6 @@ class _Builder:
 
     def _known(self, interpreter: Interpreter | None) -> dict[str, str]:
         """Keys of the parts, none where there can be no parts."""
-        if interpreter is not None and interpreter.release < OLDEST_FOR_UV:
-            return {}
         # What a source distribution becomes depends on more than the archive.
         if any(package.is_source for package in self.lock.packages):
             return {}
@@ -452,8 +448,8 @@ class _Builder:
             if wrong:
                 found = True
                 self.notes.append(
-                    f"{installed.name} states wrong hashes of {wrong} of its own files; they were compared with "
-                    "the archive, whose hash is in the lock"
+                    f"{installed.name} states wrong hashes of {wrong} of its own files; they were compared "
+                    "with the archive, whose hash is in the lock"
                 )
         return found
 
@@ -504,9 +500,6 @@ class _Builder:
                 self._install(place)
                 move(place, self.final)
             return Contents(contents(place).files & CONDA_BASE, frozenset())
-        if interpreter.release < OLDEST_FOR_UV:
-            old_python.fill(place, self.final, interpreter, self._wheels(), self.cache)
-            return Contents(frozenset(), frozenset())
         make_empty(self._uv_tool(), place, interpreter, self.timeout)
         empty = contents(place)
         self._install(place)

@@ -235,7 +235,7 @@ class Locker:
                     break
             else:
                 found = None
-            running[pool.submit(self._attempt, requests[positions[key][0]], found)] = key
+            running[pool.submit(self.attempt, requests[positions[key][0]], found)] = key
 
         try:
             for key in positions:
@@ -254,7 +254,8 @@ class Locker:
             pool.shutdown(wait=True, cancel_futures=True)
         return [results[request.key] for request in requests]
 
-    def _attempt(self, request: EnvironmentRequest, prefer: Lock | None) -> LockResult:
+    def attempt(self, request: EnvironmentRequest, prefer: Lock | None) -> LockResult:
+        """As `lock`; that there is no solution is an answer, too."""
         try:
             return self.lock(request, prefer)
         except UnsolvableError as error:
@@ -292,6 +293,10 @@ class EnvironmentProvider(Protocol):
     @property
     def as_of(self) -> datetime | None:
         """The only "now" for which it can answer; None where any will do."""
+        ...
+
+    def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+        """Lock one environment, in any thread; see `Locker.lock`."""
         ...
 
     def lock_many(
@@ -348,6 +353,10 @@ class Environments:
     def catalogue(self) -> Catalogue:
         """Lists releases and Pythons."""
         return self._catalogue
+
+    def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+        """Lock one environment; see `Locker.lock`."""
+        return self._locker.attempt(request, prefer)
 
     def lock_many(
         self,

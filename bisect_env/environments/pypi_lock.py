@@ -17,10 +17,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from bisect_env.environments import lockfiles
-from bisect_env.environments.index import IndexFile, PypiCatalogue, advice, choose_wheel, tag_ranks
+from bisect_env.environments.index import advice, choose_wheel, tag_ranks
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
-from bisect_env.environments.lock import LockedPackage, PackageNotFoundError, UnsolvableError
-from bisect_env.environments.old_python import OLDEST_FOR_UV
+from bisect_env.environments.lock import LockedPackage, UnsolvableError
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
@@ -50,7 +49,6 @@ class PypiSolver:
     ) -> None:
         self._cache_dir = cache_dir
         self._interpreters = interpreters or machine_interpreters()
-        self._catalogue = PypiCatalogue(interpreters=self._interpreters)
         self._timeout = timeout
 
     def solve(self, request: EnvironmentRequest, prefer: Sequence[LockedPackage] = ()) -> list[LockedPackage]:
@@ -68,11 +66,8 @@ class PypiSolver:
         """
         interpreter = self._interpreters.find(request.python)
         uv = Uv(self._cache_dir, request.index)
-        if interpreter.release < OLDEST_FOR_UV:
-            packages = self._lock_old(request, interpreter, uv, prefer)
-        else:
-            python: list[str | Path] = ["-p", interpreter.path]
-            packages = self._lock_with_uv(request, interpreter, uv, python, prefer)
+        python: list[str | Path] = ["-p", interpreter.path]
+        packages = self._lock_with_uv(request, interpreter, uv, python, prefer)
         _check_pins(request, packages)
         return packages
 
@@ -147,49 +142,13 @@ class PypiSolver:
             # the solver takes them, and each round names at least one more, so that this ends.
             wheels_only |= refused
 
-    def _lock_old(
-        self,
-        request: EnvironmentRequest,
-        interpreter: Interpreter,
-        uv: Uv,
-        prefer: Sequence[LockedPackage],
-    ) -> list[LockedPackage]:
-        # uv solves for a Python that it cannot run, but knows none of its wheels; those are read off the
-        # index's pages. Building is out of the question: nothing that is kept up still does it there.
-        version = ".".join(str(part) for part in interpreter.release[:2])
-        python: list[str | Path] = ["-p", self._newest_for_uv().path, "--python-version", version]
-        entries = self._solve(request, uv, python, False, set(), prefer, {})
-        ranks = tag_ranks(interpreter)
-        packages: list[LockedPackage] = []
-        for entry in entries:
-            files = {f.filename: f for f in self._files(entry, uv.index, request)}
-            best = choose_wheel(files, ranks)
-            if best is None:
-                raise UnsolvableError(_no_file(entry, interpreter))
-            packages.append(_locked(entry, _Archive(best, files[best].url, files[best].sha256)))
-        return packages
-
     def _newest_for_uv(self) -> Interpreter:
-        able = [i for i in self._interpreters.installed() if i.release >= OLDEST_FOR_UV]
+        able = self._interpreters.installed()
         if not able:
             raise InfrastructureError(
                 "uv finds no Python that it can run", remedy="install Python 3.11 or newer"
             )
         return max(able, key=lambda i: i.release)
-
-    def _files(
-        self, entry: Mapping[str, Any], index: str, request: EnvironmentRequest
-    ) -> Iterable[IndexFile]:
-        version = Version(entry["version"])
-        limit = request.exclude_newer
-        try:
-            files = self._catalogue.files(entry["name"], index=index)
-        except PackageNotFoundError as error:
-            raise UnsolvableError(str(error)) from error
-        for file in files:
-            known = limit is None or (file.uploaded is not None and file.uploaded < limit)
-            if file.is_wheel and known and _same_version(file.version, version):
-                yield file
 
     def _solve(
         self,
@@ -228,7 +187,7 @@ class PypiSolver:
                 args += ["--overrides", "overrides.in"]
             if request.exclude_newer_text is not None:
                 args += ["--exclude-newer", request.exclude_newer_text]
-            finished = uv.run(args, cwd=cwd, timeout=self._timeout)
+            finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=bool(allow_source))
         if finished.returncode != 0 or finished.timed_out:
             raise self._failure(finished, request, uv)
         return list(tomllib.loads(finished.stdout).get("packages", ()))

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import secrets
+import select
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import uv
 
 from bisect_env.environments.settings import configured_index, uv_config_files
 from bisect_env.errors import InfrastructureError
-from bisect_env.matrix.secrets import without_credentials
+from bisect_env.matrix.secrets import passed_on, without_credentials
 
 # --------------------------------------------------------------------------------------------------
 # Running a tool to its end, or to its time limit, with everything that it started.
@@ -64,22 +68,42 @@ def run_tool(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, t
             stderr=err,
             start_new_session=True,
         )
-        timed_out = False
+        with _lock:
+            _running.add(process.pid)
+        timed_out = True
         try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            timed_out = True
+            timed_out = not _ended(process, timeout)
         finally:
+            with _lock:
+                # Until it is reaped, which is below, its group id cannot belong to anyone else.
+                _running.discard(process.pid)
             # Also on Ctrl-C: in its own session the tool does not hear of it.
-            if process.poll() is None:
-                _end_group(process)
+            if timed_out:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         return Finished(process.returncode, _tail(out), _tail(err), timed_out)
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    # The leader is not reaped yet, so its group id cannot belong to anyone else.
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+_lock = threading.Lock()
+_running: set[int] = set()
+
+
+def end_running() -> None:
+    """Kill every tool that other threads wait for: the command ends, and nobody will look at what they do."""
+    with _lock:
+        for pid in _running:
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
+    """Wait for a process without reaping it; `Popen.wait` would notice its end up to 50 ms late."""
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
+    finally:
+        os.close(pidfd)
 
 
 def _tail(stream: IO[bytes]) -> str:
@@ -100,6 +124,9 @@ _KEPT = re.compile(
 )
 # Variables that would make uv or a build back end see another Python environment.
 _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "__PYVENV_LAUNCHER__")
+
+_LOGIN = re.compile(r"UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)")
+_ADDRESSES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 
 # Longest silence that is taken for an answer on its way; uv tries four times in all.
 _HTTP_TIMEOUT = "30"
@@ -122,14 +149,25 @@ class Uv:
         self._explicit = index
         self.index = index or configured_index(self._environ)
 
-    def run(self, args: Sequence[str | Path], *, cwd: Path, timeout: float) -> Finished:
+    def run(self, args: Sequence[str | Path], *, cwd: Path, timeout: float, builds: bool) -> Finished:
         """Run `uv ARGS` in a directory, which should be empty of any project.
+
+        Args:
+            args: For uv.
+            cwd: The directory.
+            timeout: Seconds.
+            builds: Whether uv may run code of source distributions, which inherits its environment. Then that
+                is what a trial gets, and what uv itself has to know; credentials go into a file.
 
         Raises:
             InfrastructureError: uv cannot be started, or its cache cannot be made.
         """
         try:
-            return run_tool([uv.find_uv_bin(), *args], env=self._environment(), cwd=cwd, timeout=timeout)
+            with tempfile.TemporaryDirectory(prefix="bisect-env-uv-") as folder:
+                env = self._environment()
+                if builds:
+                    env = self._for_builds(env, Path(folder) / "netrc")
+                return run_tool([uv.find_uv_bin(), *args], env=env, cwd=cwd, timeout=timeout)
         except OSError as error:
             raise InfrastructureError(
                 f"uv cannot be used: {error}",
@@ -154,7 +192,7 @@ class Uv:
         env["UV_DEFAULT_INDEX"] = self.index
         if self._own_config_fits():
             env.pop("UV_DEFAULT_INDEX")
-            env["UV_CONFIG_FILE"] = str(self._own_config())
+            env["UV_CONFIG_FILE"] = str(self._own_config(self.index))
         elif self._explicit is None and any(uv_config_files(self._environ)):
             # The user's uv.toml knows more about the index than its URL, so that it has to speak itself.
             env.pop("UV_DEFAULT_INDEX")
@@ -163,16 +201,61 @@ class Uv:
                     env[name] = self._environ[name]
         return env
 
-    def _own_config_fits(self) -> bool:
-        has_user_config = any(uv_config_files(self._environ))
-        is_web = urlsplit(self.index).scheme in ("http", "https")
-        return is_web and not has_user_config and without_credentials(self.index) == self.index
+    def _for_builds(self, env: Mapping[str, str], netrc: Path) -> dict[str, str]:
+        """What of uv's environment the code of a source distribution may see."""
+        kept = passed_on(env)
+        own_bin = str(Path(sys.executable).parent)
+        path = env.get("PATH", os.defpath).split(os.pathsep)
+        kept["PATH"] = os.pathsep.join(part for part in path if part != own_bin) or os.defpath
+        kept |= {name: env[name] for name in ("TMPDIR", "NO_COLOR") if name in env}
+        logins: list[tuple[str, str, str]] = []
+        for name, value in env.items():
+            if name.startswith("UV_") and not _LOGIN.fullmatch(name):
+                words = (self._public(word, env, logins) for word in value.split())
+                kept[name] = " ".join(words) if name in _ADDRESSES else value
+        if "UV_DEFAULT_INDEX" in kept and self._may_configure():
+            # Without its settings for this index uv would fetch, and build, each archive again and again.
+            kept["UV_CONFIG_FILE"] = str(self._own_config(kept.pop("UV_DEFAULT_INDEX")))
+        if logins:
+            own = Path(env.get("NETRC") or Path(env.get("HOME", "/")) / ".netrc")
+            lines = [f"machine {host} login {user} password {password}\n" for host, user, password in logins]
+            with contextlib.suppress(OSError):
+                lines.append(own.read_text("utf-8", "replace"))
+            netrc.touch(0o600)
+            netrc.write_text("".join(lines), "utf-8")
+            kept["NETRC"] = str(netrc)
+        elif "NETRC" in env:
+            kept["NETRC"] = env["NETRC"]
+        return kept
 
-    def _own_config(self) -> Path:
+    def _public(self, word: str, env: Mapping[str, str], logins: list[tuple[str, str, str]]) -> str:
+        """An address, `name=address` or path of uv's settings without its login, which is noted."""
+        name, equals, address = word.partition("=")
+        if not equals or "://" in name:
+            name, equals, address = "", "", word
+        if "://" not in address:
+            return word
+        parts = urlsplit(address)
+        prefix = f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', name.upper())}_"
+        user = unquote(parts.username or "") or env.get(f"{prefix}USERNAME", "")
+        password = unquote(parts.password or "") or env.get(f"{prefix}PASSWORD", "")
+        # A netrc file has no quotes: what cannot stand in one is left to uv's own store of credentials.
+        if parts.hostname and (user or password) and not re.search(r"\s", user + password):
+            logins.append((parts.hostname, user or "__token__", password or user))
+        return name + equals + without_credentials(address)
+
+    def _own_config_fits(self) -> bool:
+        return self._may_configure() and without_credentials(self.index) == self.index
+
+    def _may_configure(self) -> bool:
+        has_user_config = any(uv_config_files(self._environ))
+        return urlsplit(self.index).scheme in ("http", "https") and not has_user_config
+
+    def _own_config(self, index: str) -> Path:
         # Indexes without cache headers are asked again for every package of every combination: 0.8 s a
         # lock instead of 0.02 s. Ten minutes is what the public index itself allows; files never change.
         text = (
-            f"[[index]]\nurl = {json.dumps(self.index)}\ndefault = true\n"
+            f"[[index]]\nurl = {json.dumps(index)}\ndefault = true\n"
             'cache-control = { api = "max-age=600", files = "max-age=365000000, immutable" }\n'
         )
         folder = self.cache_dir / "uv-config"

@@ -7,15 +7,15 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from bisect_env.errors import MatrixError
+from bisect_env.errors import MatrixError, UsageError
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.checks import Parts, cross_checks
+from bisect_env.matrix.checks import Parts, cross_checks, listed_values, value_problem
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.problems import Path as Loc
 from bisect_env.matrix.problems import Problem, matrix_error, near, of_validation
@@ -70,6 +70,8 @@ def name_problem(name: str) -> str | None:
     nothing outside the matrix's own folder has a place there.
     """
     path = PurePosixPath(name)
+    if not name.isprintable():
+        return f"the path {name!r} holds a line break or another control character; rename the file"
     if path.is_absolute():
         return f"the path {name!r} is absolute; put the file beside the matrix and name it from there"
     if ".." in path.parts:
@@ -111,9 +113,16 @@ class _TooLargeError(ValueError):
     pass
 
 
+class _OutsideError(ValueError):
+    pass
+
+
 def _read(folder: Path, name: str, room: int) -> StudyFile:
     path = folder / name
     status = path.stat()
+    # A matrix that somebody sent may bring a link to `~/.ssh`, and a trial shows what it is given.
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise _OutsideError
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError
     if not stat.S_ISREG(status.st_mode):
@@ -132,6 +141,11 @@ def _why(folder: Path, name: str, error: Exception) -> str:
             return f"{name!r} is a folder; list the files in it"
         case PermissionError():
             return f"the file {name!r} may not be read; change its permissions"
+        case _OutsideError():
+            return (
+                f"{name!r} is, or lies behind, a link that leaves the folder of the matrix; "
+                "put the file itself beside the matrix or below it"
+            )
         case _TooLargeError():
             size = MAX_TOTAL // (1024 * 1024)
             return f"with {name!r} the files exceed {size} MiB in all; let the script fetch its data itself"
@@ -221,6 +235,36 @@ def load_matrix(path: str | os.PathLike[str]) -> Matrix:
     if not problems:
         problems.append(_no_mapping(source.data))
     raise matrix_error(str(path), problems)
+
+
+def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
+    """The same matrix with more values that are not to be tried, as if `skip` of their axes named them.
+
+    Args:
+        matrix: As loaded.
+        words: Each `axis=value`, where the value may be a comparison; or a value alone, where one axis only
+            has several.
+
+    Raises:
+        UsageError: No axis of the matrix is meant.
+    """
+    several = [name for name, axis in matrix.file.axes.items() if len(listed_values(axis) or "ab") > 1]
+    axes = dict(matrix.file.axes)
+    for word in words:
+        name, separator, value = word.partition("=")
+        if name not in axes:
+            name, separator, value = "", "", word
+        if not separator and len(several) == 1:
+            name = several[0]
+        if not name or not value:
+            raise UsageError(
+                f"--skip {word}: which axis is meant?",
+                remedy=f"write it as {several[0] if several else next(iter(axes))}=VALUE",
+            )
+        if problem := value_problem(name, axes[name], value):
+            raise UsageError(f"--skip {word}: {problem}")
+        axes[name] = axes[name].model_copy(update={"skip": (*axes[name].skip, value)})
+    return replace(matrix, file=matrix.file.model_copy(update={"axes": axes}))
 
 
 def _no_mapping(data: Any) -> Problem:
@@ -404,29 +448,13 @@ def _digest(file: MatrixFile, files: tuple[StudyFile, ...], platform: str) -> st
     if file.search.amplify:
         # Its trials run under other circumstances: they are not those of the study without.
         content["amplify"] = True
-    _leave_out_later_keys(content)
     content["platform"] = platform
     content["files"] = [(f.name, hashlib.sha256(f.content).hexdigest(), f.executable) for f in files]
     # Axes are ordered, every other mapping is not; both are kept apart by listing the axes as pairs.
+    for axis in content["axes"].values():
+        # What they say is which combinations are looked at, not what a trial of one is.
+        axis.pop("refine", None)
+        axis.pop("skip", None)
     content["axes"] = list(content["axes"].items())
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _leave_out_later_keys(content: dict[str, Any]) -> None:
-    """Drop keys that version 1 got later, where they say nothing: studies begun before go on."""
-    if not content["virtual_packages"]:
-        del content["virtual_packages"]
-    if content["solver"]["engine"] == "rattler":
-        del content["solver"]["engine"]
-    if content["trial"].get("repeat_within") == 1:
-        del content["trial"]["repeat_within"]
-    if not content["trial"]["allow_host"]:
-        del content["trial"]["allow_host"]
-    if content["executor"] is None:
-        del content["executor"]
-    if not content["trial"]["bad"]["signature"]:
-        del content["trial"]["bad"]["signature"]
-    for axis in content["axes"].values():
-        if axis.get("build", "") is None:
-            del axis["build"]

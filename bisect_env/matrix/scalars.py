@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+import unicodedata
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -155,6 +156,12 @@ def _not_blank(value: str) -> str:
     return value
 
 
+def _one_line(value: str) -> str:
+    if any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in value):
+        raise ValueError(f"{value!r} holds a line break or another control character; remove it")
+    return value
+
+
 def _slug(value: str) -> str:
     if not _SLUG.fullmatch(value):
         raise ValueError(
@@ -222,7 +229,8 @@ def _virtual_package(name: str) -> str:
 
 
 def _channel(value: str) -> str:
-    if any(character.isspace() for character in value):
+    # It stands in lock files and in command lines: nothing that means something to a shell.
+    if not re.fullmatch(r"[\w./][\w.~:/@%+=&?#,!\[\]-]*", value):
         raise ValueError(f"{value!r} is not a channel; write a name, an address or a folder")
     if "://" in value:
         url = urlsplit(value)
@@ -240,6 +248,13 @@ def _package_name(value: str) -> str:
     return value
 
 
+def _image(value: str) -> str:
+    # As `docker run` takes it, where a leading hyphen would be an option.
+    if not re.fullmatch(r"[A-Za-z0-9{][A-Za-z0-9._:/@{}-]*", value):
+        raise ValueError(f"{value!r} is not the name of an image; write one like python:3.12-slim")
+    return value
+
+
 def _regex(value: str) -> str:
     try:
         re.compile(value)
@@ -254,7 +269,9 @@ def _index_url(value: str) -> str:
         host = url.hostname
     except ValueError:
         url, host = urlsplit(""), None
-    if url.scheme not in {"http", "https", "file"} or (url.scheme != "file" and not host):
+    is_address = url.scheme == "file" or (url.scheme in {"http", "https"} and host)
+    # `urlsplit` takes line breaks out in silence, and a shell knows what `;` means: they have no place here.
+    if not is_address or not re.fullmatch(r"[A-Za-z0-9._~:/?#\[\]@!&,=%+-]+", value):
         raise ValueError(f"{value!r} is not the address of an index; write one that begins with https://")
     if url.username or url.password:
         raise ValueError(
@@ -295,16 +312,17 @@ _scalar_json = WithJsonSchema({"type": ["string", "number"]})
 
 Text = Annotated[str, AfterValidator(_not_blank)]
 Value = Annotated[str, AfterValidator(_not_blank), WithJsonSchema({"type": ["string", "number", "boolean"]})]
-VersionText = Annotated[str, AfterValidator(_not_blank), _scalar_json]
+VersionText = Annotated[str, AfterValidator(_not_blank), AfterValidator(_one_line), _scalar_json]
 Slug = Annotated[str, AfterValidator(_slug), WithJsonSchema({"type": "string", "pattern": _SLUG.pattern})]
 EnvName = Annotated[str, AfterValidator(_env_name)]
-PypiRequirement = Annotated[str, AfterValidator(_requirement)]
-CondaSpec = Annotated[str, AfterValidator(_conda_spec)]
+PypiRequirement = Annotated[str, AfterValidator(_one_line), AfterValidator(_requirement)]
+CondaSpec = Annotated[str, AfterValidator(_one_line), AfterValidator(_conda_spec)]
 BuildPattern = Annotated[str, AfterValidator(_build_pattern)]
 VirtualPackage = Annotated[str, AfterValidator(_virtual_package)]
 ChannelName = Annotated[str, AfterValidator(_not_blank), AfterValidator(_channel)]
 PackageName = Annotated[str, AfterValidator(_package_name)]
 Regex = Annotated[str, AfterValidator(_regex)]
+ImageName = Annotated[str, AfterValidator(_not_blank), AfterValidator(_image)]
 IndexUrl = Annotated[str, AfterValidator(_index_url)]
 DateText = Annotated[str, AfterValidator(_date)]
 DayText = Annotated[str, AfterValidator(_day)]

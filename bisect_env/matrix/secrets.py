@@ -56,6 +56,32 @@ _TUNING = re.compile(
 _PLAIN_VALUE = re.compile(r"[+-]?\d{1,9}(\.\d{1,9})?|true|false|yes|no|on|off|none|null|", re.IGNORECASE)
 
 
+PASSED = frozenset(
+    {
+        # Who and where: scripts read data sets and model caches below HOME.
+        *("HOME", "USER", "LOGNAME", "SHELL", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+        *("LANG", "LANGUAGE", "TZ"),
+        # How this host reaches the network.
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"),
+    }
+)
+"""Variables that are handed on as they are; so are those that begin with `LC_`."""
+
+
+def passed_on(outer: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment the programs of others get: scripts of trials, builds of source distributions.
+
+    Args:
+        outer: Our own environment.
+    """
+    env = {name: value for name, value in outer.items() if name in PASSED or name.startswith("LC_")}
+    if not {"LANG", "LC_ALL", "LC_CTYPE"} & env.keys():
+        env["LANG"] = "C.UTF-8"
+    return env
+
+
 def is_secret_parameter(name: str) -> bool:
     """Whether a parameter of a web address is named as secrets are."""
     return _SECRET_PARAMETER.search(name) is not None

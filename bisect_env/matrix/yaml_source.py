@@ -51,6 +51,11 @@ def parse(text: str) -> Source:
         position = getattr(error, "position", None)
         line = None if position is None else text.count("\n", 0, position) + 1
         reader.problem(_explain(error), line)
+    except (ValueError, OverflowError):
+        # The parser makes characters of whatever number an escape gives.
+        reader.problem(
+            "here or below an escape such as \\U00110000 stands for no character; correct it", reader.line
+        )
     return Source(data, reader.lines, tuple(reader.problems))
 
 
@@ -62,6 +67,7 @@ class _Reader:
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {(): 1}
         self.problems: list[Problem] = []
+        self.line = 1
 
     def problem(self, text: str, line: int | None) -> None:
         self.problems.append(Problem(text, line))
@@ -81,7 +87,7 @@ class _Reader:
         return data
 
     def node(self, event: Any, stream: Iterator[Any], path: Path) -> Any:
-        line = event.start_mark.line + 1
+        self.line = line = event.start_mark.line + 1
         self.lines.setdefault(path, line)
         if len(path) > MAX_DEPTH:
             self.problem(
@@ -99,6 +105,9 @@ class _Reader:
         if isinstance(event, ev.SequenceStartEvent):
             return self.sequence(stream, path)
         text = str(event.value)
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            self.problem("an escape in this text is half a character; write the whole one", line)
+            return None
         return None if event.style is None and text in _NULLS else text
 
     def sequence(self, stream: Iterator[Any], path: Path) -> list[Any]:

@@ -20,8 +20,10 @@ from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridA
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.doubts import (
+    advice,
     machine_warnings,
     other_failures,
+    rate_warnings,
     stability,
     stability_warnings,
     verdict_warnings,
@@ -189,6 +191,7 @@ def _seconds(delta: timedelta) -> float:
 # --------------------------------------------------------------------------------------------------
 # How the posterior moved: what the store holds, told to a search again. Pure.
 
+_CAN_RUN = (CombinationStatus.SOLVABLE, CombinationStatus.UNLOCKED)
 POINTS = 200
 """At most; a study of more trials is looked at now and then."""
 ANSWERS = 6
@@ -224,7 +227,7 @@ def posterior(
     search = Search(grid, groups, chosen, make=CornerQuestion if every_corner else Question)
     for state in states:
         index = _index(grid, state.combination)
-        if state.status != CombinationStatus.SOLVABLE and index in groups:
+        if state.status not in _CAN_RUN and index in groups:
             search.set_aside(index)
     told = []
     for trial in trials:
@@ -244,15 +247,19 @@ def posterior(
 
 
 def groups_of(grid: Grid, states: Sequence[CombinationState]) -> dict[Index, Index]:
-    """For each combination that has a lock the first one of the same lock and values of value axes."""
+    """For each combination that may be run the first one of the same lock and values of value axes."""
     values = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.VALUE]
     first: dict[tuple[Any, ...], Index] = {}
     groups: dict[Index, Index] = {}
     for state in states:
         index = _index(grid, state.combination)
-        if state.lock_hash is not None and index is not None:
+        if index is None:
+            continue
+        if state.lock_hash is not None:
             measurement = (state.lock_hash, *(index[i] for i in values))
             groups[index] = first.setdefault(measurement, index)
+        elif state.status == CombinationStatus.UNLOCKED:
+            groups[index] = index
     return groups
 
 
@@ -313,7 +320,7 @@ def steps(
     path = shlex.quote(study.definition.matrix_path)
     found = []
     if lock is not None:
-        made = f"bisect-env reproduce first-bad --study {study.id[:_SHORT_ID]} --output repro"
+        made = f"bisect-env reproduce first-bad --study {shlex.quote(study.id[:_SHORT_ID])} --output repro"
         title = "As a directory with lock, script and Dockerfile, which needs no bisect-env to be run"
         found.append(
             StepReport(
@@ -351,7 +358,7 @@ def _by_hand(lock: Lock) -> list[str]:
     if lock.is_conda:
         return ["conda-lock install --prefix ./env conda-lock.yml", 'PATH="$PWD/env/bin:$PATH" ./run.sh 100']
     return [
-        f"uv venv --python {lock.python} env",
+        f"uv venv --python {shlex.quote(lock.python)} env",
         "uv pip sync --python env/bin/python --require-hashes requirements.txt",
         'PATH="$PWD/env/bin:$PATH" ./run.sh 100',
     ]
@@ -385,6 +392,8 @@ _SHOWN = 3
 """Combinations that one warning names."""
 
 _STATUS = {
+    # That nobody asked for its environment shows in that it has no lock, and no trials.
+    CombinationStatus.UNLOCKED: str(CombinationStatus.SOLVABLE),
     CombinationStatus.UNSOLVABLE: str(Outcome.ENV_UNSOLVABLE),
     CombinationStatus.UNBUILDABLE: str(Outcome.ENV_UNBUILDABLE),
 }
@@ -438,13 +447,17 @@ def build_report(
     verdict = with_bodies(verdict, [*reused, *trials])
     combinations = _combinations(states, counts, axes, verdict, trials)
     verdict["sentence"] = sentence(
-        verdict, [axis.model_dump() for axis in axes], _outcome_at(verdict.get("first_bad"), counts, failures)
+        verdict,
+        [axis.model_dump() for axis in axes],
+        _outcome_at(verdict.get("first_bad"), counts, failures),
+        _changed(difference, _explanation(decisions)),
     )
     steady = stability(trials)
     traced = _traced(decisions)
     if traced is not None:
         # That the one environment is bad and the other is not was only the first step.
         verdict["sentence"] = traced.sentence
+    ways = tuple(_failure(group, example) for group, example in failures)
     return Report(
         study=StudyInfo(
             id=study.id,
@@ -465,11 +478,13 @@ def build_report(
         environments=environments,
         reused=tuple(OriginReport(**dataclasses.asdict(origin)) for origin in origins),
         combinations=combinations,
-        failures=tuple(_failure(group, example) for group, example in failures),
+        failures=ways,
         stability=steady,
+        advice=tuple(advice(verdict, axes, ways, trials, study.definition.settings, _scripts(study))),
         warnings=(
             *amplified(decisions),
             *verdict_warnings(verdict),
+            *rate_warnings(study.definition.settings.get("crash_rate"), *_of_bad_ones(verdict, counts)),
             *stability_warnings(steady),
             *machine_warnings(trials),
             *_warnings(study, counts),
@@ -491,6 +506,27 @@ def build_report(
         traced=traced,
         reproduce=steps(study, axes, verdict, lock),
     )
+
+
+def _changed(difference: DifferenceReport | None, explanation: ExplanationReport | None) -> list[str]:
+    """What differs from last good to first bad: the culprits where they are known, else everything."""
+    if explanation is not None and explanation.culprits:
+        culprits = [explanation.changes[i] for i in explanation.culprits]
+        return [f"{one.name} {one.old} → {one.new}" for one in culprits]
+    changes = difference.changes if difference is not None else ()
+    return [
+        f"{one.name} {one.before.version if one.before else '(none)'} → "
+        f"{one.after.version if one.after else '(none)'}"
+        for one in changes
+    ]
+
+
+def _scripts(study: Study) -> list[str]:
+    """`trial.files` of a study's matrix, or the one script that its command names."""
+    data = yaml_source.parse(study.definition.matrix_text).data
+    trial = data.get("trial") if isinstance(data, dict) else None
+    files = trial.get("files") if isinstance(trial, dict) else None
+    return [files] if isinstance(files, str) else [str(file) for file in files or ()]
 
 
 def _in_matrix_order(states: Sequence[CombinationState], axes: Sequence[AxisInfo]) -> list[CombinationState]:
@@ -555,7 +591,7 @@ def _combination(
     for (_, outcome), number in counts.by_outcome.items():
         outcomes[str(outcome)] += number
     called_bad = is_called_bad(verdict, state.combination.as_dict())
-    if status is not CombinationStatus.SOLVABLE:
+    if status not in _CAN_RUN:
         called_bad = None
     return CombinationReport(
         combination=state.combination.as_dict(),
@@ -604,6 +640,14 @@ def _failure(group: FailureGroup, example: WholeTrial) -> FailureReport:
         detail=record.detail,
         stack=stack if len(stack) <= STACK_LIMIT else stack[:STACK_LIMIT] + "\n…",
     )
+
+
+def _of_bad_ones(verdict: Mapping[str, Any], counts: Mapping[Combination, Counts]) -> tuple[int, int]:
+    """Bad trials and trials that count of the combinations that a verdict calls bad."""
+    if verdict.get("status", "none") == "none":
+        return 0, 0
+    found = [count for one, count in counts.items() if is_called_bad(verdict, one.as_dict())]
+    return sum(count.bad for count in found), sum(count.counted for count in found)
 
 
 def _explanation(decisions: Sequence[Decision]) -> ExplanationReport | None:

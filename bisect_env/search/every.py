@@ -22,7 +22,7 @@ from bisect_env.search.coarse import is_large
 from bisect_env.search.corners import CornerQuestion
 from bisect_env.search.families import FloatArray
 from bisect_env.search.question import Question
-from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings
+from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings, StudySearch
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.verdict import Status, Verdict
 from bisect_env.search.zoom import ZoomedSearch
@@ -30,7 +30,7 @@ from bisect_env.search.zoom import ZoomedSearch
 _NO_OTHER = 0.5
 _MOST_CORNERS = 8
 
-AnySearch: TypeAlias = "Search | SearchAll | ZoomedSearch"
+AnySearch: TypeAlias = StudySearch
 """What a study may be asked and told by."""
 _OneCorner: TypeAlias = "Search | ZoomedSearch"
 
@@ -83,6 +83,8 @@ class SearchAll:
     ) -> list[Index]:
         """Choose the next trials, for the corner that is being looked for; see `Search.ask`."""
         search = self._asked()
+        if count <= 0:
+            return []
         known = {i: n for i, n in (pending or {}).items() if search.can_be_told(i)}
         if only is not None:
             only = {index for index in only if search.can_be_told(index)}
@@ -94,6 +96,19 @@ class SearchAll:
         """What would be asked next if a pending trial showed the target; see `Search.foresee`."""
         search = self._asked()
         return search.foresee({i: n for i, n in pending.items() if search.can_be_told(i)}, build_cost)
+
+    def end_checks(self) -> None:
+        """Nothing: further corners are looked for instead once the answer stands."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the answer stands: at the end."""
+        return self.finished
+
+    @property
+    def checks_left(self) -> int:
+        """None: see `end_checks`."""
+        return 0
 
     @property
     def finished(self) -> bool:

@@ -181,6 +181,11 @@ class Knowledge:
         return self._group
 
     @property
+    def tallies(self) -> Counts:
+        """What was seen; not to be changed."""
+        return self._counts
+
+    @property
     def total_hits(self) -> int:
         """Trials that showed the target so far."""
         return int(self._counts.hits.sum())
@@ -212,7 +217,7 @@ class Knowledge:
     def _believe(self, counts: Counts) -> Belief:
         return update(self._space, counts)
 
-    def _typical_rates(self) -> tuple[float, float]:
+    def typical_rates(self) -> tuple[float, float]:
         """Posterior means of the target rate of bad combinations and of good ones."""
         belief = self._belief
         bad_rate = float(belief.with_bad_rate.sum(axis=0) @ (self.rates.kernel @ self.rates.rates))

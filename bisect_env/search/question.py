@@ -41,6 +41,8 @@ _SPREAD = 5
 _CONTROL = 0.5
 # How often the good end is tried before an answer is confirmed, where fewer passes would show nothing.
 _CONTROLS = 8
+# Combinations among which the trials of one call are shared out, at most.
+_CHOICES = 8
 # Pending cells whose hit is thought through: each costs an update of the posterior.
 _FORESEEN = 3
 
@@ -121,8 +123,10 @@ class Question(Knowledge):
             cell = wanted if only is None or wanted in only else self._best_of(only, ahead, belief, worth)
             if cell is None:
                 break
-            chosen.append(cell)
-            ahead.add(cell, 0, 1)
+            # Each choice costs an update of the posterior: of many trials several go to one combination.
+            together = min(-(-count // _CHOICES), self._clean, count - len(chosen))
+            chosen += [cell] * together
+            ahead.add(cell, 0, together)
             cost[cell] = 0.0
         return chosen
 
@@ -214,7 +218,7 @@ class Question(Knowledge):
             return [(cell, 1) for cell in self._spread]
         if best.hypothesis.kind == "always":
             # Where failures are frequent, a combination that passed is not yet one that fails as well.
-            enough = passes(self._typical_rates()[0]) or 1
+            enough = passes(self.typical_rates()[0]) or 1
             return [(cell, 1 if self._counts.hits[cell] else enough) for cell in self._spread]
         wanted: list[tuple[Index, float]] = []
         pairs = [(b.bad, b.good) for b in best.boundaries]
@@ -230,11 +234,11 @@ class Question(Knowledge):
             hits = float(self._counts.hits[end])
             # A control that failed as often as bad combinations do is none until it passes, too; and one
             # pass shows nothing where bad combinations often pass.
-            controls = hits / (_CONTROL * self._typical_rates()[0])
+            controls = hits / (_CONTROL * self.typical_rates()[0])
             passed = (self._counts.trials - self._counts.hits)[best.hypothesis.bad_cells()]
             wanted.append((end, max(controls, min(self._clean, _CONTROLS) if passed.any() else 0)))
         if self._whole:
-            checked = checks(best, self._grid, self._group >= 0, self.counts, self._typical_rates()[0])
+            checked = checks(best, self._grid, self._group >= 0, self.counts, self.typical_rates()[0])
             wanted += [(self.standing_for(cell), trials) for cell, trials in checked]
         return wanted
 
@@ -287,7 +291,11 @@ class Question(Knowledge):
         """Whether to ask if the hypotheses are too narrow: at the end, or where trials speak against them."""
         if not self._counts.hits.any() or self.is_confirmed:
             return self.is_confirmed
-        return could_be_better(self._counts, self._belief, self._space) > DOUBT
+        return self.could_be_better() > DOUBT
+
+    def could_be_better(self) -> float:
+        """Log factor by which another history, or any table, could explain the counts better, at most."""
+        return could_be_better(self._counts, self._belief, self._space)
 
     @property
     def _decided(self) -> bool:
@@ -308,7 +316,7 @@ class Question(Knowledge):
     @cached_property
     def _required(self) -> float:
         """Posterior at which an answer counts as sure."""
-        bad_rate, _ = self._typical_rates()
+        bad_rate, _ = self.typical_rates()
         # The median: before many good trials the mean is made of backgrounds that nothing speaks for.
         chances = self._belief.with_background.sum(axis=0)
         return required_confidence(self.settings.confidence, bad_rate, quantile(self.rates.p0, chances, 0.5))
@@ -332,7 +340,7 @@ class Question(Knowledge):
             under = joint / weight if weight > 0 else joint
             agrees = int(under.argmax()) == int(shown[0]) or weight < 1 - self.settings.confidence
             sub[sharing] = (float(under[shown[0]]), agrees)
-        bad_rate, background = self._typical_rates()
+        bad_rate, background = self.typical_rates()
         status, reason = judge(
             best,
             required=self._required,

@@ -7,8 +7,11 @@ How the question is put follows from the counts alone:
 
 * As long as every combination that was tried always failed or always passed, the failure is taken to be
   *certain*, which most are, and one trial tells good from bad (`bisect.py`).
-* Otherwise the hypotheses that change along each axis as its direction says are weighed (`question.py`), and,
-  where the trials so far speak against that, those that may change more often (`history.py`).
+* Otherwise the hypotheses that change along each axis as its direction says are weighed (`question.py`),
+  and, where the trials so far speak against that, those that may change more often (`history.py`).
+* Where after half the trials that trying every combination would take none of them is sure, or where
+  something else explains the counts far better, each combination is called good or bad by itself
+  (`labels.py`) and those labels are bisected.
 
 Once the answer stands (`answered`), it is checked: one look into the longest part that nobody tried, and the
 last good combinations until a failure rate of `clean_rate` is excluded there (`checks.py`). The study is
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -33,6 +37,7 @@ from bisect_env.search.bisect import Bisection
 from bisect_env.search.checks import Check, clean_checks, cleared, untested_checks
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.history import RARE, Histories, histories
+from bisect_env.search.labels import chances, labels, usual_trials
 from bisect_env.search.question import Question
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis
@@ -40,7 +45,7 @@ from bisect_env.search.stopping import SearchSettings
 from bisect_env.search.stretches import assumed
 from bisect_env.search.verdict import Answer, Status, Verdict
 
-__all__ = ["Search", "SearchSettings"]
+__all__ = ["Search", "SearchSettings", "StudySearch"]
 
 _BELIEVED = 0.5
 """Posterior from which on a history that is not monotone is searched for whatever else is known. As the prior
@@ -51,8 +56,65 @@ _FAILURES = 2
 """How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly."""
 _UNSEEN = 8
 """Trials of a bad end that nobody stated before other combinations are tried, too, for any failure at all."""
+_FAR_BETTER = 25.0
+"""Log of the Bayes factor from which on some table must explain the counts better than the best rule."""
 _MOST_SWEPT = 64
 """Combinations that are tried once each as long as nothing has failed."""
+
+
+class StudySearch(Protocol):
+    """What a study asks and tells: `Search`, `ZoomedSearch` and `SearchAll` are such."""
+
+    def tell(self, index: Index, *, hit: bool) -> None:
+        """Count one trial of a combination: good or bad."""
+
+    def set_aside(self, index: Index) -> None:
+        """Nothing more can be learnt at this combination; at any time."""
+
+    def ask(
+        self,
+        count: int,
+        *,
+        pending: Mapping[Index, int] | None = None,
+        build_cost: Mapping[Index, float] | None = None,
+        only: Collection[Index] | None = None,
+        worth: float = 0.0,
+    ) -> list[Index]:
+        """The next trials, at most `count` of them, and none where none is worth its time."""
+
+    def foresee(
+        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
+    ) -> list[Index]:
+        """What could come next: combinations whose environments are worth making meanwhile."""
+
+    def end_checks(self) -> None:
+        """Check no further: finished as soon as the answer stands."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the answer stands."""
+
+    @property
+    def checks_left(self) -> int:
+        """Trials that checks of a standing answer still want."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no more trials are wanted."""
+
+    @property
+    def trials(self) -> int:
+        """Counted trials so far."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The answer by now."""
+
+    def counts(self, index: Index) -> tuple[int, int]:
+        """Hits and counted trials of a combination."""
+
+    def probability_bad(self) -> FloatArray:
+        """Chance that each combination is bad, shape of the grid."""
 
 
 class MakeQuestion(Protocol):
@@ -119,7 +181,7 @@ class Search:
         return self._wide[1]
 
     def _forget(self, *, classes: bool) -> None:
-        for name in ("_question", "_certain", "_answer_stands", "verdict", "checks"):
+        for name in ("_question", "_certain", "_labelled", "_answer_stands", "verdict", "checks"):
             self.__dict__.pop(name, None)
         if self._wide is not None:
             self._wide[1].forget(classes=classes)
@@ -164,11 +226,44 @@ class Search:
         if any(labels.values()):
             return True
         bad = self._bisection.ends[1]
-        # Where nothing failed yet, a bad end that has not been tried is expected to; without one, any rule is.
+        # Where nothing failed yet, a bad end that was not tried is expected to; without one, any rule is.
         if bad is not None:
             return bad not in labels
         found = self._bisection.found
         return found.how == "rule" and not found.settled and len(labels) < _MOST_SWEPT
+
+    # -- flaky failures that no rule describes -----------------------------------------------------------
+
+    @cached_property
+    def _labelled(self) -> dict[Index, float] | None:
+        """Probability of being bad of each combination by itself, if that is how the question is put."""
+        narrow = self._narrow
+        if not self._plain or self._certain or not narrow.total_hits or self._question.finished:
+            return None
+        if sum(size > 1 for size in self._shape) < 2:
+            return None
+        rates = narrow.typical_rates()
+        everything = narrow.visible_count * usual_trials(*rates)
+        if self.trials < everything / 2 and self._question.could_be_better() <= _FAR_BETTER:
+            return None
+        chance = chances(narrow.tallies)
+        confidence = 1.0 - (1.0 - self.settings.confidence) / 3
+        self._bisection.relabel(labels(narrow.tallies, chance, confidence, rates[0]))
+        return chance
+
+    def _labelled_cells(
+        self, count: int, pending: Mapping[Index, int], only: Collection[Index] | None
+    ) -> list[Index]:
+        """Trials of the combinations whose labels are wanted: as many of each as it is likely to need."""
+        usual = usual_trials(*self._narrow.typical_rates())
+        chunk = max(1, usual // 2)
+        waiting = [cell for cell, running in pending.items() if running >= chunk]
+        wanted = self._bisection.next(max(1, -(-count // chunk)), pending=waiting, only=only)
+        chosen: list[Index] = []
+        for cell in wanted:
+            room = min(count - len(chosen), chunk - pending.get(cell, 0))
+            chosen += [cell] * max(room, 0)
+        return chosen
 
     def _certain_cells(
         self,
@@ -269,6 +364,8 @@ class Search:
         running = self._narrow.by_cell(pending or {})
         if self._answer_stands:
             return self._checking(count, running, only)
+        if self._labelled is not None:
+            return self._labelled_cells(count, running, only)
         if not self._certain:
             swept = self._sweep(count, running, build_cost, only)
             return swept or self._question.ask(
@@ -334,7 +431,7 @@ class Search:
         running = self._narrow.by_cell(pending)
         if self._answer_stands:
             return self._checking(1, running, None)
-        if self._certain:
+        if self._certain or self._labelled is not None:
             return self._bisection.foresee(running, self._narrow.prices(build_cost) if build_cost else None)
         return self._question.foresee(pending, build_cost)
 
@@ -354,6 +451,9 @@ class Search:
 
     @cached_property
     def _answer_stands(self) -> bool:
+        if self._labelled is not None:
+            found = self._bisection.found
+            return found.settled and not found.untried
         if not self._certain:
             return self._question.finished
         found = self._bisection.found
@@ -393,19 +493,47 @@ class Search:
     @cached_property
     def verdict(self) -> Verdict:
         """The answer by now; a pure function of the counts."""
+        if self._labelled is not None:
+            return self._labelled_verdict(self._labelled)
         return self._certain_verdict() if self._certain else self._with_cleared(self._question.verdict)
 
-    def _with_cleared(self, verdict: Verdict) -> Verdict:
-        from dataclasses import replace
+    def _labelled_verdict(self, chance: Mapping[Index, float]) -> Verdict:
+        found = self._bisection.found
+        best = found.answers[0]
+        stands = self._answer_stands
+        bad_rate, background = self._narrow.rates_under(best.hypothesis)
+        sides = [cell for b in best.boundaries for cell in (b.bad, b.good)]
+        sides += [cell for cell in (best.first_bad, best.last_good) if cell is not None and not sides]
+        surely = [chance.get(self._narrow.standing_for(cell), 0.5) for cell in dict.fromkeys(sides)]
+        sure = math.prod(max(p, 1.0 - p) for p in surely) if found.settled else best.probability
+        best = replace(best, probability=sure)
+        status, reason = _certain_status(found.how, best, stands)
+        if status is Status.CONFIRMED:
+            reason = f"probability {sure:.3f}; {_LABELLED.get(found.how, _LABELLED['pair'])}"
+        left = found.bits * usual_trials(bad_rate, background)
+        verdict = Verdict(
+            status=status,
+            reason=reason,
+            best=best,
+            candidates=(best,),
+            sharing=sure,
+            differing=sure,
+            bad_rate=bad_rate,
+            background=background,
+            expected_left=0.0 if stands else left,
+            expected_environments=0 if stands else math.ceil(found.bits - 1e-9),
+            against_nothing=self._against_nothing(),
+            monotone=found.how in ("rule", "none"),
+        )
+        return self._with_cleared(verdict)
 
+    def _with_cleared(self, verdict: Verdict) -> Verdict:
         if not self._plain or verdict.status is not Status.CONFIRMED:
             return verdict
         can_run = self._narrow.group >= 0
         return replace(verdict, cleared=cleared(verdict.best, can_run, self.counts, self.settings))
 
     def _certain_verdict(self) -> Verdict:
-        from dataclasses import replace
-
         found = self._bisection.found
         best = found.answers[0]
         stands = self._answer_stands
@@ -457,7 +585,9 @@ class Search:
 
     def probability_bad(self) -> FloatArray:
         """Posterior that each combination is bad, shape of the grid."""
-        return self._bisection.probability_bad() if self._certain else self._question.probability_bad()
+        if self._labelled is not None or self._certain:
+            return self._bisection.probability_bad()
+        return self._question.probability_bad()
 
     @property
     def probabilities(self) -> FloatArray:
@@ -498,6 +628,13 @@ _HOW = {
     "changes": "the history changes more often than its direction says; every bad combination failed and "
     "every good one passed",
     "frontier": "what is bad lies beyond a staircase; every bad combination failed and every good one passed",
+    "pair": "no simple rule describes what fails; these two neighbours differ, whatever the rest does",
+}
+
+
+_LABELLED = {
+    "rule": "a rule describes the combinations that were called good or bad",
+    "frontier": "what is bad lies beyond a staircase",
     "pair": "no simple rule describes what fails; these two neighbours differ, whatever the rest does",
 }
 

@@ -7,7 +7,7 @@ finishes one trial.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,10 @@ class Simulated:
     rounds: int
 
 
+class TimeIsUpError(Exception):
+    """A study could not be played to its end in the time that there was."""
+
+
 def simulate(
     grid: Grid,
     groups: Mapping[Index, Index],
@@ -45,6 +49,7 @@ def simulate(
     settings: SearchSettings | None = None,
     workers: int = 1,
     build_cost: float = 0.0,
+    going_on: Callable[[], bool] = lambda: True,
 ) -> Simulated:
     """Play one study to its end.
 
@@ -56,12 +61,18 @@ def simulate(
         settings: When to stop.
         workers: Trials that run at the same time.
         build_cost: Price of an environment in trials.
+        going_on: Looked at before each round of the workers.
+
+    Raises:
+        TimeIsUpError: `going_on` said no before there was a verdict.
     """
     search = search_for(grid, groups, settings)
     costs = dict.fromkeys(groups.values(), build_cost) if build_cost else {}
     built: set[Index] = set()
     trials = rounds = 0
     while not search.finished:
+        if not going_on():
+            raise TimeIsUpError
         batch = search.ask(workers, build_cost=costs)
         rounds += 1
         for index, count in Counter(batch).items():

@@ -158,6 +158,19 @@ class ZoomedSearch:
 
     # -- answering ---------------------------------------------------------------------------------------
 
+    def end_checks(self) -> None:
+        """Nothing: large lattices are not checked once the answer stands."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the answer stands: at the end."""
+        return self.finished
+
+    @property
+    def checks_left(self) -> int:
+        """None: see `end_checks`."""
+        return 0
+
     @property
     def finished(self) -> bool:
         """Whether more trials are not wanted."""

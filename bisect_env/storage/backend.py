@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from sqlalchemy import URL, Column, Connection, Engine, MetaData, String, Table,
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
 
+from bisect_env import __version__
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage.tables import METADATA, SCHEMA_VERSION, MetaRow
 from bisect_env.storage.values import DamageError, read_json
@@ -369,7 +369,7 @@ def make_schema(connection: Connection) -> None:
     make_views(connection)
     VERSIONS.create(connection)
     connection.execute(insert(VERSIONS).values(version_num=revision_of(SCHEMA_VERSION)))
-    facts = {"schema": str(SCHEMA_VERSION), "created_by": f"{CREATED_BY} {version('bisect-env')}"}
+    facts = {"schema": str(SCHEMA_VERSION), "created_by": f"{CREATED_BY} {__version__}"}
     connection.execute(insert(MetaRow), [{"name": name, "value": value} for name, value in facts.items()])
 
 

@@ -207,11 +207,7 @@ def _held_back(connection: Connection, limit: _Limit) -> Iterator[None]:
         yield
         return
     driver: Any = connection.connection.driver_connection
-    # Of the whole process, which asks and ends; it can be lowered, never raised again.
-    driver.execute("PRAGMA temp_store = MEMORY")
-    driver.execute(f"PRAGMA soft_heap_limit = {MEMORY}")
-    driver.execute(f"PRAGMA hard_heap_limit = {MEMORY}")
-    driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+    limit_memory(driver)
     driver.set_progress_handler(lambda: limit.is_over, _STEPS)
     driver.set_authorizer(_only_reading)
     try:
@@ -220,6 +216,14 @@ def _held_back(connection: Connection, limit: _Limit) -> Iterator[None]:
         # Before the pool takes the connection back: it rolls back, which is no SELECT.
         driver.set_authorizer(None)
         driver.set_progress_handler(None, 0)
+
+
+def limit_memory(connection: sqlite3.Connection) -> None:
+    """Hold SQLite to `MEMORY` in this process, for good, and what this connection makes to memory."""
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute(f"PRAGMA soft_heap_limit = {MEMORY}")
+    connection.execute(f"PRAGMA hard_heap_limit = {MEMORY}")
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
 
 
 def _is_interrupted(error: DBAPIError) -> bool:

@@ -28,6 +28,8 @@ class StudyStatus(StrEnum):
 class CombinationStatus(StrEnum):
     """Whether anything can be learnt at a combination."""
 
+    UNLOCKED = "unlocked"
+    """Nobody has asked for its environment yet."""
     SOLVABLE = "solvable"
     """It has a lock."""
     EXCLUDED = "excluded"

@@ -630,7 +630,7 @@ class Store:
         """Store what is known about combinations before anything runs.
 
         What running has taught is not forgotten: an `unbuildable` or `set-aside` combination that comes as
-        `solvable` with the same lock stays what it is.
+        `solvable` with the same lock stays what it is. Nor is anything forgotten for an `unlocked` one.
 
         Raises:
             ValueError: A status that is none, or a lock that is not stored.
@@ -646,7 +646,7 @@ class Store:
                     row = CombinationRow(study_id=study_id, key=key, status="", reason="")
                     session.add(row)
                     known[key] = row
-                elif (
+                elif status is CombinationStatus.UNLOCKED or (
                     status is CombinationStatus.SOLVABLE
                     and CombinationStatus(row.status).is_learnt
                     and row.lock_hash == state.lock_hash
@@ -691,27 +691,50 @@ class Store:
         Raises:
             ValueError: The study does not have this combination, or its lock is not stored.
         """
+        return bool(self.record_trials(study_id, [(record, evidence, trial_key)]))
+
+    def record_trials(self, study_id: str, trials: Sequence[tuple[TrialRecord, Evidence, str]]) -> int:
+        """Store several trials at once, as `record_trial` does with one: all of them, or none.
+
+        Args:
+            study_id: Their study.
+            trials: Record, evidence and trial key of each.
+
+        Returns:
+            How many were not there already.
+
+        Raises:
+            ValueError: The study does not have a combination, or a lock is not stored.
+        """
         try:
             with self._writing() as session:
-                if queries.has_trial(session, record.trial_id):
-                    return False
-                combination = combination_row(session, study_id, record.combination)
-                assert combination.id is not None
-                row = rows.trial_row(study_id, combination.id, record, evidence, trial_key, datetime.now(UTC))
-                session.add(row)
-                session.flush()
-                assert row.sequence is not None
-                for name, content in rows.artefacts_of(record).items():
-                    digest = blobs.put(session, self._database.folder, content)
-                    session.add(ArtefactRow(trial_sequence=row.sequence, name=name, content_hash=digest))
-                session.exec(delete(ClaimRow).where(col(ClaimRow.trial_id) == record.trial_id))
-            return True
+                new = [one for one in trials if not queries.has_trial(session, one[0].trial_id)]
+                for record, evidence, trial_key in new:
+                    self._add_trial(session, study_id, record, evidence, trial_key)
+            return len(new)
         except IntegrityError as error:
-            # A back end without our write lock lets two writers both see that the trial is not there yet.
+            # A back end without our write lock lets two writers both see that a trial is not there yet.
+            if len(trials) > 1:
+                return sum(self.record_trials(study_id, [one]) for one in trials)
+            ((record, _, _),) = trials
             with self._reading() as session:
                 if queries.has_trial(session, record.trial_id):
-                    return False
+                    return 0
             raise ValueError(f"trial {record.trial_id} names a lock that is not stored") from error
+
+    def _add_trial(
+        self, session: Session, study_id: str, record: TrialRecord, evidence: Evidence, trial_key: str
+    ) -> None:
+        combination = combination_row(session, study_id, record.combination)
+        assert combination.id is not None
+        row = rows.trial_row(study_id, combination.id, record, evidence, trial_key, datetime.now(UTC))
+        session.add(row)
+        session.flush()
+        assert row.sequence is not None
+        for name, content in rows.artefacts_of(record).items():
+            digest = blobs.put(session, self._database.folder, content)
+            session.add(ArtefactRow(trial_sequence=row.sequence, name=name, content_hash=digest))
+        session.exec(delete(ClaimRow).where(col(ClaimRow.trial_id) == record.trial_id))
 
     def trials(self, study_id: str, *, after: int = 0) -> list[StoredTrial]:
         """Trials that a study recorded, in the order of recording, without logs.

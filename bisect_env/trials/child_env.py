@@ -12,18 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-PASSED = frozenset(
-    {
-        # Who and where: scripts read data sets and model caches below HOME.
-        *("HOME", "USER", "LOGNAME", "SHELL", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
-        *("LANG", "LANGUAGE", "TZ"),
-        # How this host reaches the network.
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-        *("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"),
-    }
-)
-"""Variables that are handed on as they are; so are those that begin with `LC_`."""
+from bisect_env.matrix.secrets import passed_on
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What a login shell starts with where PATH is not set."""
@@ -57,9 +46,7 @@ def child_env(
             lacks must be missing, not run under our interpreter.
         extra: The matrix's `trial.env` and `BISECT_ENV_<AXIS>`; wins over everything.
     """
-    env = {name: value for name, value in outer.items() if name in PASSED or name.startswith("LC_")}
-    if not {"LANG", "LC_ALL", "LC_CTYPE"} & env.keys():
-        env["LANG"] = "C.UTF-8"
+    env = passed_on(outer)
     env["PATH"] = child_path(outer.get("PATH", DEFAULT_PATH), prefix_bin, own_bin)
     env.update(_settings(tmp, hash_seed, trial_id, gpus))
     env.update(extra or {})

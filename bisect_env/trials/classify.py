@@ -235,9 +235,7 @@ _LOADER = re.compile(r"symbol lookup error:.*|error while loading shared librari
 
 
 def not_runnable(record: ExitRecord) -> Classification | None:
-    """No such command, or one that is not the environment's; no script, no permission, exit code 126 or 127, a
-    syntax error of the script's own.
-    """
+    """No such command or script, or a host's; no permission, 126, 127, a syntax error of its own."""
     if record.stage:
         why = "command not found" if record.stage == "lookup" else os.strerror(record.errno)
         why = record.why or why

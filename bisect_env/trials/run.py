@@ -136,7 +136,7 @@ def _why_interpreter_outside(
     if not {interpreter.name, str(interpreter)}.isdisjoint(allowed):
         return ""
     return (
-        f"{named} begins with `#!{interpreter}`, which is not the environment's and has this host's packages; "
+        f"{named} begins with `#!{interpreter}`, which is not the environment's and has the host's packages; "
         f"write `#!/usr/bin/env {interpreter.name}`, or, if the host's is meant, "
         f"`allow_host: [{interpreter.name}]` to `trial`"
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
 
 from datasette import hookimpl
 from datasette.app import Datasette
@@ -22,6 +25,7 @@ from bisect_env.matrix import signatures
 from bisect_env.report.document import load_report
 from bisect_env.report.untrusted import clean_lines
 from bisect_env.storage import sqlite
+from bisect_env.storage.query import limit_memory
 from bisect_env.storage.records import WholeTrial
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
@@ -198,17 +202,20 @@ class ReadOnlyDatabase(Database):  # type: ignore[misc]
             raise PermissionError("the results are served for reading")
         connection = sqlite.connector(Path(self.path), read_only=True)()
         connection.execute("PRAGMA query_only = ON")
+        # What a question may take of memory; of time, Datasette looks after it.
+        limit_memory(connection)
         # Readers wait for nobody but a writer that is just finishing its log.
         connection.execute("PRAGMA busy_timeout = 5000")
         return connection
 
 
-def make_app(path: Path, shown: str) -> Asgi:
+def make_app(path: Path, shown: str, token: str | None) -> Asgi:
     """The application.
 
     Args:
         path: SQLite file of ours, of this release's schema.
         shown: The database as messages name it: a copy is shown under its origin's name.
+        token: See `guarded`.
     """
     served = Datasette(
         files=[],
@@ -218,7 +225,7 @@ def make_app(path: Path, shown: str) -> Asgi:
         pdb=False,
     )
     served.add_database(ReadOnlyDatabase(served, path=str(path), is_mutable=True), name=NAME)
-    return guarded(served.app())
+    return guarded(served.app(), token)
 
 
 @contextlib.contextmanager
@@ -237,12 +244,21 @@ def our_pages(path: Path) -> Iterator[None]:
         pm.unregister(name="bisect-env")
 
 
-def guarded(app: Asgi) -> Asgi:
-    """Only for browsers on this machine, and only for the pages themselves.
+def guarded(app: Asgi, token: str | None) -> Asgi:
+    """Only for browsers on this machine that know the token, and only for the pages themselves.
 
     A page of another site cannot read ours; but its owner can let its name point to 127.0.0.1 once it is
     loaded, and the browser then takes both for one site. The name it asked for gives that away.
+
+    Every user of this machine reaches 127.0.0.1. The token comes in the first address, as Jupyter's does,
+    and goes from there into a cookie; programs send it as `Authorization: Bearer TOKEN`.
+
+    Args:
+        app: What is guarded.
+        token: None lets every user of this machine in.
     """
+    # Browsers keep cookies of a host without heeding its port: each server's has a name of its own.
+    cookie = "" if token is None else f"bisect-env-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -253,6 +269,21 @@ def guarded(app: Asgi) -> Asgi:
         if host not in ("127.0.0.1", "localhost"):
             await Response.text("ask for http://127.0.0.1\n", status=403).asgi_send(send)
             return
+        if token is not None:
+            asked = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+            if any(name == "token" and _is(token, value) for name, value in asked):
+                rest = urlencode([(name, value) for name, value in asked if name != "token"])
+                # Slashes at the beginning would name another host.
+                path = "/" + quote(scope["path"].lstrip("/"))
+                answer = Response.redirect(f"{path}?{rest}" if rest else path)
+                answer.set_cookie(cookie, token, httponly=True, samesite="lax")
+                answer.headers["referrer-policy"] = "no-referrer"
+                await answer.asgi_send(send)
+                return
+            if not _lets_in(headers, cookie, token):
+                text = "open the address that `bisect-env serve` printed: it ends with a token\n"
+                await Response.text(text, status=403).asgi_send(send)
+                return
 
         async def send_with_policy(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -270,6 +301,18 @@ def guarded(app: Asgi) -> Asgi:
         await app(scope, receive, send_with_policy)
 
     return guard
+
+
+def _is(token: str, said: str) -> bool:
+    return hmac.compare_digest(token.encode(), said.encode("utf-8", "replace"))
+
+
+def _lets_in(headers: dict[bytes, bytes], cookie: str, token: str) -> bool:
+    scheme, _, said = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    if scheme.lower() == "bearer" and _is(token, said.strip()):
+        return True
+    pairs = (pair.partition("=") for pair in headers.get(b"cookie", b"").decode("latin-1").split(";"))
+    return any(name.strip() == cookie and _is(token, value.strip()) for name, _, value in pairs)
 
 
 class _Plugin:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import secrets
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,13 +18,16 @@ from bisect_env.storage.transfer import export
 LOOPBACK = "127.0.0.1"
 
 
-def serve(reference: str | None, port: int, *, tell: Callable[[str, str | None], None]) -> None:
+def serve(
+    reference: str | None, port: int, *, tell: Callable[[str, str | None], None], with_token: bool = True
+) -> None:
     """Serve the database in a browser until Ctrl-C.
 
     Args:
         reference: As `Store.open` takes it.
         port: To listen on; 0 for any that is free.
         tell: Called once with the address, and with what should be known about a copy, if it is one.
+        with_token: Whether only who knows the address is let in; else every user of this machine.
 
     Raises:
         UsageError: Datasette is not installed, or the port is taken.
@@ -37,9 +41,11 @@ def serve(reference: str | None, port: int, *, tell: Callable[[str, str | None],
         from bisect_env.web.app import make_app, our_pages
 
         with our_pages(path):
-            app = make_app(path, shown_location(reference))
+            token = secrets.token_urlsafe(24) if with_token else None
+            app = make_app(path, shown_location(reference), token)
             server = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False))
-            tell(f"http://{LOOPBACK}:{listener.getsockname()[1]}/", note)
+            ending = f"?token={token}" if token else ""
+            tell(f"http://{LOOPBACK}:{listener.getsockname()[1]}/{ending}", note)
             # uvicorn ends in an orderly way, and then raises the signal again.
             with contextlib.suppress(KeyboardInterrupt):
                 server.run(sockets=[listener])

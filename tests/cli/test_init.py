@@ -243,3 +243,20 @@ def test_what_should_be_known_of_a_combination_is_said(tmp_path: Path, words: li
     # What is no evidence begins no study.
     with Store.open(str(tmp_path / "results.sqlite"), read_only=True) as store:
         assert store.studies() == []
+
+
+def test_a_range_writes_the_matrix_that_run_would_answer(
+    run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "repro.py").write_text("import orjson\n")
+    code, _, err = run("init", "m.yaml", "-p", "orjson>=3.8", "--script", "repro.py", "--rate", "0.1")
+    assert code == 0, err
+    file = load_matrix(tmp_path / "m.yaml").file
+    assert (file.axes["orjson"].versions, file.search.crash_rate) == (">=3.8", 0.1)
+    before = (tmp_path / "m.yaml").read_text()
+    words = ("-p", "orjson>=3.8", "--script", "missing.py", "--force")
+    code, _, err = run("init", "m.yaml", *words)
+    assert code == 2
+    assert "missing.py does not exist" in err
+    assert (tmp_path / "m.yaml").read_text() == before

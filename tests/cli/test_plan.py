@@ -13,7 +13,7 @@ from tests.engine.studies import Studies
 __all__ = ["run"]
 pytestmark = pytest.mark.integration
 
-OPTIONS = ("--crash-rate", "1", "--trial-seconds", "90")
+OPTIONS = ("--crash-rate", "1", "--trial-seconds", "90", "--forecast", "60")
 
 
 @pytest.fixture
@@ -69,6 +69,17 @@ def test_a_large_matrix_is_counted_not_listed(large: Path, run: RunCommand) -> N
     assert document["counts"] == {"solvable": 40_000}
     assert document["combinations"] == []
     assert document["environments"] == 1
-    (cost,) = document["forecast"]
-    assert cost["studies"] == 3
+    # No study of so many is played within the second that a forecast may take.
+    assert document["forecast"] == []
+    code, out, _ = run("plan", str(large), "--forecast", "0")
+    assert code == 0
+    assert "40000 combinations: 40000 buildable; 1 distinct environment" in out
+    assert "no forecast of trials" in out
+
+
+@pytest.mark.slow
+def test_a_forecast_may_take_longer(large: Path, run: RunCommand) -> None:
+    code, out, _ = run("plan", str(large), "--json", "--crash-rate", "1", "--forecast", "200")
+    assert code == 0
+    (cost,) = json.loads(out)["forecast"]
     assert cost["trials"] < 60

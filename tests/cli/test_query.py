@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,61 @@ def test_nothing_can_be_changed(db: str, run: RunCommand, tmp_path: Path, statem
         trials = store.trials(study.id)
         assert (study.name, len(trials)) == ("orjson", 2)
         assert all(store.trial(trial.trial_id) for trial in trials)
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        ("SELECT nothing FROM v_trials", "nothing"),
+        ("SELEC 1", "SELEC"),
+        ("SELECT count(*) FROM v_trails", "v_trails"),
+    ],
+)
+def test_a_slip_is_told_in_a_few_lines(db: str, run: RunCommand, question: str, says: str) -> None:
+    code, out, err = run("query", question)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "not authorized" not in err
+    assert len(err.splitlines()) <= 5
+
+
+def test_a_number_that_no_database_knows_is_refused(db: str, run: RunCommand) -> None:
+    code, _, err = run("trials", "--limit", "99999999999999999999999")
+    assert code == 2
+    assert "Traceback" not in err
+    assert len(err.splitlines()) < 12
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT "
+
+
+@pytest.mark.parametrize("what", ["count(*) FROM n", "i FROM n", "max(i) FROM n WHERE i < 0"])
+def test_an_endless_question_is_ended(db: str, run: RunCommand, what: str) -> None:
+    code, out, err = run("query", ENDLESS + what, "--timeout", "0.5")
+    assert (code, out) == (2, "")
+    assert "was not answered within 0.5 s" in err
+    assert "--timeout" in err
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "SELECT length(zeroblob(1000000000))",
+        "SELECT hex(randomblob(100000000))",
+        ENDLESS + "hex(randomblob(1000000)) FROM n",
+        ENDLESS + "group_concat(hex(randomblob(100000))) FROM n",
+    ],
+)
+def test_a_huge_answer_is_given_up(
+    run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / "r.sqlite"))
+    Store.open(str(tmp_path / "r.sqlite")).close()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    code, out, err = run("query", question, "--timeout", "100")
+    assert (code, out) == (2, "")
+    assert "the answer takes more than 256 MiB" in err
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 700 * 1024  # KiB
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "database.md"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine.reproduction import Seen, reproduction
-from bisect_env.engine.rules import Tally
 from bisect_env.engine.single import SingleTrials, open_one
+from bisect_env.engine.state import Tally
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
@@ -57,7 +57,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BISECT_ENV_DB", str(studies.db))
     monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "cache"))
     matrix, cache = load_matrix(path), tmp_path / "cache"
-    executor = InlineExecutor(partial(ensure_prefix, cache_dir=cache), 2)
+    executor = PoolExecutor(partial(ensure_prefix, cache_dir=cache), 2)
     with Store.open(str(studies.db)) as store:
         one = open_one(
             matrix,

@@ -13,8 +13,8 @@ import dask.config
 import psutil
 import pytest
 
-from bisect_env.cluster.inline import InlineExecutor
 from bisect_env.cluster.local import LocalExecutor, _make_scratch
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialCompleted, TrialLost
 from bisect_env.errors import InfrastructureError
 from bisect_env.trials.launch import LAUNCHER
@@ -35,10 +35,10 @@ HOST = socket.gethostname()
 SLEEP = "import time; time.sleep(600)"
 
 
-class TestInlineExecutor(ExecutorContract):
+class TestPoolExecutor(ExecutorContract):
     @pytest.fixture
-    def executor(self) -> Iterator[InlineExecutor]:
-        executor = InlineExecutor(build, slots=2)
+    def executor(self) -> Iterator[PoolExecutor]:
+        executor = PoolExecutor(build, slots=2)
         yield executor
         executor.close()
 
@@ -165,7 +165,7 @@ if __name__ == "__main__":
 
 
 def test_closing_an_inline_executor_ends_its_trials() -> None:
-    executor = InlineExecutor(build, slots=2)
+    executor = PoolExecutor(build, slots=2)
     one = request(SLEEP)
     executor.submit(one)
     wait_until(lambda: processes_of(one.spec.trial_id))

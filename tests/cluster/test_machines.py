@@ -12,8 +12,8 @@ import pytest
 
 from bisect_env.cluster.choose import Place
 from bisect_env.cluster.gpus import Nvml, Reading
-from bisect_env.cluster.inline import InlineExecutor
 from bisect_env.cluster.local import LocalExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.worker import HostGpus
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.matrix.grid import Combination
@@ -82,7 +82,7 @@ def test_what_nvml_says() -> None:
 
 
 def test_a_place_without_gpus_needs_no_executor() -> None:
-    def never() -> InlineExecutor:
+    def never() -> PoolExecutor:
         raise AssertionError("nothing was to be started")
 
     with closing(Place(never, gpus_per_trial=0, gpus=None, is_remote=False)) as place:
@@ -90,10 +90,10 @@ def test_a_place_without_gpus_needs_no_executor() -> None:
 
 
 def test_a_place_starts_its_executor_once(tmp_path: Path) -> None:
-    started: list[InlineExecutor] = []
+    started: list[PoolExecutor] = []
 
-    def start() -> InlineExecutor:
-        started.append(InlineExecutor(partial(ensure_prefix, cache_dir=tmp_path)))
+    def start() -> PoolExecutor:
+        started.append(PoolExecutor(partial(ensure_prefix, cache_dir=tmp_path)))
         return started[-1]
 
     with closing(Place(start, gpus_per_trial=0, gpus=None, is_remote=True)) as place:

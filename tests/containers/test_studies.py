@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.containers.engine import Engine
 from bisect_env.engine import events
 from bisect_env.engine.study import Conclusion
@@ -58,7 +58,7 @@ def tag_image(image: str, shared_image: tuple[dict[str, str], Engine, str]) -> I
 
 def study(studies: Studies, path: Path) -> Conclusion:
     build = partial(ensure_environment, cache_dir=studies.folder / "cache")
-    return studies.run(path, make_executor=lambda: InlineExecutor(build, 2))
+    return studies.run(path, make_executor=lambda: PoolExecutor(build, 2))
 
 
 @pytest.fixture

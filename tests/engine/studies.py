@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
 from bisect_env.engine.study import Conclusion, run_study
@@ -90,7 +90,7 @@ class Studies:
                 store=store,
                 provider=provider or Environments(cache, index=matrix.file.index),
                 make_executor=make_executor
-                or (lambda: InlineExecutor(partial(ensure_prefix, cache_dir=cache), slots)),
+                or (lambda: PoolExecutor(partial(ensure_prefix, cache_dir=cache), slots)),
                 lockfiles=self.folder / "lockfiles",
                 notify=self.events.append,
                 stopped=stopped,

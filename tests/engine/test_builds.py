@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cluster.base import one_of_each_host, outcome
-from bisect_env.cluster.inline import InlineExecutor
-from bisect_env.cluster.protocol import BuildFailed, PrefixReady, PrefixRequest, WorkerOffer
+from bisect_env.cluster.pool import PoolExecutor
+from bisect_env.cluster.protocol import BuildFailed, PrefixReady, WorkerOffer
 from bisect_env.engine import events
-from bisect_env.engine.builds import Builds, sort_out
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError, NoEnvironmentError
@@ -44,28 +43,6 @@ def test_what_hosts_say_together() -> None:
     assert lost.transient
     assert "gone" in lost.message
     assert isinstance(outcome(A, []), BuildFailed)
-
-
-def test_what_is_under_way_is_paid_for_and_not_ready() -> None:
-    builds = Builds({(0,): lock(A), (1,): lock(B), (2,): lock(A)}, allow_source=False)
-
-    made: list[Lock] = []
-
-    class Recorder:
-        slots = 1
-
-        def prepare(self, request: PrefixRequest) -> None:
-            made.append(request.lock)
-
-    assert builds.begin([(0,), (2,), (1,)], Recorder()) == 2  # type: ignore[arg-type]
-    assert [one.content_hash for one in made] == [A, B], "equal locks are one build"
-    assert builds.is_paid((2,))
-    assert not builds.is_ready((2,))
-    builds.hear(PrefixReady(A))
-    assert sort_out([(0,), (1,), (2,), (1,)], builds.is_ready) == ([(0,), (2,)], [(1,), (1,)])
-    builds.hear(BuildFailed("", B, "timeout", True))
-    assert not builds.is_paid((1,))
-    assert builds.combinations(A, [(0,), (1,), (2,)]) == [(0,), (2,)]
 
 
 CRASH_FROM_FOUR = """
@@ -104,7 +81,7 @@ class SlowBuilder:
 def test_an_environment_that_breaks_for_a_moment_is_made_again(studies: Studies) -> None:
     builder = SlowBuilder(0.0, fails={1: True, 2: True})
     path = studies.matrix(CRASH_FROM_FOUR)
-    conclusion = studies.run(path, make_executor=lambda: InlineExecutor(builder, 2))
+    conclusion = studies.run(path, make_executor=lambda: PoolExecutor(builder, 2))
     assert conclusion.report["verdict"]["first_bad"]["level"] == "4"
     warnings = [event.text for event in studies.events if isinstance(event, events.Warned)]
     assert any("planted" in text and "tried again" in text for text in warnings)
@@ -115,7 +92,7 @@ def test_an_environment_that_breaks_for_a_moment_is_made_again(studies: Studies)
     ("transient", "error", "says"),
     [
         (False, NoEnvironmentError, "no environment could be built: planted"),
-        (True, InfrastructureError, "10 trials in a row were spoilt; the last: building"),
+        (True, InfrastructureError, "10 builds in a row failed; the last: building"),
     ],
 )
 def test_an_environment_that_cannot_be_made(
@@ -123,6 +100,6 @@ def test_an_environment_that_cannot_be_made(
 ) -> None:
     builder = SlowBuilder(0.0, fails=dict.fromkeys(range(1, 100), transient))
     with pytest.raises(error, match=says):
-        studies.run(studies.matrix(CRASH_FROM_FOUR), make_executor=lambda: InlineExecutor(builder, 2))
+        studies.run(studies.matrix(CRASH_FROM_FOUR), make_executor=lambda: PoolExecutor(builder, 2))
     assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
     assert builder.calls in (3, 10)

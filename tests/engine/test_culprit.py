@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine.explain import CulpritStudy, Explanation, explanation_of
-from bisect_env.engine.rules import Tally
 from bisect_env.engine.single import SingleTrials, open_one
+from bisect_env.engine.state import Tally
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.errors import UsageError
@@ -49,8 +49,8 @@ class Explained:
         self.said: list[str] = []
 
     @contextmanager
-    def open(self) -> Iterator[tuple[Store, Environments, InlineExecutor]]:
-        executor = InlineExecutor(partial(ensure_prefix, cache_dir=self.cache), 2)
+    def open(self) -> Iterator[tuple[Store, Environments, PoolExecutor]]:
+        executor = PoolExecutor(partial(ensure_prefix, cache_dir=self.cache), 2)
         try:
             with Store.open(str(self.studies.db)) as store:
                 yield store, Environments(self.cache, index=self.matrix.file.index), executor

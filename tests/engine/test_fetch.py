@@ -11,15 +11,16 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine.fetch import Fetched, addresses_of, fetch_study
-from bisect_env.environments.bundle import Bundle
+from bisect_env.environments.bundle import Answers, Bundle
 from bisect_env.environments.download import download_conda, obtain
 from bisect_env.environments.interpreters import Interpreters, fetch_python, offline_environment
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
@@ -299,7 +300,21 @@ def test_a_source_distribution_is_built_where_there_is_a_network(
         [prefix.python, "-c", "import made; print(made.origin)"], capture_output=True, text=True, check=True
     )
     assert said.stdout == "source\n"
+    checked = Bundle(bundle)
+    assert (checked.missing(checked.read("planted")), checked.damaged(checked.read("planted"))) == ([], [])
+    (wheel,) = Bundle(bundle).built(digest, PYTHON).iterdir()
+    content = wheel.read_bytes()
+    wheel.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    name = f"archives/{digest}/built-{PYTHON}/{wheel.name}"
+    assert checked.damaged(checked.read("planted")) == [name]
+    with pytest.raises(UnbuildableError, match="is not what was made"):
+        ensure_prefix(
+            Bundle(bundle).lock(lock), cache_dir=tmp_path / "cache-2", allow_source=True, offline=bundle
+        )
+    wheel.write_bytes(content[:-1])
+    assert checked.missing(checked.read("planted")) == [name]
     shutil.rmtree(Bundle(bundle).built(digest, PYTHON))
+    assert checked.missing(checked.read("planted")) == [name]
     with pytest.raises(UnbuildableError, match="holds no wheel made from made"):
         ensure_prefix(
             Bundle(bundle).lock(lock),
@@ -355,6 +370,14 @@ def test_an_interpreter_travels_too(
     assert fetch_python(version, bundle) == ""
     assert len(list((bundle / "pythons").glob("*python.tar.gz"))) == 1
     assert fetch_python("3.99", bundle) != ""
+    whole = Bundle(bundle)
+    whole.write(Answers("planted", datetime.now(UTC)), [])
+    (kept,) = (bundle / "pythons").glob("*python.tar.gz")
+    assert (whole.missing(whole.read("planted")), whole.damaged(whole.read("planted"))) == ([], [])
+    archive_before = kept.read_bytes()
+    kept.write_bytes(archive_before[:-1] + bytes([archive_before[-1] ^ 1]))
+    assert whole.damaged(whole.read("planted")) == [f"pythons/{kept.name}"]
+    kept.write_bytes(archive_before)
     monkeypatch.delenv("UV_PYTHON_DOWNLOADS_JSON_URL")
     index.on_request = lambda path: 500
     installed = tmp_path / "there"
@@ -401,7 +424,7 @@ def test_a_study_of_conda_packages_without_its_channel(studies: Studies, tmp_pat
     report = studies.run(
         matrix,
         provider=OfflineEnvironments(bundle, "planted", cache),
-        make_executor=lambda: InlineExecutor(partial(ensure_prefix, cache_dir=cache, offline=bundle), 2),
+        make_executor=lambda: PoolExecutor(partial(ensure_prefix, cache_dir=cache, offline=bundle), 2),
     ).report
     assert report["verdict"]["first_bad"]["culprit"] == "2.0"
 

@@ -57,7 +57,7 @@ def test_a_full_disk_below_the_cache(studies: Studies, small_cache: Path) -> Non
     with Store.open(str(studies.db)) as store:
         study = store.study(None)
         # No combination is held against its package, and no trial was invented.
-        assert {state.status for state in store.combinations(study.id)} == {"solvable"}
+        assert {state.status for state in store.combinations(study.id)} <= {"solvable", "unlocked"}
         assert store.trials(study.id) == []
         assert study.status == "failed"
     fillers[0].unlink()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.engine import events
-from bisect_env.engine.rules import Tally
+from bisect_env.engine.state import Tally
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.trials.records import Evidence
@@ -23,7 +23,7 @@ def machine_prefix(lock: Lock, *, allow_source: bool | frozenset[str] = False) -
     return Prefix(Path(sys.prefix), Path(sys.executable))
 
 
-class HostsThatFall(InlineExecutor):
+class HostsThatFall(PoolExecutor):
     """Real trials, some of whose answers are lost with the host that they are said to have run on."""
 
     def __init__(self, falls: Callable[[TrialRequest], bool], hosts: list[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from bisect_env.cli.views import as_json, describe
 from bisect_env.engine import events
-from bisect_env.engine.prepare import Prepared, group
+from bisect_env.engine.locking import Prepared, group
 from bisect_env.engine.reuse import Reuse, reusable, trial_key
 from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bisect_env.engine.forecast import Forecast
-from bisect_env.engine.rules import Tally, build_cost, in_flight, says_bad
+from bisect_env.engine.state import Tally, build_cost, in_flight, says_bad
 from bisect_env.search.searcher import Search
 from bisect_env.trials.records import Evidence
 from tests.search.worlds import alone, grid

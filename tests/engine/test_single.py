@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine import events
-from bisect_env.engine.prepare import lock_all
-from bisect_env.engine.rules import Tally
+from bisect_env.engine.locking import lock_all
 from bisect_env.engine.single import One, SingleTrials, lock_one, open_one
+from bisect_env.engine.state import Tally
 from bisect_env.engine.study import study_date
 from bisect_env.engine.verify import Verifier
 from bisect_env.environments.prefix import ensure_prefix
@@ -43,7 +43,7 @@ def opened(
 ) -> Iterator[tuple[Store, One, SingleTrials]]:
     cache = studies.folder / "cache"
     matrix = load_matrix(path)
-    executor = InlineExecutor(partial(ensure_prefix, cache_dir=cache), 2)
+    executor = PoolExecutor(partial(ensure_prefix, cache_dir=cache), 2)
     with Store.open(str(studies.db)) as store:
         one = open_one(matrix, at, store=store, provider=Environments(cache), notify=studies.events.append)
         trials = SingleTrials(
@@ -179,7 +179,7 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
         # Another cache, another order, one at a time: another machine.
         elsewhere = Environments(studies.folder / "other-cache", index=index.url)
         for place in reversed(list(grid.indices())):
-            alone = lock_one(matrix, grid, place, elsewhere, as_of, workers=1)
+            alone = lock_one(matrix, grid, place, elsewhere, as_of)
             expected = whole.locks.get(place)
             assert getattr(alone, "text", None) == getattr(expected, "text", None), place
         again = lock_all(matrix, grid, elsewhere, as_of, workers=4)
@@ -193,7 +193,7 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
         whole = lock_all(afresh, grid, provider, as_of)
         newest = {package.name: package.version for package in whole.locks[(0, 4)].packages}
         assert newest == {"lib": "1.4", "helper": "2.0"}
-        alone = lock_one(afresh, grid, (0, 4), elsewhere, as_of, workers=1)
+        alone = lock_one(afresh, grid, (0, 4), elsewhere, as_of)
         assert getattr(alone, "text", None) == whole.locks[(0, 4)].text
     finally:
         server.shutdown()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bisect_env.engine.prepare import lock_all
+from bisect_env.engine.locking import lock_all
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.lockfiles import RECORDS, SUFFIX, write_locks
 from bisect_env.environments.prefix import ensure_prefix

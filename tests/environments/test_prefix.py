@@ -243,13 +243,6 @@ def needs(version):
     ("python", "pins", "code", "says"),
     [
         pytest.param(
-            "2.7",
-            {"futures": "3.3.0", "pygments": "2.5.2"},
-            "import concurrent.futures as f, sys; print(f.__file__.startswith(sys.prefix))",
-            "True",
-            marks=needs("2.7"),
-        ),
-        pytest.param(
             "3.6",
             {"better-exceptions-fork": "0.2.1.post6", "pygments": "2.5.2"},
             "import pkgutil; print('better_exceptions_fork' in [m.name for m in pkgutil.iter_modules()])",
@@ -281,15 +274,3 @@ def test_old_pythons(cache, python, pins, code, says):
     command = [prefix.path / "bin" / "pygmentize", "-V"]
     assert "2.5.2" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert Path(run(prefix, "import sys; print(sys.prefix)")) == prefix.path
-
-
-@pytest.mark.network
-@needs("2.7")
-def test_a_spoilt_download_for_an_old_python(cache):
-    (lock,) = Environments(cache).lock_many([EnvironmentRequest("2.7", {"six": "1.16.0"})])
-    (package,) = lock.packages
-    wrong = LockedPackage(package.name, package.version, "pip", package.url, "00" * 32)
-    with pytest.raises(UnbuildableError, match="Hash mismatch") as raised:
-        ensure_prefix(make_lock("2.7", host_platform(), [wrong]), cache_dir=cache)
-    assert raised.value.transient
-    assert leftovers(cache) == []

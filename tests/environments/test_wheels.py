@@ -44,14 +44,6 @@ def interpreter(version: str, abi: str) -> Interpreter:
             0,
         ),
         (
-            "2.7.18",
-            "cp27mu",
-            ["a-1-cp27-cp27m-manylinux1_x86_64.whl", "a-1-cp27-cp27mu-manylinux1_x86_64.whl"],
-            1,
-        ),
-        ("2.7.18", "cp27mu", ["a-1-py2-none-any.whl", "a-1-py3-none-any.whl"], 0),
-        ("2.7.18", "cp27mu", ["a-1-py2.py3-none-any.whl"], 0),
-        (
             "3.8.18",
             "cp38",
             ["a-1-1-py3-none-any.whl", "a-1-10-py3-none-any.whl", "a-1-2-py3-none-any.whl"],

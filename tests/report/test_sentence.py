@@ -28,6 +28,14 @@ def test_a_regression() -> None:
     assert sentence(document, axes, "crash") == f"lib 1.2 is the first bad version (last good 1.1): {RATES}"
 
 
+def test_releases_that_were_not_listed_are_named() -> None:
+    document, axes = one("1.2", "1.1")
+    axes[0]["passed_over"] = ["1.0.5", "1.1.1", "1.1.2"]
+    text = sentence(document, axes, "crash")
+    assert text.startswith("lib 1.2 is the first bad version among those listed (last good 1.1): ")
+    assert "; lib 1.1.1 and 1.1.2 were not listed; " in text
+
+
 def test_without_axes_and_outcome() -> None:
     document, _ = one("1.2", "1.1")
     expected = f"lib 1.2 is the first bad version (last good 1.1): {RATES}".replace("crashed", "failed")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.inline import InlineExecutor
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
@@ -76,7 +76,7 @@ def test_a_build_that_fails_is_on_the_timeline(tmp_path: Path) -> None:
 
     studies = Studies(tmp_path)
     with pytest.raises(NoEnvironmentError):
-        studies.run(studies.matrix("pass"), make_executor=lambda: InlineExecutor(broken, 2))  # type: ignore[arg-type]
+        studies.run(studies.matrix("pass"), make_executor=lambda: PoolExecutor(broken, 2))  # type: ignore[arg-type]
     with Store.open(str(studies.db)) as store:
         builds = load_report(store, store.study().id).timeline.builds
     assert builds

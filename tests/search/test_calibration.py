@@ -28,6 +28,7 @@ def check_intervals(found: dict[str, Any]) -> None:
     assert found["intervals_held"] >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / found["intervals"])
 
 
+@pytest.mark.statistical
 def test_claims_hold_over_the_prior() -> None:
     found = calibrate(studies=60, fixed=2, seed=7, processes=1)
     check(found, "prior")

@@ -43,7 +43,7 @@ def drawn(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> list[
             return cells
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.5])
+@pytest.mark.parametrize("rate", [1.0, pytest.param(0.5, marks=pytest.mark.statistical)])
 def test_two_corners_are_both_found(rate: float) -> None:
     lattice = grid((3, 8), [UNORDERED, REGRESSION])
     search = SearchAll(lattice, alone(lattice))
@@ -125,6 +125,7 @@ def test_certain_corners_that_overlap_are_told_apart(corners: list[Index]) -> No
     assert search.no_other >= 0.95
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("seed", range(4))
 def test_random_certain_corners_are_found_and_nothing_else_is_named(seed: int) -> None:
     print(f"seed {seed}")
@@ -149,6 +150,7 @@ def test_random_certain_corners_are_found_and_nothing_else_is_named(seed: int) -
         assert starts(search) == set(corners)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("seed", range(3))
 def test_corners_of_axes_of_other_directions(seed: int) -> None:
     """Axes without order, with fixes; combinations that cannot be run, and some that share a measurement."""
@@ -201,6 +203,7 @@ def test_a_bad_end_that_another_corner_explains_is_not_wrong() -> None:
     assert np.any(found, axis=0).tolist() == bad.tolist()
 
 
+@pytest.mark.statistical
 def test_a_zoomed_search_finds_the_same_corners(monkeypatch: pytest.MonkeyPatch) -> None:
     lattice = grid((24, 7))
     corners = [(15, 2), (4, 5)]
@@ -220,6 +223,7 @@ def test_a_zoomed_search_finds_the_same_corners(monkeypatch: pytest.MonkeyPatch)
     assert min(zoomed.no_other or 0, exact.no_other or 0) >= 0.95
 
 
+@pytest.mark.statistical
 def test_two_corners_of_a_large_lattice() -> None:
     shape, corners = (260, 120), [(171, 40), (33, 101)]
     search = SearchAll(grid(shape), alone(grid(shape)))

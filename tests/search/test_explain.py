@@ -51,6 +51,7 @@ def test_a_bad_combination_that_hardly_fails_is_named() -> None:
     assert (found.index, found.called_bad) == ((3,), True)
 
 
+@pytest.mark.statistical
 def test_few_right_verdicts_name_anything() -> None:
     named = 0
     for seed in range(40):
@@ -87,7 +88,7 @@ def test_a_confirmed_verdict_beats_no_difference_and_the_runner_up() -> None:
 
 
 @pytest.mark.parametrize("direction", [REGRESSION, FIXED, EITHER])
-@pytest.mark.parametrize("rate", [1.0, 0.5])
+@pytest.mark.parametrize("rate", [1.0, pytest.param(0.5, marks=pytest.mark.statistical)])
 def test_broken_fixed_and_broken_again_is_found_to_be_so(direction: Direction, rate: float) -> None:
     lattice = grid((16,), direction)
     search = Search(lattice, alone(lattice))
@@ -109,6 +110,7 @@ def test_a_window_on_an_axis_that_should_stay_broken_is_found_where_it_shows() -
     assert search.verdict.best.hypothesis.bad_cells().tolist() == bad.tolist(), search.verdict.reason
 
 
+@pytest.mark.statistical
 def test_monotone_histories_stay_so() -> None:
     for seed in range(30):
         lattice = grid((16,))

@@ -59,10 +59,30 @@ WORLDS = [
 
 
 @pytest.mark.parametrize(("shape", "directions", "missing"), WORLDS, ids=str)
+@pytest.mark.statistical
 @pytest.mark.parametrize(
     ("p0", "p1", "studies"), [(0.0, 1.0, 12), (0.0, 0.3, 8), (0.02, 0.4, 6), (0.05, 1.0, 8)]
 )
-def test_planted_truth_is_found(
+def test_planted_truths_are_found(
+    shape: tuple[int, ...],
+    directions: list[Direction],
+    missing: float,
+    p0: float,
+    p1: float,
+    studies: int,
+) -> None:
+    found_planted(shape, directions, missing, p0, p1, studies)
+
+
+@pytest.mark.parametrize(("shape", "directions", "missing"), WORLDS, ids=str)
+@pytest.mark.parametrize(("p0", "p1"), [(0.0, 1.0), (0.0, 0.5)])
+def test_a_planted_truth_is_found(
+    shape: tuple[int, ...], directions: list[Direction], missing: float, p0: float, p1: float
+) -> None:
+    found_planted(shape, directions, missing, p0, p1, 1)
+
+
+def found_planted(
     shape: tuple[int, ...],
     directions: list[Direction],
     missing: float,
@@ -92,6 +112,7 @@ def ends_of_studies(
     return out
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(("p0", "p1"), [(0.0, 0.02), (0.0, 0.05), (0.01, 0.1), (0.05, 0.3), (0.02, 1.0)])
 def test_rare_and_noisy_failures_are_found(p0: float, p1: float) -> None:
     studies = 6
@@ -100,6 +121,7 @@ def test_rare_and_noisy_failures_are_found(p0: float, p1: float) -> None:
     assert all(end.verdict.status is Status.CONFIRMED for end, right in ends if right)
 
 
+@pytest.mark.statistical
 def test_rates_that_differ_between_combinations() -> None:
     studies = 20
     p1 = np.random.default_rng(11).uniform(0.05, 0.5, 16)
@@ -107,6 +129,7 @@ def test_rates_that_differ_between_combinations() -> None:
     assert sum(not right for _, right in ends) <= wrong_at_most(studies)
 
 
+@pytest.mark.statistical
 def test_many_workers_waste_few_trials() -> None:
     alone_, together = (
         np.mean([end.trials for end, _ in ends_of_studies(0.0, 0.3, 20, workers=k)]) for k in (1, 8)
@@ -114,6 +137,7 @@ def test_many_workers_waste_few_trials() -> None:
     assert together < 1.5 * alone_
 
 
+@pytest.mark.statistical
 def test_dear_environments_are_spared() -> None:
     free, dear = (ends_of_studies(0.0, 0.3, 15, build_cost=b) for b in (0.0, 90.0))
     environments = [float(np.mean([end.environments for end, _ in ends])) for ends in (free, dear)]
@@ -130,6 +154,7 @@ def test_one_bad_release_among_many_is_found() -> None:
         assert end.verdict.best.first_bad == (position,)
 
 
+@pytest.mark.statistical
 def test_share_of_right_answers_is_at_least_what_was_said() -> None:
     """Truths drawn from the prior itself: among answers that hold q, at least q are right."""
     studies, said, right = 80, 0.0, 0
@@ -171,6 +196,7 @@ CASES = {
 }
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("name", CASES)
 def test_real_regressions_are_answered_right(name: str) -> None:
     case = Replay.load(name)

@@ -62,6 +62,7 @@ def test_too_little_to_compare() -> None:
     assert host_effect([]) is None
 
 
+@pytest.mark.statistical
 def test_false_alarms_are_as_rare_as_promised_though_the_search_chooses_what_to_try() -> None:
     alarms, studies = 0, 60
     for seed in range(studies):

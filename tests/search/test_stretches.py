@@ -119,7 +119,7 @@ def test_nothing_is_assumed_where_every_version_was_tried() -> None:
     assert assumed(answer_of(lattice, 3), lattice, everywhere(lattice), tally_of(told), 0.9) == ()
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.6])
+@pytest.mark.parametrize("rate", [1.0, pytest.param(0.6, marks=pytest.mark.statistical)])
 def test_a_confirmed_study_has_no_long_stretch_that_was_not_tried(rate: float) -> None:
     lattice = grid((32,), REGRESSION)
     for seed in range(5):

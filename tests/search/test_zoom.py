@@ -112,6 +112,7 @@ def test_a_study_of_a_million_combinations(first_bad: dict[int, int]) -> None:
     assert search.trials <= 40
 
 
+@pytest.mark.statistical
 def test_flaky_failures_on_a_large_lattice_with_workers_prices_and_gaps() -> None:
     shape = (1000, 300)
     lattice = grid(shape)

@@ -198,3 +198,46 @@ def test_a_connection_that_breaks_while_writing_leaves_nothing_half_done(
             store.record_trial(study.id, record(), Evidence.GOOD)
     assert store.trials(study.id) == []
     assert store.record_trial(study.id, record(), Evidence.GOOD)
+
+
+def test_who_may_only_insert_changes_nothing_that_is_there(postgres: Server, postgres_url: str) -> None:
+    name = name_of(postgres_url)
+    with Store.open(postgres_url) as store:
+        study = opened_study(store)
+        store.record_trial(study.id, record(), Evidence.GOOD)
+    postgres.run(
+        f"CREATE ROLE i{name} LOGIN PASSWORD 'inserter'",
+        f"GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO i{name}",
+        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO i{name}",
+        database=name,
+    )
+    tables = ("studies", "locks", "packages", "combinations", "trials", "blobs", "decisions")
+    before = {t: postgres.run(f"SELECT * FROM {t} ORDER BY 1, 2", database=name) for t in tables}
+    try:
+        with Store.open(postgres.url(name, user=f"i{name}", password="inserter")) as store:
+            for change in (
+                lambda: store.open_study(definition()),
+                lambda: store.finish_study(study.id, "finished", {"status": "confirmed"}),
+                lambda: store.set_combination(study.id, combination("1.0"), "unbuildable", "no"),
+                lambda: store.record_trial(study.id, record("1.0"), Evidence.BAD),
+                lambda: store.collect(0),
+            ):
+                with pytest.raises(StorageError, match="may not be accessed by this user"):
+                    change()
+            with psycopg.connect(
+                **{**postgres.parameters(name), "user": f"i{name}", "password": "inserter"}  # type: ignore[arg-type]
+            ) as connection:
+                connection.execute(
+                    "INSERT INTO locks VALUES (%s, %s, 'linux-64', now(), 'x')", ["f" * 64, "3.11\nRUN id"]
+                )
+            assert store.study(study.id) == study
+        with (
+            Store.open(postgres_url, read_only=True) as reader,
+            pytest.raises(StorageError, match=r"damaged: lock f{64}"),
+        ):
+            reader.lock("f" * 64)
+        postgres.run(f"DELETE FROM locks WHERE content_hash = '{'f' * 64}'", database=name)
+        after = {t: postgres.run(f"SELECT * FROM {t} ORDER BY 1, 2", database=name) for t in tables}
+        assert after == before
+    finally:
+        postgres.run(f"DROP OWNED BY i{name}", f"DROP ROLE i{name}", database=name)

@@ -5,7 +5,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bisect_env.trials.child_env import PASSED, TRIAL_ID, child_env
+from bisect_env.matrix.secrets import PASSED
+from bisect_env.trials.child_env import TRIAL_ID, child_env
 from bisect_env.trials.run import resolve_program
 
 BIN = Path("/prefix/bin")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -58,7 +59,8 @@ def fill(reference: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def serving(reference: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A running `serve`; its address."""
+    """A running `serve`; its address, without a token unless options are given."""
+    options = options or ("--no-token",)
     process = subprocess.Popen(
         [sys.executable, "-m", "bisect_env", "serve", "--port", "0", *options],
         env={**os.environ, "BISECT_ENV_DB": reference},
@@ -157,6 +159,59 @@ def test_only_this_machine_and_only_by_its_own_name(tmp_path: Path) -> None:
         with socket.socket() as other:
             other.settimeout(5)
             assert other.connect_ex(("127.0.0.2", port)) != 0
+
+
+def test_only_who_knows_the_address_is_let_in(tmp_path: Path) -> None:
+    path = str(tmp_path / "results.sqlite")
+    study_id, _ = fill(path)
+    with serving(path, "--port", "0") as (told, _):
+        address, _, token = told.partition("?token=")
+        assert len(token) >= 32
+        pages = (address, f"{address}results/v_trials.json", f"{address}-/report/{study_id}")
+        for page in pages:
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": f"token={token}"}):
+                status, text, _ = get(page, **headers)
+                assert (status, "serve` printed" in text) == (403, True)
+                assert "orjson" not in text
+            assert get(f"{page}?token=wrong")[0] == 403
+            assert get(page, Authorization=f"Bearer {token}")[0] == 200
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with browser.open(told, timeout=PATIENCE) as answer:
+            assert (answer.status, answer.url) == (200, address)
+        for page in pages:
+            with browser.open(page, timeout=PATIENCE) as answer:
+                assert answer.status == 200
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", urllib.parse.urlsplit(address).port, timeout=PATIENCE
+        )
+        with contextlib.closing(connection):
+            connection.request("GET", f"//evil.example/x?token={token}")
+            answer = connection.getresponse()
+            assert answer.status == 302
+            assert (answer.headers["location"] or "").startswith("/evil.example")
+            assert "httponly" in answer.headers["set-cookie"].lower()
+
+
+def test_another_user_of_this_machine_is_not_let_in(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    path = str(tmp_path / "results.sqlite")
+    fill(path)
+    with serving(path, "--port", "0") as (told, _):
+        address = told.partition("?")[0]
+        program = (
+            "import os, sys, urllib.error, urllib.request\nos.setgid(65534); os.setuid(65534)\n"
+            "try: urllib.request.urlopen(sys.argv[1], timeout=60)\n"
+            "except urllib.error.HTTPError as error: print(error.code)"
+        )
+        asked = subprocess.run(
+            [sys.executable, "-c", program, f"{address}results/v_trials.json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+        assert asked.stdout == "403\n", asked.stderr
 
 
 def test_nothing_can_be_written(tmp_path: Path) -> None:

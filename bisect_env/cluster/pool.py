@@ -1,0 +1,133 @@
+"""Trials on the cores of this host, each a process that a thread of the command starts and watches."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from bisect_env.cluster.perform import PrefixBuilder, perform, prepare, refuse_gpus
+from bisect_env.cluster.protocol import Completion, PrefixRequest, TrialRequest
+from bisect_env.environments.uv_tool import end_running
+from bisect_env.errors import InfrastructureError
+
+_T = TypeVar("_T")
+
+END_GRACE = 5.0
+"""Seconds for trials to be ended; their supervisors end what is left of them by themselves."""
+
+
+def default_workers() -> int:
+    """One for each CPU that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class PoolExecutor:
+    """An `Executor` without a cluster: nothing listens, nothing is started but the trials themselves.
+
+    Each trial is a fresh process under a supervisor, as everywhere; the thread that waits for it has nothing
+    else to do. Threads are daemons: what a builder is doing when the command ends is given up, and the next
+    builder removes what is left of it.
+
+    Args:
+        build: Makes prefixes.
+        slots: Trials at the same time; by default one for each CPU that may be used.
+    """
+
+    def __init__(self, build: PrefixBuilder, slots: int | None = None) -> None:
+        self._build = build
+        self._slots = default_workers() if slots is None else slots
+        self._trials: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._builds: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
+        self._outstanding = 0
+        self._cancelled = threading.Event()
+        self._closed = False
+        # A build is mostly one tool that uses a core: as many at once as there are cores, within reason.
+        builders = min(self._slots, default_workers(), 8)
+        self._workers = _threads("trial", self._slots, self._trials)
+        self._builders = _threads("build", builders, self._builds)
+
+    @property
+    def slots(self) -> int:
+        """How many trials can run at the same time."""
+        return self._slots
+
+    def submit(self, request: TrialRequest) -> None:
+        """Accept a trial; see `Executor.submit`."""
+        if self._closed:
+            raise InfrastructureError("the executor is closed")
+        refuse_gpus(request)
+        self._outstanding += 1
+        cancelled = self._cancelled
+        self._trials.put(lambda: self._perform(request, cancelled))
+
+    def _perform(self, request: TrialRequest, cancelled: threading.Event) -> None:
+        worker = threading.current_thread().name
+        self._answers.put(perform(request, build=self._build, cancelled=cancelled.is_set, worker=worker))
+
+    def prepare(self, request: PrefixRequest) -> None:
+        """Make a prefix in a thread of its own; see `Executor.prepare`."""
+        if self._closed:
+            raise InfrastructureError("the executor is closed")
+        self._outstanding += 1
+        self._builds.put(lambda: self._answers.put(prepare(request, self._build)))
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        """Answers since the last call; see `Executor.wait`. Empty at once when none is due."""
+        found = take(self._answers, timeout) if self._outstanding else []
+        answers = [answer for answer in found if answer is not None]
+        self._outstanding -= len(answers)
+        return answers
+
+    def wake(self) -> None:
+        """Let `wait` return; see `Executor.wake`."""
+        self._answers.put(None)
+
+    def cancel(self) -> None:
+        """End what runs and what waits; trials submitted later are not touched."""
+        self._cancelled.set()
+        self._cancelled = threading.Event()
+
+    def close(self) -> None:
+        """Cancel, give up builds, and wait for the trials to be gone."""
+        if self._closed:
+            return
+        self._closed = True
+        self.cancel()
+        end_running()
+        for _ in self._workers:
+            self._trials.put(None)
+        for _ in self._builders:
+            self._builds.put(None)
+        deadline = time.monotonic() + END_GRACE
+        for thread in self._workers:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _threads(
+    name: str, count: int, work: queue.SimpleQueue[Callable[[], None] | None]
+) -> list[threading.Thread]:
+    def serve() -> None:
+        while (task := work.get()) is not None:
+            task()
+
+    threads = [threading.Thread(target=serve, name=f"{name}-{n}", daemon=True) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def take(source: queue.SimpleQueue[_T], timeout: float | None) -> list[_T]:
+    """Everything in a queue, after waiting for the first."""
+    items: list[_T] = []
+    deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            items.append(source.get_nowait() if items else source.get(timeout=left))
+    except queue.Empty:
+        return items

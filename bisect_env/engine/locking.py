@@ -1,0 +1,461 @@
+"""From a matrix to locks: one, all, or those that are wanted; and which combinations are one measurement."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import queue
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
+from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.environments.request import CondaRequest, EnvironmentRequest
+from bisect_env.environments.validation import cuda_version, lock_warnings, virtual_packages
+from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
+from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.scalars import cutoff
+from bisect_env.matrix.schema import DateAxis, EnvironmentAxis, PackageAxis, ValueAxis
+from bisect_env.matrix.versions import Manager
+from bisect_env.storage.records import CombinationState, CombinationStatus
+
+_MANY = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that is known about a study's combinations before anything runs.
+
+    Attributes:
+        grid: The expanded matrix.
+        locks: Lock of each combination that has one, as far as it was asked for.
+        unsolvable: Why others have none, likewise.
+        groups: For each combination that can perhaps be run the first one with the same lock and the same
+            values of value axes: trials of one are trials of all.
+        warnings: What should be known of the environment of a combination, where there is something.
+    """
+
+    grid: Grid
+    locks: Mapping[Index, Lock]
+    unsolvable: Mapping[Index, UnsolvableError]
+    groups: Mapping[Index, Index]
+    warnings: Mapping[Index, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def environments(self) -> int:
+        """Number of distinct locks."""
+        return len({lock.content_hash for lock in self.locks.values()})
+
+    def state(self, index: Index) -> CombinationState:
+        """What is known of a combination, as it is stored."""
+        combination = self.grid.combination(index)
+        if index in self.grid.excluded:
+            return CombinationState(combination, CombinationStatus.EXCLUDED, self.grid.excluded[index])
+        if index in self.unsolvable:
+            error = self.unsolvable[index]
+            status = CombinationStatus.UNBUILDABLE if error.building else CombinationStatus.UNSOLVABLE
+            return CombinationState(combination, status, error.message)
+        if index not in self.locks:
+            return CombinationState(combination, CombinationStatus.UNLOCKED)
+        warnings = "; ".join(self.warnings.get(index, ()))
+        lock_hash = self.locks[index].content_hash
+        return CombinationState(combination, CombinationStatus.SOLVABLE, warnings, lock_hash)
+
+
+def environment_request(
+    matrix: Matrix, combination: Combination, as_of: datetime, images: Mapping[str, str] | None = None
+) -> EnvironmentRequest:
+    """What a combination asks of its environment. Pure.
+
+    Args:
+        matrix: Where the axes are explained.
+        combination: Values for them.
+        as_of: The day of the study: what was uploaded later does not exist, unless the matrix or a date
+            axis names another day.
+        images: What names of images stand for, as far as that is settled.
+    """
+    file = matrix.file
+    image = matrix.image(combination)
+    image = (images or {}).get(image, image)
+    if file.image_is_environment:
+        return EnvironmentRequest(python="", platform=matrix.platform, image=image)
+    # In a conda environment Python is a package among others, which the solver may choose.
+    python = "" if file.uses_conda else f"{sys.version_info.major}.{sys.version_info.minor}"
+    limit = cutoff(file.exclude_newer) if file.exclude_newer else as_of
+    pins: dict[Manager, dict[str, str]] = {manager: {} for manager in Manager}
+    builds: dict[str, str] = {}
+    wheels, conda = tuple(file.packages.pypi), tuple(file.packages.conda)
+    for name, axis in file.axes.items():
+        value = combination[name]
+        match axis:
+            case PackageAxis() if axis.is_python:
+                python = value
+            case PackageAxis():
+                package = axis.package if axis.manager is Manager.PYPI else axis.canonical_package
+                pins[axis.manager][package] = value
+                if axis.build is not None:
+                    builds[package] = axis.build
+            case DateAxis():
+                limit = cutoff(value)
+            case EnvironmentAxis():
+                whole = axis.environments[value]
+                python = whole.python or python
+                wheels, conda = (*wheels, *whole.pypi), (*conda, *whole.conda)
+            case ValueAxis():
+                pass
+    allow = file.solver.allow_source
+    return EnvironmentRequest(
+        python=python,
+        pins=pins[Manager.PYPI],
+        packages=wheels,
+        dependencies=file.solver.dependencies,
+        overrides=tuple(file.solver.overrides),
+        allow_source=allow if isinstance(allow, bool) else frozenset(allow),
+        index=file.index,
+        platform=matrix.platform,
+        exclude_newer=limit,
+        conda=_conda_request(matrix, pins[Manager.CONDA], builds, conda) if file.uses_conda else None,
+        image=image,
+    )
+
+
+def _conda_request(
+    matrix: Matrix, pins: Mapping[str, str], builds: Mapping[str, str], packages: tuple[str, ...]
+) -> CondaRequest:
+    file = matrix.file
+    cuda = cuda_version(pins, packages)
+    return CondaRequest(
+        channels=matrix.channels,
+        pins=pins,
+        builds=builds,
+        packages=packages,
+        virtual_packages=virtual_packages(matrix.platform, cuda, file.virtual_packages),
+        engine=file.solver.engine,
+    )
+
+
+def anchors(matrix: Matrix, grid: Grid, index: Index) -> list[Index]:
+    """Whose lock a combination is to be like, so that little else changes: most welcome first. Pure.
+
+    All combinations lean on the same one: the first on every axis of packages, else the last on every such
+    axis. So each environment is that one with the axes moved, and with whatever these need. It depends on the
+    grid alone, so that locks depend neither on who is solved when nor on which combinations are asked for. No
+    step is taken along dates, for what the day before had is just what a day may not hold on to, nor along
+    values, which are one environment.
+
+    Args:
+        matrix: As loaded; it may ask for the newest of everything instead.
+        grid: As expanded.
+        index: The combination to lock.
+
+    Returns:
+        Combinations other than `index`, none that a rule takes out.
+    """
+    if matrix.file.solver.dependencies == "newest":
+        return []
+    found = []
+    for end in (0, -1):
+        anchor = tuple(
+            range(size)[end] if axis.kind is AxisKind.PACKAGE else own
+            for axis, own, size in zip(grid.axes, index, grid.shape, strict=True)
+        )
+        if anchor == index:
+            # What others lean on leans on nothing.
+            break
+        if anchor not in grid.excluded:
+            found.append(anchor)
+    return list(dict.fromkeys(found))
+
+
+def leaning(matrix: Matrix, grid: Grid, indices: Iterable[Index]) -> tuple[list[Index], list[list[int]]]:
+    """In which order several combinations are locked, and whose lock each is to be like. Pure.
+
+    Args:
+        matrix: As loaded.
+        grid: As expanded.
+        indices: The combinations.
+
+    Returns:
+        The combinations, those first on which others lean; for each of them the positions of those that it
+        leans on, most welcome first.
+    """
+    asked = list(indices)
+    leaned_on = {anchor for index in asked for anchor in anchors(matrix, grid, index)}
+    ordered = sorted(asked, key=lambda index: index not in leaned_on)
+    place = {index: position for position, index in enumerate(ordered)}
+    models = [
+        [place[one] for one in anchors(matrix, grid, index) if place.get(one, len(place)) < place[index]]
+        for index in ordered
+    ]
+    return ordered, models
+
+
+class Locking:
+    """The locks of a study's combinations, made when they are wanted.
+
+    Solvers run in threads; `on_done` is called from them. Everything else belongs to one thread.
+
+    Args:
+        matrix: As loaded.
+        grid: As expanded.
+        provider: Solves.
+        as_of: See `environment_request`.
+        workers: Solvers at the same time.
+        images: See `environment_request`.
+        known: Locks that the study has already.
+        whole: All locks, if they were made before.
+
+    Attributes:
+        prepared: What is known by now; its mappings grow.
+        on_done: Called, by a solver's thread, whenever `take` has something to give.
+    """
+
+    def __init__(
+        self,
+        matrix: Matrix,
+        grid: Grid,
+        provider: EnvironmentProvider,
+        as_of: datetime,
+        *,
+        workers: int = 2,
+        images: Mapping[str, str] | None = None,
+        known: Mapping[Index, Lock] | None = None,
+        whole: Prepared | None = None,
+    ) -> None:
+        self._matrix, self._grid, self._provider, self._as_of = matrix, grid, provider, as_of
+        self._images = images
+        self._pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="lock")
+        self.on_done: Callable[[], None] = lambda: None
+        self._locks: dict[Index, Lock] = dict((known if whole is None else whole.locks) or {})
+        self._unsolvable: dict[Index, UnsolvableError] = {} if whole is None else dict(whole.unsolvable)
+        self._warnings: dict[Index, tuple[str, ...]] = {} if whole is None else dict(whole.warnings)
+        self._running: dict[Index, Future[LockResult]] = {}
+        self._waiting: dict[Index, None] = {}
+        self._done: queue.SimpleQueue[Index] = queue.SimpleQueue()
+        # Without days on an axis no two combinations can turn out to be the same environment with the same
+        # values: each names other versions, or is asked for as such.
+        alone = {index: index for index in grid.indices() if index not in grid.excluded}
+        groups = alone if whole is None else whole.groups
+        self.prepared = Prepared(grid, self._locks, self._unsolvable, groups, self._warnings)
+
+    def _request(self, index: Index) -> EnvironmentRequest:
+        return environment_request(self._matrix, self._grid.combination(index), self._as_of, self._images)
+
+    @property
+    def under_way(self) -> int:
+        """Combinations that were wanted and are not answered yet."""
+        return len(self._running) + len(self._waiting)
+
+    def want(self, indices: Iterable[Index]) -> None:
+        """Begin to lock combinations; those that are known or under way already are left as they are."""
+        for index in indices:
+            if index not in self._locks and index not in self._unsolvable and index not in self._running:
+                self._waiting[index] = None
+        self._start()
+
+    def take(self) -> list[Index]:
+        """Combinations that were answered since the last call; see `prepared` for the answers.
+
+        Raises:
+            InfrastructureError: The index cannot be reached, or an interpreter is missing.
+        """
+        answered: list[Index] = []
+        while True:
+            try:
+                index = self._done.get_nowait()
+            except queue.Empty:
+                break
+            answered += self._note(index, self._running.pop(index).result())
+        self._start()
+        return answered
+
+    def wait(self, timeout: float) -> None:
+        """Wait until a solver has answered, or the time (seconds) is over."""
+        wait(self._running.values(), timeout, return_when=FIRST_COMPLETED)
+
+    def lock_now(self, index: Index) -> LockResult:
+        """Lock one combination, and what it leans on, and wait for it.
+
+        Raises:
+            InfrastructureError: As for `take`.
+        """
+        self.want([index])
+        while index not in self._locks and index not in self._unsolvable:
+            wait(self._running.values(), return_when=FIRST_COMPLETED)
+            self.take()
+        return self._locks.get(index) or self._unsolvable[index]
+
+    def close(self) -> None:
+        """Give up what was not begun; solvers that run are not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self) -> None:
+        solving = {self._request(index).key for index in self._running}
+        todo = [*self._waiting]
+        while todo:
+            index = todo.pop(0)
+            key = self._request(index).key
+            if key in solving:
+                continue
+            missing, model = self._model(index)
+            if missing is None:
+                del self._waiting[index]
+                solving.add(key)
+                self._submit(index, model)
+            elif missing not in self._running and missing not in self._waiting:
+                self._waiting[missing] = None
+                todo.append(missing)
+
+    def _model(self, index: Index) -> tuple[Index | None, Lock | None]:
+        """What has to be locked before, None if nothing; and the lock to be like, None if there is none."""
+        for anchor in anchors(self._matrix, self._grid, index):
+            if anchor in self._locks:
+                return None, self._locks[anchor]
+            if anchor not in self._unsolvable:
+                return anchor, None
+        return None, None
+
+    def _submit(self, index: Index, model: Lock | None) -> None:
+        request = self._request(index)
+        future = self._pool.submit(self._provider.lock, request, model)
+        self._running[index] = future
+
+        def done(_future: Future[LockResult]) -> None:
+            self._done.put(index)
+            self.on_done()
+
+        future.add_done_callback(done)
+
+    def _note(self, index: Index, result: LockResult) -> list[Index]:
+        """Take an answer in, for all combinations that ask for the same environment; gives these."""
+        answered = [index, *(one for one in self._alike(index) if one != index)]
+        found = None
+        if isinstance(result, Lock):
+            found = environment_warnings(self._request(index), result)
+        for one in answered:
+            self._waiting.pop(one, None)
+            if isinstance(result, UnsolvableError):
+                self._unsolvable[one] = result
+                continue
+            self._locks[one] = result
+            if found:
+                self._warnings[one] = found
+        return answered
+
+    def _alike(self, index: Index) -> Iterator[Index]:
+        """Combinations that differ in values alone, which are one environment unless its image names them."""
+        if self._matrix.file.executor is not None:
+            return iter(())
+        axes = zip(self._grid.axes, index, strict=True)
+        places = [range(len(a.values)) if a.kind is AxisKind.VALUE else (at,) for a, at in axes]
+        every = itertools.product(*places)
+        return (one for one in every if one not in self._grid.excluded)
+
+
+def lock_all(
+    matrix: Matrix,
+    grid: Grid,
+    provider: EnvironmentProvider,
+    as_of: datetime,
+    *,
+    workers: int = 2,
+    on_progress: Callable[[int, int], None] | None = None,
+    images: Mapping[str, str] | None = None,
+) -> Prepared:
+    """Lock every combination that no rule takes out.
+
+    Args:
+        matrix: As loaded.
+        grid: As expanded.
+        provider: Solves.
+        as_of: See `environment_request`.
+        workers: Solvers at the same time.
+        on_progress: Called with (answered, all) as solutions come in.
+        images: See `environment_request`.
+
+    Raises:
+        InfrastructureError: The index cannot be reached, or an interpreter is missing.
+    """
+    # Combinations that differ in values alone ask for one environment (an image may name values): many need
+    # not ask one by one.
+    once = matrix.file.executor is None and math.prod(grid.shape) > _MANY
+    values = [i for i, axis in enumerate(grid.axes) if once and axis.kind is AxisKind.VALUE]
+    asked: dict[Index, list[Index]] = {}
+    for index in grid.indices():
+        if index not in grid.excluded:
+            first = tuple(0 if axis in values else i for axis, i in enumerate(index)) if values else index
+            asked.setdefault(first, []).append(index)
+    wanted, models = leaning(matrix, grid, asked)
+    requests = [environment_request(matrix, grid.combination(index), as_of, images) for index in wanted]
+    answered = 0
+
+    def count(_position: int, _result: object) -> None:
+        nonlocal answered
+        answered += 1
+        if on_progress is not None:
+            on_progress(answered, len(requests))
+
+    results = provider.lock_many(requests, workers=workers, on_done=count, prefer=models)
+    locks: dict[Index, Lock] = {}
+    unsolvable: dict[Index, UnsolvableError] = {}
+    warnings: dict[Index, tuple[str, ...]] = {}
+    for first, request, result in zip(wanted, requests, results, strict=True):
+        if isinstance(result, UnsolvableError):
+            unsolvable |= dict.fromkeys(asked[first], result)
+            continue
+        locks |= dict.fromkeys(asked[first], result)
+        if found := environment_warnings(request, result):
+            warnings |= dict.fromkeys(asked[first], found)
+    return Prepared(grid, locks, unsolvable, group(grid, locks), warnings)
+
+
+def lock_one(
+    matrix: Matrix, grid: Grid, index: Index, provider: EnvironmentProvider, as_of: datetime
+) -> LockResult:
+    """Lock one combination as its study would.
+
+    Args:
+        matrix: As loaded.
+        grid: As expanded.
+        index: Which one; it may be one that a rule takes out.
+        provider: Solves.
+        as_of: See `environment_request`.
+
+    Raises:
+        InfrastructureError: The index cannot be reached, or an interpreter is missing.
+    """
+    locking = Locking(matrix, grid, provider, as_of)
+    try:
+        return locking.lock_now(index)
+    finally:
+        locking.close()
+
+
+def is_lazy(grid: Grid) -> bool:
+    """Whether combinations can be locked one at a time, when the search asks for them. Pure.
+
+    Days may name the same environment under many names, which is known only once all of them are locked.
+    """
+    return all(axis.kind is not AxisKind.DATE for axis in grid.axes)
+
+
+def environment_warnings(request: EnvironmentRequest, lock: Lock) -> tuple[str, ...]:
+    """What should be known of an environment before trials in it are believed. Pure."""
+    cuda = request.conda is not None and "__cuda" in request.conda.virtual_packages
+    asked = (*request.pins, *(request.conda.pins if request.conda else ()))
+    return lock_warnings(lock, asked=asked, cuda=cuda)
+
+
+def group(grid: Grid, locks: Mapping[Index, Lock]) -> dict[Index, Index]:
+    """Which combinations are one measurement: equal locks and equal values on the value axes. Pure."""
+    values = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.VALUE]
+    # No value stands twice on an axis, so that positions will do.
+    first: dict[tuple[str, Index], Index] = {}
+    groups: dict[Index, Index] = {}
+    for index in sorted(locks):
+        same = (locks[index].content_hash, tuple(index[i] for i in values))
+        groups[index] = first.setdefault(same, index)
+    return groups

@@ -1,0 +1,547 @@
+"""Carrying out what was decided: trials and builds sent off, answers recorded, and everything ended in order.
+
+A trial is committed to the database before the state of its study hears of it, so that `kill -9` at any
+instant loses nothing but trials that were still running. Resuming is replaying: the search is told what the
+database has.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from bisect_env.cluster.protocol import (
+    BuildFailed,
+    Completion,
+    Executor,
+    PrefixReady,
+    PrefixRequest,
+    TrialCompleted,
+    TrialLost,
+    TrialRequest,
+)
+from bisect_env.engine import events
+from bisect_env.engine.document import verdict_document
+from bisect_env.engine.locking import Locking
+from bisect_env.engine.reuse import Reuse, trial_key
+from bisect_env.engine.sharing import Sharing
+from bisect_env.engine.specs import allowed_sources, lost_record, target_of, trial_files, trial_spec
+from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, gist
+from bisect_env.engine.target import StudyTarget
+from bisect_env.environments.lock import Lock
+from bisect_env.errors import NoEnvironmentError
+from bisect_env.matrix.grid import Combination, Index
+from bisect_env.matrix.load import Matrix
+from bisect_env.search.every import AnySearch, SearchAll, is_zoomed
+from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.zoom import search_for
+from bisect_env.storage.records import (
+    BUILD_FAILED,
+    BUILT,
+    CombinationStatus,
+    StoredTrial,
+)
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import NONE, Evidence, Machine, Outcome, Perturbation, TrialRecord
+
+LOOK = 0.5
+"""Seconds between two looks at the budget and at Ctrl-C while trials run."""
+CANCEL_GRACE = 30.0
+"""Seconds for cancelled trials to be answered."""
+PATIENCE, PATIENCE_MOST = 3.0, 0.4
+"""How long trials that still run may go on once the answer is there: in mean durations of a trial, and in
+seconds at most."""
+CHECK_SECONDS, CHECK_SHARE = 10.0, 0.5
+"""How long an answer may be checked: seconds, or this share of the time that it took if that is more."""
+SHOW_EVERY = 0.2
+"""Seconds between two pictures of where the search stands."""
+SAVE_EVERY = 5.0
+"""Seconds between two verdicts stored on the way, for those who look at a running study."""
+_CLAIMS = 4
+"""How often to ask again at once when other commands claim faster."""
+_PAUSE = 0.02
+"""Seconds, growing with each attempt, that let two commands fall out of step."""
+
+
+class Runner:
+    """Sends trials and builds of one matrix to an executor, and keeps count of what runs.
+
+    Args:
+        matrix: What is run.
+        executor: Where; the caller closes it.
+
+    Attributes:
+        executor: As given.
+        running: Ids of trials that were sent off and are not answered yet.
+    """
+
+    def __init__(self, matrix: Matrix, executor: Executor) -> None:
+        self.executor = executor
+        self.running: set[str] = set()
+        self._matrix = matrix
+        self._files = trial_files(matrix)
+        self._allow_source = allowed_sources(matrix)
+
+    def prepare(self, lock: Lock) -> None:
+        """Begin to make an environment."""
+        self.executor.prepare(PrefixRequest(lock, self._allow_source))
+
+    def submit(
+        self,
+        trial_id: str,
+        combination: Combination,
+        lock: Lock,
+        *,
+        values: Combination | None = None,
+        perturbation: Perturbation = NONE,
+    ) -> None:
+        """Send a trial off.
+
+        Args:
+            trial_id: Unique.
+            combination: Under which it is recorded.
+            lock: Its environment.
+            values: What the command sees of the axes, if that is something else.
+            perturbation: Circumstances under which it runs.
+        """
+        spec = trial_spec(
+            self._matrix, combination, lock, trial_id, self._files, values=values, perturbation=perturbation
+        )
+        self.running.add(trial_id)
+        self.executor.submit(TrialRequest(spec, lock, self._allow_source))
+
+    def wait(self, timeout: float = LOOK) -> list[Completion]:
+        """Answers since the last call, after waiting for the first; none when the time is over."""
+        answers = self.executor.wait(timeout)
+        for answer in answers:
+            match answer:
+                case TrialCompleted(record):
+                    self.running.discard(record.trial_id)
+                case BuildFailed(trial_id) | TrialLost(trial_id):
+                    self.running.discard(trial_id)
+                case PrefixReady():
+                    pass
+        return answers
+
+    def end(self) -> list[TrialCompleted]:
+        """End what runs; gives the trials that had come to their end before that."""
+        ended: list[TrialCompleted] = []
+        if not self.running:
+            return ended
+        self.executor.cancel()
+        patience = time.monotonic() + CANCEL_GRACE
+        while self.running and time.monotonic() < patience:
+            ended += [answer for answer in self.wait() if isinstance(answer, TrialCompleted)]
+        self.running.clear()
+        return ended
+
+
+class StudyRunner:
+    """Runs one study until it is decided, its budget is spent, or somebody stops it.
+
+    Args:
+        matrix: What is asked.
+        locking: Its combinations, and who locks them.
+        store: Where everything is written.
+        study_id: The open study.
+        notify: Hears of everything that happens.
+        clock: Seconds that only grow.
+        stopped: Looked at between steps; true ends the study in an orderly way.
+        machines: Classes of machines on which trials will run: trials that other studies recorded there
+            under the same keys are reused. None reuses nothing.
+        every_corner: Whether to go on to further failing corners once one is confirmed.
+        quick: Whether to end as soon as the answer stands, without checks.
+        perturbation: Circumstances under which all trials run.
+
+    Attributes:
+        grid: As expanded.
+        search: What chooses and answers.
+        state: Where the study stands.
+    """
+
+    def __init__(
+        self,
+        matrix: Matrix,
+        locking: Locking,
+        store: Store,
+        study_id: str,
+        *,
+        notify: Callable[[events.Event], None],
+        clock: Callable[[], float] = time.monotonic,
+        stopped: Callable[[], bool] = lambda: False,
+        machines: Collection[Machine] = (),
+        every_corner: bool = False,
+        quick: bool = False,
+        perturbation: Perturbation = NONE,
+    ) -> None:
+        self._matrix = matrix
+        self._locking = locking
+        self._prepared = locking.prepared
+        self.grid = self._prepared.grid
+        self._store = store
+        self._study_id = study_id
+        self._notify = notify
+        self._clock = clock
+        self._stopped = stopped
+        self._perturbation = perturbation
+        self._bad_end = None if self.grid.bad is None else self._prepared.groups.get(self.grid.bad)
+        wanted = matrix.file.trial.bad.signature
+        self._target = StudyTarget(target_of(matrix), wanted, store, study_id, self._bad_end)
+        settings = matrix.file.search
+        self.search: AnySearch = (SearchAll if every_corner else search_for)(
+            self.grid,
+            self._prepared.groups,
+            SearchSettings(
+                settings.confidence,
+                settings.min_crash_rate,
+                settings.max_trials,
+                clean_rate=settings.clean_rate,
+                crash_rate=settings.crash_rate,
+                quick=quick,
+            ),
+        )
+        self.state = StudyState(matrix, self._prepared, self.search)
+        self._sharing = Sharing(store, study_id, clock=clock)
+        self._keys: dict[Index, str] = {}
+        self._reuse = Reuse(store, study_id, self._keys, self._prepared, self._target, machines)
+        self._locks_answered = 0
+        self._began_at = clock()
+        self._check_until: float | None = None
+        self._shown_at = self._saved_at = float("-inf")
+
+    # -- before and after ----------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> dict[Index, tuple[str, str]]:
+        """Status and reason of every combination that cannot be run, as far as that is known."""
+        return self.state.missing()
+
+    def document(self) -> dict[str, Any]:
+        """The verdict by now."""
+        return verdict_document(self.grid, self.search, self.missing)
+
+    def replay(self) -> int:
+        """Tell the search what the database has already.
+
+        Returns:
+            Number of stored trials.
+        """
+        stored = self._sharing.news()
+        # A study that could run its command nowhere was stopped for that; now it may be corrected.
+        if any(trial.outcome is not Outcome.NOT_RUNNABLE for trial in stored):
+            self._learn_stored(stored)
+        before = self._store.reused(self._study_id)
+        self._know([index for index in self.state.members if index in self._prepared.locks])
+        new = self._reuse.look()
+        self._learn_stored([*before, *new])
+        if new:
+            self._notify(events.Reused(len(new), tuple(self._store.origins(self._study_id))))
+        for row in self._store.combinations(self._study_id):
+            index = self._prepared.groups.get(self.grid.index(row.combination))
+            if row.status == CombinationStatus.UNBUILDABLE and index is not None:
+                self._act(self.state.put_aside(index, "env-unbuildable", row.reason))
+        return len(stored)
+
+    def hear_others(self, *, elsewhere: bool = True) -> int:
+        """Learn what other commands have found out meanwhile about the same study: it is one study.
+
+        Args:
+            elsewhere: Whether to look at other studies as well.
+
+        Returns:
+            Number of trials that were news.
+        """
+        new = [*self._sharing.news(), *(self._reuse.look() if elsewhere else ())]
+        self._learn_stored(new)
+        self.state.elsewhere = Counter()
+        for combination, number in self._sharing.claimed.items():
+            if (index := self._prepared.groups.get(self.grid.index(combination))) is not None:
+                self.state.elsewhere[index] += number
+        return len(new)
+
+    def _learn_stored(self, trials: Sequence[StoredTrial]) -> None:
+        for trial in trials:
+            index = self._prepared.groups.get(self.grid.index(trial.combination))
+            if index is not None:
+                self.state.seen.add(trial.lock_hash)
+                self._act(
+                    self.state.learn(
+                        index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail
+                    )
+                )
+
+    def run(self, start: Callable[[], Executor]) -> None:
+        """Go on until nothing more is to be learnt.
+
+        Args:
+            start: Starts the place where trials run, or waits until it stands; the caller closes it.
+
+        Raises:
+            NoEnvironmentError: Nothing can be run.
+            InfrastructureError: Too many trials in a row were spoilt, or the cluster is lost.
+            UsageError: The command cannot be run in any combination tried.
+        """
+        budget = self._matrix.file.search.budget
+        deadline = None if budget is None else self._clock() + budget
+        # Solvers begin while the place where trials run may still be starting.
+        self._lock(self.state.decide(2).lock)
+        self._runner = Runner(self._matrix, start())
+        self._locking.on_done = self._runner.executor.wake
+        try:
+            while self._wants_more(deadline):
+                self._work(deadline)
+                # What still ran may have changed the answer, which then is not the answer yet.
+                self._wind_down()
+                self.hear_others()
+                if not self._runner.running and not self.search.ask(1):
+                    break
+        finally:
+            self._sharing.close()
+        if not self._stopped():
+            self.state.check_anything_ran()
+
+    def _wants_more(self, deadline: float | None) -> bool:
+        in_time = deadline is None or self._clock() < deadline
+        return in_time and not self.search.finished and not self._stopped()
+
+    # -- one step ------------------------------------------------------------------------------------------
+
+    def _work(self, deadline: float | None) -> None:
+        while self._wants_more(deadline):
+            self._carry_out()
+            state = self.state
+            if not (state.running or state.building or self._locking.under_way):
+                return
+            if state.running or state.building:
+                self._handle(self._runner.wait())
+            else:
+                self._locking.wait(LOOK)
+            self._take_locks()
+            if self._sharing.is_due:
+                self.hear_others(elsewhere=False)
+            self._sharing.renew(self._claims())
+            self._bound_checks()
+            self._show()
+
+    def _bound_checks(self) -> None:
+        """Say the answer as soon as it stands, and see that checking it further comes to an end."""
+        if not isinstance(self.search, Search) or not self.search.answered:
+            # A failure during the checks has opened the question again.
+            self._check_until = None
+            return
+        now = self._clock()
+        if self._check_until is None:
+            seconds = max(CHECK_SECONDS, CHECK_SHARE * (now - self._began_at))
+            self._check_until = now + seconds
+            if self.search.checks_left:
+                self._notify(events.Answered(self.document(), self.search.checks_left, seconds))
+        elif now >= self._check_until:
+            self.search.end_checks()
+
+    def _carry_out(self) -> None:
+        """Do what the state wants, as often as other commands are faster with some of it."""
+        for attempt in range(_CLAIMS):
+            wanted = self.state.decide(self._runner.executor.slots, only=self._only())
+            self._lock(wanted.lock)
+            self._build(wanted)
+            if self._start(wanted.start):
+                return
+            # Others are faster: what they did decides what is worth asking now.
+            self._sharing.renew(self._claims(), now=True)
+            self.hear_others(elsewhere=False)
+            time.sleep(_PAUSE * attempt)
+
+    def _only(self) -> Index | None:
+        """The one combination to try while nobody knows which failure is meant; None for all."""
+        self._target.look()
+        if not self._target.is_open:
+            return None
+        bad_end = self._bad_end
+        if bad_end is None or bad_end in self.state.aside:
+            raise NoEnvironmentError(
+                f"{self._matrix.path}: the bad end, whose failure the study is to look for, cannot be run",
+                tried=self.state.aside[bad_end][1] if bad_end is not None else None,
+                remedy="state another `bad`, or a `signature` instead of `from-bad-end`",
+            )
+        return bad_end
+
+    def _lock(self, indices: Iterable[Index]) -> None:
+        self._locking.want(indices)
+
+    def _take_locks(self) -> None:
+        answered = self._locking.take()
+        if not answered:
+            return
+        prepared = self._prepared
+        self._store.save_locks(self._study_id, [prepared.locks[i] for i in answered if i in prepared.locks])
+        self._store.save_combinations(self._study_id, [prepared.state(index) for index in answered])
+        for index in answered:
+            self._act(self.state.locked(index))
+        self._locks_answered += len(answered)
+        total = self._locks_answered + self._locking.under_way
+        self._notify(events.LockProgress(self._locks_answered, total))
+        new = [index for index in answered if index in prepared.locks and index in self.state.members]
+        if self._know(new) and (taken := self._reuse.look(new)):
+            self._learn_stored(taken)
+            self._notify(events.Reused(len(taken), tuple(self._store.origins(self._study_id))))
+
+    def _know(self, indices: Collection[Index]) -> bool:
+        """Make the keys under which trials of other studies may be found."""
+        for index in indices:
+            self._keys[index] = trial_key(self._matrix, self._prepared, index, self._perturbation)
+        return bool(indices)
+
+    def _build(self, wanted: Wanted) -> None:
+        for index in wanted.build:
+            lock = self._prepared.locks[index]
+            self.state.begun(lock.content_hash)
+            self._runner.prepare(lock)
+
+    def _start(self, chosen: Sequence[Index]) -> bool:
+        """Claim trials and send them off; whether all of them are ours."""
+        if not chosen:
+            return True
+        wants = [(uuid.uuid4().hex, self.grid.combination(index)) for index in chosen]
+        decision = {
+            "combinations": [combination.as_dict() for _, combination in wants],
+            "after_trials": self.search.trials,
+            "best": self.search.verdict.best.probability,
+        }
+        won = self._sharing.claim(wants, self._claims().values(), ("ask", decision))
+        for index, (trial_id, combination), ours in zip(chosen, wants, won, strict=True):
+            if ours:
+                lock = self._prepared.locks[index]
+                self.state.started(trial_id, index)
+                self._runner.submit(trial_id, combination, lock, perturbation=self._perturbation)
+                self._notify(events.TrialStarted(trial_id, combination))
+        return all(won)
+
+    def _claims(self) -> dict[str, Combination]:
+        """What runs, as others are to know it."""
+        return {trial: self.grid.combination(index) for trial, index in self.state.running.items()}
+
+    def _wind_down(self) -> None:
+        """Let trials that are about to end do so, then end the others.
+
+        Ending them all at once would favour quick outcomes: a hang takes longer than a pass.
+        """
+        grace = min(PATIENCE * (self.state.trial_seconds.value or 0.0), PATIENCE_MOST)
+        patience = self._clock() + grace
+        while self.state.running and (left := patience - self._clock()) > 0 and not self._stopped():
+            self._handle(self._runner.wait(min(LOOK, left)))
+        self._handle(self._runner.end())
+        self.state.running.clear()
+        self._sharing.renew({}, now=True)
+
+    # -- answers -------------------------------------------------------------------------------------------
+
+    def _handle(self, answers: Sequence[Completion]) -> None:
+        """Record what trials did, all at once, and only then learn from it."""
+        recorded: list[tuple[Index, TrialRecord, float]] = []
+        for answer in answers:
+            match answer:
+                case TrialCompleted(record, build_seconds, notes):
+                    self._warn(notes)
+                    if record.trial_id in self.state.running:
+                        recorded.append((self.state.ended(record.trial_id), record, build_seconds))
+                case TrialLost(trial_id, reason, host):
+                    if trial_id not in self.state.running:
+                        continue
+                    index = self.state.ended(trial_id)
+                    self.state.lost(index, host)
+                    combination = self.grid.combination(index)
+                    lock_hash = self._prepared.locks[index].content_hash
+                    record = lost_record(trial_id, combination, lock_hash, reason, host)
+                    recorded.append((index, record, 0.0))
+                case PrefixReady(lock_hash, seconds, notes):
+                    self._warn(notes)
+                    self._built(lock_hash, seconds)
+                case BuildFailed(trial_id, lock_hash, message, transient):
+                    if trial_id and trial_id in self.state.running:
+                        self.state.ended(trial_id)
+                        self._sharing.release([trial_id])
+                    failure = {"lock": lock_hash, "reason": gist(message)}
+                    self._store.record_decision(self._study_id, BUILD_FAILED, failure)
+                    self._act(self.state.build_failed(lock_hash, message, transient=transient))
+        self._record(recorded)
+
+    def _built(self, lock_hash: str, seconds: float) -> None:
+        self.state.built(lock_hash, seconds)
+        if seconds:
+            built = tuple(self.grid.combination(index) for index in self.state.living_in(lock_hash))
+            self._notify(events.Built(lock_hash, built, seconds))
+            self._record_build(lock_hash, seconds)
+
+    def _record_build(self, lock_hash: str, seconds: float) -> None:
+        self._store.record_decision(self._study_id, BUILT, {"lock": lock_hash, "seconds": seconds})
+
+    def _record(self, ended: Sequence[tuple[Index, TrialRecord, float]]) -> None:
+        if not ended:
+            return
+        judged: list[tuple[TrialRecord, Evidence, str]] = []
+        spoilt = Counter(index for index in self.state.tallies if self.state.tallies[index].void)
+        for index, record, _ in ended:
+            evidence = self._target.judge(index, record, repeated=spoilt[index] > 0)
+            spoilt[index] += evidence is Evidence.VOID
+            judged.append((record, evidence, self._keys[index]))
+        self._store.record_trials(self._study_id, judged)
+        for (index, record, build_seconds), (_, evidence, _) in zip(ended, judged, strict=True):
+            self._sharing.recorded(record.trial_id, record.combination)
+            if build_seconds:
+                self.state.build_seconds.add(build_seconds)
+                self._record_build(record.lock_hash, build_seconds)
+            self._notify(events.TrialFinished(record, evidence, build_seconds))
+            self._act(
+                self.state.learn(
+                    index, record.outcome, evidence, duration=record.duration, detail=record.detail
+                )
+            )
+            self.state.check(record, evidence)
+
+    def _act(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            if not isinstance(finding, PutAside):
+                self._warn([finding.text])
+                continue
+            members = tuple(self.grid.combination(member) for member in self.state.members[finding.index])
+            status = _STATUS.get(finding.status, CombinationStatus.SET_ASIDE)
+            if status is not CombinationStatus.UNSOLVABLE:
+                for combination in members:
+                    self._store.set_combination(self._study_id, combination, status, finding.reason)
+            self._notify(events.SetAside(members, finding.status, finding.reason))
+
+    # -- telling --------------------------------------------------------------------------------------------
+
+    def _warn(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self._notify(events.Warned(text))
+
+    def _show(self) -> None:
+        now = self._clock()
+        if now >= self._saved_at + SAVE_EVERY:
+            # The first one is stored when there is something to tell.
+            if self._saved_at > 0 and self.search.trials:
+                self._store.save_verdict(self._study_id, self.document())
+            self._saved_at = now
+        if now < self._shown_at + SHOW_EVERY:
+            return
+        self._shown_at = now
+        bad = self.search.probability_bad()
+        # Of a large matrix what was tried is drawn.
+        drawn = self.state.tallies if is_zoomed(self.search) else self._prepared.groups
+        running = Counter(self.grid.combination(i) for i in self.state.running.values())
+        shown: list[tuple[Combination, float]] = [
+            (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
+        ]
+        self._notify(
+            events.Progress(self.search.trials, self.state.hits, dict(running), self.document(), tuple(shown))
+        )
+
+
+_STATUS = {
+    "env-unbuildable": CombinationStatus.UNBUILDABLE,
+    "env-unsolvable": CombinationStatus.UNSOLVABLE,
+}

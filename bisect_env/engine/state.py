@@ -1,0 +1,573 @@
+"""What a study knows, and what it wants next: facts in, decisions out. Pure: no clock, process or database.
+
+Facts are answers of solvers, builds and trials. `decide` says which trials to start, which environments to
+make and which combinations to lock; who carries that out tells the state of it before it asks again.
+Environments come first: no trial is started before its environment is there, for a worker that waits for a
+build would hold its GPU all the while. So combinations are locked and built in the order in which the search
+wants them, and what it is likely to want next is made ahead while trials run, a little at a time: it may
+change its mind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bisect_env.engine.locking import Prepared
+from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
+from bisect_env.matrix.grid import Index
+from bisect_env.matrix.load import Matrix
+from bisect_env.search.every import AnySearch
+from bisect_env.trials.records import Evidence, Outcome, TrialRecord
+
+OTHER_BEFORE_ASIDE = 3
+"""Other failures of a combination without any counted trial."""
+OTHER_PER_COUNTED = 4.0
+"""With counted trials: other failures for each of them, once there are `OTHER_MANY`."""
+OTHER_MANY = 20
+BUILDS_BEFORE_UNBUILDABLE = 3
+"""Failed builds of one environment before it counts as unbuildable."""
+LOSSES_FOR_FINDING = 3
+"""Different hosts on which trials of one combination were lost before that is told as a finding."""
+VOIDS_BEFORE_STOP = 10
+"""Void trials in a row, wherever, after which the infrastructure is to blame and the study stops; likewise
+builds that failed for reasons that pass, while no environment at all could be made."""
+TRIED_BEFORE_BLAME = 3
+"""Combinations in which a command that cannot be run is tried before the matrix is to blame."""
+BACKFILL = 0.03
+"""While wanted environments are being made, others are tried that tell at least this share of what the
+wanted ones would: a trial on an idle GPU costs nothing, but a trial that tells nothing is one too many."""
+BACKFILLS, MUCH = 10, 0.2
+"""After so many of them at each place for trials since the last environment came, a further one must tell
+this share: where a trial takes a second and a build a minute they would pile up."""
+BUILDERS = 4
+"""Places for trials for each build that is made ahead; hosts make about as many at the same time."""
+BUILDS_AT_ONCE = (2, 6)
+"""Builds under way, at least and at most: what is made and what is next, so that no host waits for us in
+between; as many as there are places for trials, since at first each of them waits for an environment."""
+FLAKY_FROM = 4
+"""Trials of one combination from which on failures do not look certain any more: what fails surely is not
+asked so often."""
+THOUGHT_THROUGH = 20_000
+"""Combinations up to which looking ahead takes less time than it saves."""
+_SHORT = 4
+"""Lines of a builder's words that are told as a whole."""
+
+
+# -- small decisions ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the trials of one group of combinations have said.
+
+    A combination that never passes and never shows the target, because it always fails another way, hides the
+    answer: after a few such trials it is set aside, as `git bisect skip` would. One that fails the other way
+    only now and then goes on; its other failures are shown and never counted.
+
+    Attributes:
+        good: Passes.
+        bad: Target outcomes.
+        other: Failures of another kind.
+        void: Trials that infrastructure spoilt.
+        skip: Trials that said nothing can be learnt.
+        failed_builds: Builds of its environment that failed.
+        not_runnable: Trials whose command could not be run at all.
+        lost_on: Hosts that went away, or lost their GPU, under its trials.
+    """
+
+    good: int = 0
+    bad: int = 0
+    other: int = 0
+    void: int = 0
+    skip: int = 0
+    failed_builds: int = 0
+    not_runnable: int = 0
+    lost_on: set[str] = field(default_factory=set)
+
+    def count(self, evidence: Evidence) -> None:
+        """Add one trial."""
+        setattr(self, str(evidence), getattr(self, str(evidence)) + 1)
+
+    def many_lost(self) -> str | None:
+        """A finding of its own when trials took several hosts down, which one bad host would not explain."""
+        if len(self.lost_on) < LOSSES_FOR_FINDING:
+            return None
+        return f"its trials were lost on {len(self.lost_on)} hosts ({', '.join(sorted(self.lost_on))})"
+
+    def why_aside(self) -> str | None:
+        """Why nothing more should be tried here, or None."""
+        counted = self.good + self.bad
+        if counted == 0 and (lost := self.many_lost()):
+            return lost
+        if self.skip:
+            return "the trial said that nothing can be learnt here"
+        if counted == 0 and self.other >= OTHER_BEFORE_ASIDE:
+            return f"always fails in another way ({self.other} of {self.other} trials)"
+        if self.other >= OTHER_MANY and self.other > OTHER_PER_COUNTED * counted:
+            return f"mostly fails in another way ({self.other} of {self.other + counted} trials)"
+        return None
+
+
+@dataclass(slots=True)
+class Mean:
+    """A mean that forgets nothing."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        """Take a value in."""
+        self.total += value
+        self.count += 1
+
+    @property
+    def value(self) -> float | None:
+        """The mean, None before the first value."""
+        return self.total / self.count if self.count else None
+
+
+def says_bad(evidence: Evidence) -> bool | None:
+    """What a trial tells the search: whether its combination showed the target, or nothing at all.
+
+    Failures of another kind, spoilt trials and skips are None: they never reach the posterior.
+    """
+    return {Evidence.BAD: True, Evidence.GOOD: False}.get(evidence)
+
+
+def build_cost(build_seconds: float | None, trial_seconds: float | None) -> float:
+    """Price of a new environment in trials, from what was measured so far.
+
+    Args:
+        build_seconds: Mean over builds, None before the first.
+        trial_seconds: Mean over trials, None before the first.
+    """
+    if build_seconds is None or not trial_seconds:
+        # Nothing is known yet; a few trials is the price of a small environment with a warm cache.
+        return 5.0
+    return min(build_seconds / trial_seconds, 500.0)
+
+
+def in_flight(slots: int, trial_seconds: float | None, *, flaky: bool = True) -> int:
+    """How many trials to keep submitted.
+
+    Short trials need a second one waiting at each worker, or workers idle while the search thinks; long ones
+    do not, and every trial asked too early is asked knowing less. Where failures look certain each trial
+    decides much, so that none is asked before it is due.
+
+    Args:
+        slots: Places for trials.
+        trial_seconds: Mean duration, None before the first trial.
+        flaky: Whether failures are, or may be, anything but certain.
+    """
+    waiting = slots if flaky and trial_seconds is not None and trial_seconds < 0.5 else 0
+    return slots + waiting
+
+
+def gist(text: str) -> str:
+    """The first line; of a short text all of them, for tools put the cause below what it led to. Pure."""
+    lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
+    return ": ".join(lines if len(lines) <= _SHORT else lines[:1]) or "(no words)"
+
+
+# -- the state of a study ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PutAside:
+    """Nothing can be learnt at a combination.
+
+    Attributes:
+        index: Of the combination that stands for its group.
+        status: As outcomes call it: `env-unsolvable`, `env-unbuildable` or `set-aside`.
+        reason: Why.
+    """
+
+    index: Index
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something that the user should know, told once.
+
+    Attributes:
+        text: A sentence.
+    """
+
+    text: str
+
+
+Finding = PutAside | Remark
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be done next.
+
+    Attributes:
+        start: Combinations to try now, one entry a trial; their environments are there.
+        build: Combinations whose environments to make, the most wanted first.
+        lock: Combinations to lock, the most wanted first.
+    """
+
+    start: tuple[Index, ...] = ()
+    build: tuple[Index, ...] = ()
+    lock: tuple[Index, ...] = ()
+
+
+class StudyState:
+    """Where a study stands.
+
+    Args:
+        matrix: What is asked.
+        prepared: Its combinations; locks may be added to it at any time.
+        search: Chooses, and is told here.
+
+    Attributes:
+        tallies: What trials said, for each combination that stands for its group.
+        aside: Status and reason of combinations at which nothing can be learnt.
+        running: Trials that run, by id, with their combinations.
+        elsewhere: Trials of each combination that other commands run.
+        members: Combinations of each group, by the one that stands for it.
+        seen: Content hashes of environments in which trials ran before this command began: they are likely to
+            be there still.
+        ready: Of those that are on every host.
+        building: Of those that are being made.
+        build_seconds: Of environments.
+        trial_seconds: Of trials that count.
+    """
+
+    def __init__(self, matrix: Matrix, prepared: Prepared, search: AnySearch) -> None:
+        self._matrix = matrix
+        self._prepared = prepared
+        self._grid = prepared.grid
+        self.search = search
+        self.members: defaultdict[Index, list[Index]] = defaultdict(list)
+        for index, stands_for in prepared.groups.items():
+            self.members[stands_for].append(index)
+        self.tallies: defaultdict[Index, Tally] = defaultdict(Tally)
+        self.aside: dict[Index, tuple[str, str]] = {}
+        self.running: dict[str, Index] = {}
+        self.elsewhere: Counter[Index] = Counter()
+        self.seen: set[str] = set()
+        self.ready: set[str] = set()
+        self.building: set[str] = set()
+        self.build_seconds = Mean()
+        self.trial_seconds = Mean()
+        self._voids_in_a_row = 0
+        self._failed_builds = 0
+        self._last_void = ""
+        self._said: set[str] = set()
+        self._broken: dict[str, str] = {}
+        self._living: defaultdict[str, list[Index]] = defaultdict(list)
+        for index in self.members:
+            if index in prepared.locks:
+                self._living[prepared.locks[index].content_hash].append(index)
+        self._backfilled, self._backfilled_at = 0, 0
+        self._foreseen_at: tuple[int, int, int, int] | None = None
+
+    @property
+    def hits(self) -> int:
+        """Bad trials."""
+        return sum(tally.bad for tally in self.tallies.values())
+
+    @property
+    def looks_certain(self) -> bool:
+        """Whether every combination tried has always failed or always passed, and none was asked often."""
+        return not any((t.bad and t.good) or t.bad + t.good >= FLAKY_FROM for t in self.tallies.values())
+
+    def missing(self) -> dict[Index, tuple[str, str]]:
+        """Status and reason of every combination that cannot be run, as far as that is known."""
+        known = {index: ("excluded", why) for index, why in self._grid.excluded.items()}
+        known |= {
+            index: ("env-unbuildable" if error.building else "env-unsolvable", error.message)
+            for index, error in self._prepared.unsolvable.items()
+        }
+        for index, why in self.aside.items():
+            known |= dict.fromkeys(self.members[index], why)
+        return known
+
+    # -- facts: environments -------------------------------------------------------------------------------
+
+    def locked(self, index: Index) -> list[Finding]:
+        """A combination was answered by its solver: `Prepared` has its lock, or why there is none.
+
+        Raises:
+            NoEnvironmentError: It is an end that the matrix states, and has no environment.
+        """
+        error = self._prepared.unsolvable.get(index)
+        if error is None:
+            if index not in self.members:
+                return []
+            lock_hash = self._prepared.locks[index].content_hash
+            self._living[lock_hash].append(index)
+            why = self._broken.get(lock_hash)
+            return [] if why is None else self._put_aside(index, "env-unbuildable", why)
+        for name, end in (("good", self._grid.good), ("bad", self._grid.bad)):
+            if index == end:
+                raise NoEnvironmentError(
+                    f"{self._matrix.path}: the stated {name} end, {self._grid.combination(index)}, has no "
+                    f"environment: {error.message}",
+                    remedy=f"state another `{name}`, or leave it out",
+                )
+        return self._put_aside(
+            index, "env-unbuildable" if error.building else "env-unsolvable", error.message
+        )
+
+    def begun(self, lock_hash: str) -> None:
+        """An environment is being made."""
+        self.building.add(lock_hash)
+
+    def built(self, lock_hash: str, seconds: float) -> None:
+        """An environment is there; it took so many seconds, 0 where it existed."""
+        self.building.discard(lock_hash)
+        self.ready.add(lock_hash)
+        self._failed_builds = 0
+        if seconds:
+            self.build_seconds.add(seconds)
+
+    def build_failed(self, lock_hash: str, message: str, *, transient: bool) -> list[Finding]:
+        """An environment could not be made, for a reason that may pass or not.
+
+        What cannot be built is a property of its combinations as soon as another environment could be made,
+        for then neither the host nor the network is to blame.
+
+        Raises:
+            InfrastructureError: Builds fail one after the other, and none succeeded yet.
+        """
+        self.building.discard(lock_hash)
+        # One that broke on some host is looked at again before more trials go there.
+        self.ready.discard(lock_hash)
+        indices = self.living_in(lock_hash)
+        findings: list[Finding] = []
+        for index in indices:
+            tally = self.tallies[index]
+            tally.failed_builds += 1
+            if tally.failed_builds >= BUILDS_BEFORE_UNBUILDABLE and (not transient or self.ready):
+                self._broken[lock_hash] = message
+                findings += self._put_aside(index, "env-unbuildable", message)
+        if not transient or not indices:
+            return findings
+        self._failed_builds += 1
+        self._last_void = f"building {self._grid.combination(indices[0])}: {gist(message)}"
+        if self._failed_builds >= VOIDS_BEFORE_STOP and not self.ready:
+            raise InfrastructureError(
+                f"{self._failed_builds} builds in a row failed; the last: {self._last_void}",
+                tried="each was begun again",
+                remedy="correct that, then start the same command again: it goes on where it stopped",
+            )
+        return findings + self._remark(f"build-{indices[0]}", f"{self._last_void}; it is tried again")
+
+    def living_in(self, lock_hash: str) -> list[Index]:
+        """Combinations, each standing for its group, whose environment this is."""
+        return list(self._living[lock_hash])
+
+    # -- facts: trials -------------------------------------------------------------------------------------
+
+    def started(self, trial_id: str, index: Index) -> None:
+        """A trial runs."""
+        self.running[trial_id] = index
+
+    def ended(self, trial_id: str) -> Index:
+        """A trial does not run any more; gives its combination."""
+        return self.running.pop(trial_id)
+
+    def lost(self, index: Index, host: str) -> None:
+        """A trial's host went away, if it is known which."""
+        if host:
+            self.tallies[index].lost_on.add(host)
+
+    def learn(
+        self, index: Index, outcome: Outcome, evidence: Evidence, *, duration: float, detail: str
+    ) -> list[Finding]:
+        """What a recorded trial said.
+
+        Args:
+            index: Its combination, standing for its group.
+            outcome: What it did.
+            evidence: What that means.
+            duration: Seconds.
+            detail: The outcome in words.
+        """
+        tally = self.tallies[index]
+        tally.count(evidence)
+        tally.not_runnable += outcome is Outcome.NOT_RUNNABLE
+        if index in self.aside:
+            return []
+        if (bad := says_bad(evidence)) is not None:
+            self.trial_seconds.add(duration)
+            self.search.tell(index, hit=bad)
+        if (why := tally.why_aside()) is not None:
+            return self._put_aside(index, "set-aside", f"{outcome}: {detail}; {why}" if tally.skip else why)
+        if (lost := tally.many_lost()) is not None:
+            return self._remark(f"lost-{index}", f"{self._grid.combination(index)}: {lost}")
+        if tally.other >= OTHER_BEFORE_ASIDE and tally.other > tally.good + tally.bad:
+            return self._remark(
+                f"other-{index}",
+                f"{self._grid.combination(index)} often fails in another way ({outcome}); "
+                "that can hide the answer",
+            )
+        return []
+
+    def check(self, record: TrialRecord, evidence: Evidence) -> None:
+        """Whether a trial that ran just now shows that to go on makes no sense.
+
+        Raises:
+            UsageError: The command could be run in none of the combinations tried: that is a mistake in the
+                matrix, not a property of combinations.
+            InfrastructureError: When one trial after the other is spoilt, the next will be, too.
+        """
+        if evidence is Evidence.VOID:
+            self._voids_in_a_row += 1
+            self._last_void = f"{record.outcome}: {record.detail}"
+        else:
+            self._voids_in_a_row = 0
+        if record.outcome is Outcome.NOT_RUNNABLE:
+            tried = [t for t in self.tallies.values() if t.good + t.bad + t.other + t.skip]
+            if len(tried) >= min(TRIED_BEFORE_BLAME, len(self.members)) and all(
+                t.not_runnable for t in tried
+            ):
+                raise UsageError(
+                    f"{self._matrix.path}: the trial's command cannot be run in any of {len(tried)} "
+                    f"combinations tried: {record.detail}",
+                    tried=" ".join(self._matrix.command(record.combination)),
+                    remedy="correct `trial.command` or `trial.files`, then start the same command again",
+                )
+        if self._voids_in_a_row >= VOIDS_BEFORE_STOP:
+            raise InfrastructureError(
+                f"{self._voids_in_a_row} trials in a row were spoilt; the last: {self._last_void}",
+                tried="each was run again",
+                remedy="correct that, then start the same command again: it goes on where it stopped",
+            )
+
+    def put_aside(self, index: Index, status: str, reason: str) -> list[Finding]:
+        """What another command, or an earlier one, found out about a combination."""
+        return self._put_aside(index, status, reason)
+
+    def check_anything_ran(self) -> None:
+        """Without any trial it matters why.
+
+        Raises:
+            NoEnvironmentError: No combination has an environment that can be made.
+        """
+        if self.search.trials or any(index not in self.aside for index in self.members):
+            return
+        reasons = [reason for status, reason in self.aside.values() if status.startswith("env-")]
+        if len(reasons) < len(self.members):
+            return
+        if all(status == "env-unsolvable" for status, _ in self.aside.values()):
+            raise NoEnvironmentError(
+                f"{self._matrix.path}: none of the combinations has an environment",
+                tried=reasons[0] if reasons else None,
+                remedy="`bisect-env plan` lists every combination with its reason",
+            )
+        raise NoEnvironmentError(
+            f"no environment could be built: {gist(reasons[-1]) if reasons else 'none is solvable'}",
+            remedy="`bisect-env report` lists every combination with its reason",
+        )
+
+    def _put_aside(self, index: Index, status: str, reason: str) -> list[Finding]:
+        if index in self.aside:
+            return []
+        self.aside[index] = (status, reason)
+        self.search.set_aside(index)
+        return [PutAside(index, status, reason)]
+
+    def _remark(self, key: str, text: str) -> list[Finding]:
+        if key in self._said:
+            return []
+        self._said.add(key)
+        return [Remark(text)]
+
+    # -- decisions -----------------------------------------------------------------------------------------
+
+    def is_ready(self, index: Index) -> bool:
+        """Whether trials of a combination can be sent off."""
+        lock = self._prepared.locks.get(index)
+        return lock is not None and lock.content_hash in self.ready
+
+    def _is_paid(self, index: Index) -> bool:
+        """Whether its environment costs nothing more: it exists, or it is being made whatever comes."""
+        lock = self._prepared.locks.get(index)
+        if lock is None:
+            return False
+        return any(lock.content_hash in known for known in (self.ready, self.building, self.seen))
+
+    def pending(self) -> Counter[Index]:
+        """Trials that run, here or elsewhere, by combination."""
+        return Counter(self.running.values()) + self.elsewhere
+
+    def decide(self, slots: int, *, only: Index | None = None) -> Wanted:
+        """What to do next.
+
+        Args:
+            slots: Places for trials.
+            only: Try this combination and no other, whatever the search thinks of it.
+        """
+        if self.search.finished:
+            return Wanted()
+        free = in_flight(slots, self.trial_seconds.value, flaky=not self.looks_certain) - len(self.running)
+        if only is not None:
+            free = max(0, free)
+            now = [only] * free if self.is_ready(only) else []
+            return Wanted(tuple(now), *self._to_make([] if now else [only], slots))
+        costs = self._costs()
+        pending = self.pending()
+        chosen = self.search.ask(free, pending=pending, build_cost=costs) if free > 0 else []
+        now = [index for index in chosen if self.is_ready(index)]
+        later = [index for index in chosen if not self.is_ready(index)]
+        if later:
+            # Cores that build are not lent out to trials that nobody waits for.
+            room = min(len(later), max(0, slots - len(self.building) - len(self.running) - len(now)))
+            now += self._backfill(room, pending + Counter(chosen), slots)
+        wanted = [*later, *self._ahead(costs, pending + Counter(chosen), slots, busy=bool(later))]
+        return Wanted(tuple(now), *self._to_make(wanted, slots))
+
+    def _costs(self) -> dict[Index, float]:
+        price = build_cost(self.build_seconds.value, self.trial_seconds.value)
+        return {index: price for index in self.members if not self._is_paid(index)}
+
+    def _backfill(self, count: int, pending: Mapping[Index, int], slots: int) -> list[Index]:
+        """What is worth trying in environments that exist, until those that were wanted do."""
+        ready = {index for index in self.members if self.is_ready(index)}
+        if count <= 0 or not ready or not self.search.trials or self.looks_certain:
+            return []
+        if (known := len(self.ready)) != self._backfilled_at:
+            self._backfilled, self._backfilled_at = 0, known
+        worth = BACKFILL if self._backfilled < BACKFILLS * slots else MUCH
+        chosen = self.search.ask(count, pending=pending, only=ready, worth=worth)
+        self._backfilled += len(chosen)
+        return chosen
+
+    def _ahead(
+        self, costs: Mapping[Index, float], pending: Counter[Index], slots: int, *, busy: bool
+    ) -> list[Index]:
+        """With room for a build, and something new known: what is likely to be wanted next."""
+        room = max(1, slots // BUILDERS)
+        known = (self.search.trials, len(self.running), len(self.ready), sum(pending.values()))
+        if len(self.building) >= room or not pending or len(self.members) > THOUGHT_THROUGH:
+            return []
+        if known == self._foreseen_at:
+            return []
+        self._foreseen_at = known
+        again = [] if busy else self.search.ask(max(1, len(self.running)), pending=pending, build_cost=costs)
+        return [*again, *self.search.foresee(pending, costs)]
+
+    def _to_make(self, wanted: Iterable[Index], slots: int) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
+        """Environments to make and combinations to lock, of those wanted, as far as there is room."""
+        least, most = BUILDS_AT_ONCE
+        room = min(max(least, slots), most) - len(self.building)
+        locks = self._prepared.locks
+        build: list[Index] = []
+        lock: list[Index] = []
+        begun = set(self.building)
+        for index in dict.fromkeys(wanted):
+            if index not in locks:
+                lock.append(index)
+            elif locks[index].content_hash not in self.ready | begun and len(build) < room:
+                begun.add(locks[index].content_hash)
+                build.append(index)
+        return tuple(build), tuple(lock[: max(1, room)])

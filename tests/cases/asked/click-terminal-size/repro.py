@@ -1,0 +1,3 @@
+import click
+
+print(click.get_terminal_size())

@@ -1,0 +1,3 @@
+from jinja2 import contextfunction
+
+print(contextfunction)

@@ -1,0 +1,3 @@
+from packaging.version import LegacyVersion
+
+print(LegacyVersion("2004d"))

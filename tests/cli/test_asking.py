@@ -1,0 +1,125 @@
+"""`bisect-env run RANGE SCRIPT`: a question without a file, as a user gives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.asking import Asking, an_index
+from tests.cli.calls import RunCommand
+from tests.environments.index_server import IndexServer
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+BROKEN_FROM_FOUR = """
+    import app
+    assert int(app.version) < 4
+"""
+
+
+@pytest.fixture
+def index() -> Iterator[IndexServer]:
+    with an_index() as index:
+        for version in range(1, 8):
+            index.add("app", str(version))
+        index.add("other", "1")
+        yield index
+
+
+@pytest.fixture
+def user(tmp_path: Path, index: IndexServer) -> Asking:
+    asking = Asking(tmp_path, index.url)
+    asking.script(BROKEN_FROM_FOUR)
+    return asking
+
+
+def test_a_range_and_a_script_are_enough(user: Asking) -> None:
+    done = user.run("run", "app>=1", "repro.py", "--always", "--json")
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads(done.stdout.splitlines()[-1])["verdict"]
+    assert (verdict["first_bad"]["app"], verdict["last_good"]["app"]) == ("4", "3")
+    # Nothing is left in the user's folder but what was there, and the same question is the same study.
+    left = {path.name for path in user.folder.iterdir() if not path.name.startswith(".")}
+    assert left <= {"repro.py", "planted.py", "results.sqlite", "cache", "asked"}
+    again = user.run("run", "app>=1", "repro.py", "--always")
+    assert again.returncode == 0
+    assert "going on after" in again.stderr
+    assert again.stdout.startswith("app 4 is the first bad version (last good 3)")
+
+
+@pytest.mark.heavy
+def test_what_was_asked_can_be_saved_and_run_again(user: Asking) -> None:
+    words = ["-p", "app", "--with", "other==1", "--good", "2", "--bad", "app=6", "--save", "m.yaml"]
+    done = user.run("run", *words, "--", "python", "repro.py")
+    assert done.returncode == 0, done.stderr
+    assert "app 4 is the first bad version" in done.stdout
+    saved = yaml.safe_load((user.folder / "m.yaml").read_text())
+    assert saved["packages"] == ["other==1"]
+    assert (saved["good"], saved["bad"]) == ({"app": "2"}, {"app": "6"})
+    assert (user.folder / "m.yaml").read_text().startswith("# bisect-env run ")
+    user.index = ""
+    again = user.run("run", "m.yaml")
+    assert "going on after" in again.stderr
+    refused = user.run("run", "m.yaml", "--with", "other==1")
+    assert refused.returncode == 2
+    assert "--with belongs to a question on the command line" in refused.stderr
+
+
+@pytest.mark.heavy
+def test_a_module_that_no_environment_has_is_named_at_once(user: Asking) -> None:
+    user.script("import yaml, app")
+    done = user.run("run", "app>=1", "repro.py")
+    assert done.returncode == 2
+    assert "no environment has the module 'yaml'" in done.stderr
+    assert "--with pyyaml" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.heavy
+def test_a_script_says_what_it_needs_itself(user: Asking) -> None:
+    user.script(
+        """\
+        # /// script
+        # dependencies = ["other", "app"]
+        # ///
+        import app, other
+        assert int(app.version) < 4
+        """
+    )
+    done = user.run("run", "app>=3,<6", "repro.py", "--always", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("app 4 is the first bad version")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "nothing was asked"),
+        (("repro.py",), "repro.py is a script: the package that is asked about is missing"),
+        (("app>=1",), "nothing to run was given"),
+        (("app>=1", "repo.py"), "the script repo.py does not exist; beside it lies repro.py"),
+        (("app>=90", "repro.py"), "the index has 1 to 7"),
+        (("ap>=1", "repro.py"), "did you mean app?"),
+        (("app=>1", "repro.py"), "'app=>1' is no package with versions"),
+        (("app>=1", "repro.py", "--rate", "0.5", "--always"), "--always is --rate 1"),
+        (("app>=1", "repro.py", "--rate", "0"), "--rate 0"),
+        (("app>=1", "repro.py", "--env", "X"), "--env X is no variable"),
+        (("app>=1", "repro.py", "--good", "other=1"), "--good other=1"),
+        (("app>=1", "repro.py", "--step", "huge"), "what was asked makes no matrix"),
+        (("app>=1", "repro.py", "--python", "9.9"), "9.9"),
+        (("missing.yaml",), "does not exist"),
+    ],
+)
+def test_what_cannot_be_asked(
+    user: Asking, run: RunCommand, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
+) -> None:
+    user.enter(monkeypatch)
+    more = () if "missing.yaml" in arguments else ("--index", user.index)
+    code, _, err = run("run", *more, *arguments)
+    assert code in (2, 5, 6), err
+    assert says in err
+    assert "Traceback" not in err

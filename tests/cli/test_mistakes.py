@@ -1,0 +1,142 @@
+"""What a user may give by mistake, or a shell may do: a message and a documented code, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bisect_env.cli.output import with_options
+from tests.cli.calls import RunCommand
+from tests.engine.studies import Studies
+
+PASS = "import sys; sys.exit(int(sys.argv[1]) > 4)"
+
+
+def matrix_of(folder: Path, values: str, more: str = "") -> Path:
+    path = folder / "m.yaml"
+    path.write_text(
+        f"version: 1\nname: m\naxes:\n  level: {{values: [{values}]{more}}}\n"
+        "trial: {command: python -c pass}\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize(("count", "more"), [(40_000, ""), (1_000, ", direction: either")])
+def test_an_axis_that_is_too_long_is_refused_at_once(
+    tmp_path: Path, run: RunCommand, count: int, more: str
+) -> None:
+    values = ",".join(map(str, range(count)))
+    code, _, err = run("plan", str(matrix_of(tmp_path, values, more)))
+    assert code == 2
+    assert f"the axis 'level' has {count} values" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trial", "m.yaml", "-n", "99999999999999999999"),
+        ("plan", "m.yaml", "--workers", "99999999999999"),
+        ("run", "m.yaml", "--workers", "99999999999999"),
+        ("fetch", "m.yaml", "--to", "there", "--piece-size", "0"),
+    ],
+)
+def test_numbers_that_cannot_be_meant(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    matrix_of(tmp_path, "1, 2")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(*words)
+    assert code == 2
+    assert words[-2].lstrip("-") in err or "number" in err
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_lock_of_somebody_else(tmp_path: Path, run: RunCommand) -> None:
+    lock = tmp_path / "lock.yml"
+    lock.write_text("version: 1\nmetadata: {platforms: [linux-64]}\npackage: []\n")
+    code, _, err = run("diff", str(lock), str(lock))
+    assert code == 6
+    assert "lacks `custom_metadata`" in err
+
+
+@pytest.mark.integration
+def test_closed_standard_output(tmp_path: Path, run: RunCommand) -> None:
+    studies = Studies(tmp_path)
+    studies.run(studies.matrix(PASS))
+    before = studies.db.read_bytes()
+    for words in ("report", "trials", "studies", "query 'select 1'", "schema"):
+        db = "" if words == "schema" else f"--db {studies.db}"
+        done = subprocess.run(
+            ["sh", "-c", f"{sys.executable} -m bisect_env {words} {db} >&-"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, (words, done.stderr)
+        assert "standard output is closed" in done.stderr
+    assert studies.db.read_bytes() == before
+
+
+def test_without_an_installation_there_is_a_version_all_the_same() -> None:
+    code = (
+        "import importlib.metadata as m, sys\n"
+        "def gone(name): raise m.PackageNotFoundError(name)\n"
+        "m.version = gone\n"
+        "sys.argv = ['bisect-env', '--version']\n"
+        "import runpy; runpy.run_module('bisect_env', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=dict(os.environ)
+    )
+    assert (done.returncode, done.stdout) == (0, "bisect-env 0+unknown\n"), done.stderr
+
+
+def test_help_calls_values_by_words(run: RunCommand) -> None:
+    _, out, _ = run("run", "--help")
+    assert "--workers" in out
+    assert "INTEGER" not in out
+    assert "<int" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("bisect-env run m.yaml   goes on", "bisect-env run m.yaml --db 'a b.sqlite' --cache c   goes on"),
+        ("`bisect-env plan m.yaml` lists", "`bisect-env plan m.yaml --cache c` lists"),
+        ("bisect-env report 12 --db other", "bisect-env report 12 --db other"),
+        ("give `bisect-env trials --show 1`.", "give `bisect-env trials --show 1 --db 'a b.sqlite'`."),
+        (
+            "bisect-env trial m.yaml --at a=1 # first bad",
+            "bisect-env trial m.yaml --at a=1 --db 'a b.sqlite' --cache c # first bad",
+        ),
+        ("a bisect-env 1.0", "a bisect-env 1.0"),
+    ],
+)
+def test_commands_to_be_given_next_carry_the_options_of_this_one(text: str, expected: str) -> None:
+    assert with_options(text, ["run", "m.yaml", "--db", "a b.sqlite", "--cache=c", "--quiet"]) == expected
+    assert with_options(text, ["run", "m.yaml", "--quiet"]) == text
+
+
+@pytest.mark.integration
+def test_a_trial_is_shown_with_all_that_it_printed(tmp_path: Path, run: RunCommand) -> None:
+    studies = Studies(tmp_path)
+    studies.run(studies.matrix("import sys; print('seen'); sys.exit('words' if int(sys.argv[1]) > 4 else 0)"))
+    db = str(studies.db)
+    _, out, _ = run("report", "--db", db)
+    command = re.search(r"bisect-env trials --show (\w+) --db", out)
+    assert command is not None, out
+    code, out, _ = run("trials", "--show", command[1], "--db", db)
+    assert code == 0
+    assert "outcome      exit-fail" in out
+    assert "--- stdout\nseen\n" in out
+    assert "--- stderr\nwords\n" in out
+    code, out, _ = run("trials", "--show", command[1], "--json", "--db", db)
+    assert json.loads(out)["stdout"] == "seen\n"
+    assert run("trials", "--show", "zzz", "--db", db)[0] == 2
+    assert run("trials", "--show", "%'", "--db", db)[0] == 2

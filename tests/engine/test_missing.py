@@ -1,0 +1,59 @@
+"""A module that was forgotten, told from one that a release lost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from bisect_env.engine.missing import MissingModules, missing_module, package_of_module
+from bisect_env.matrix.grid import Combination
+from bisect_env.trials.records import Outcome, Phase, TrialRecord
+
+
+def record(version, detail, outcome=Outcome.IMPORT_ERROR):
+    combination = Combination.of({"app": version})
+    now = datetime.now(UTC)
+    return TrialRecord("x", combination, "0" * 64, outcome, detail, 1, Phase.IMPORT, now, 0.1)
+
+
+NUMPY = "ModuleNotFoundError: No module named 'numpy'"
+
+
+def told(*records, packages=("app",), **ends):
+    missing = MissingModules(packages, ends)
+    for one in records:
+        missing.tell(one)
+    return missing.module
+
+
+def test_what_every_environment_lacks_was_forgotten():
+    assert told(record("1", NUMPY), record("2", NUMPY)) is None
+    assert told(record("1", NUMPY), record("1", NUMPY), record("1", NUMPY)) is None
+    assert told(*(record(v, NUMPY) for v in "123")) == "numpy"
+    assert told(record("1", NUMPY), record("9", NUMPY), app=("1", "9")) == "numpy"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        record("4", "", Outcome.PASS),
+        record("4", "SIGSEGV", Outcome.CRASH),
+        record("4", "ModuleNotFoundError: No module named 'scipy'"),
+        record("4", "ModuleNotFoundError: No module named 'app.sub'"),
+    ],
+)
+def test_one_environment_that_does_otherwise_is_enough_to_go_on(other):
+    assert told(*(record(v, NUMPY) for v in "123"), other) is None
+
+
+def test_a_lost_worker_says_nothing():
+    lost = record("4", "the worker is gone", Outcome.WORKER_LOST)
+    assert told(*(record(v, NUMPY) for v in "123"), lost) == "numpy"
+
+
+def test_modules_and_the_packages_that_bring_them():
+    assert missing_module(record("1", "No module named yaml.sub")) == "yaml.sub"
+    assert missing_module(record("1", "AssertionError", Outcome.EXIT_FAIL)) is None
+    assert package_of_module("yaml.sub") == "pyyaml"
+    assert package_of_module("Some_Thing") == "some-thing"

@@ -1,0 +1,281 @@
+"""Hostile archives, builds that look around, and another user at the same cache: with the real unpackers."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bisect_env.environments.cache import prune
+from bisect_env.environments.lock import LockedPackage, UnbuildableError
+from bisect_env.environments.lockfiles import make_lock
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Locker
+from bisect_env.environments.request import EnvironmentRequest, host_platform
+
+from .conda_channel import Channel
+from .index_server import IndexServer, Release
+from .test_prefix import cache, lock
+
+__all__ = ["cache", "lock"]
+pytestmark = pytest.mark.integration
+
+SECRET = "hunter2"
+# Hooks of PEP 517 in the archive itself; each notes what it sees around it.
+BACK_END = """
+import base64, hashlib, json, os, zipfile
+def note(hook):
+    facts = {"hook": hook, "environment": dict(os.environ)}
+    with open(SEEN, "a") as file:
+        file.write(json.dumps(facts) + "\\n")
+def get_requires_for_build_wheel(config_settings=None):
+    note("requires")
+    return []
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    note("build")
+    name = "made-1.0-py3-none-any.whl"
+    files = {
+        "made.py": "x = 1\\n",
+        "made-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: made\\nVersion: 1.0\\n",
+        "made-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\n"
+        "Tag: py3-none-any\\n",
+    }
+    lines = []
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        lines.append(f"{path},sha256={digest},{len(text)}\\n")
+    files["made-1.0.dist-info/RECORD"] = "".join(lines) + "made-1.0.dist-info/RECORD,,\\n"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return name
+"""
+PROJECT = '[build-system]\nrequires = []\nbuild-backend = "back"\nbackend-path = ["."]\n'
+
+
+def source_distribution(files: dict[str, str], links: dict[str, str] | None = None) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+        for name, target in (links or {}).items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            archive.addfile(entry)
+    return buffer.getvalue()
+
+
+def add(index: IndexServer, name: str, filename: str, content: bytes) -> LockedPackage:
+    digest = hashlib.sha256(content).hexdigest()
+    index.packages[name] = [Release(filename, content, "2020-01-01T00:00:00Z", False, None, digest)]
+    url = f"{index.url.removesuffix('/simple')}/files/{filename}"
+    return LockedPackage(name, "1.0", "pip", url, digest)
+
+
+def test_a_build_sees_what_a_trial_sees_and_runs_once(
+    index: IndexServer, cache: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen.jsonl"
+    files = {"pyproject.toml": PROJECT, "PKG-INFO": "Metadata-Version: 2.1\nName: made\nVersion: 1.0\n"}
+    files["back.py"] = BACK_END.replace("SEEN", repr(str(seen)))
+    content = source_distribution({f"made-1.0/{name}": text for name, text in files.items()})
+    add(index, "made", "made-1.0.tar.gz", content)
+    login = index.url.replace("http://", f"http://me:{SECRET}@")
+    for name, value in {
+        "GITHUB_TOKEN": SECRET,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "BISECT_ENV_DB": f"postgresql://me:{SECRET}@db.example/results",
+        "UV_DEFAULT_INDEX": login,
+        "UV_INDEX_MINE_PASSWORD": SECRET,
+    }.items():
+        monkeypatch.setenv(name, value)
+    # The index wants the login: that it is no variable of the build does not keep uv from it.
+    wanted = "Basic " + base64.b64encode(f"me:{SECRET}".encode()).decode()
+    index.on_request = lambda _path: None if index.headers[-1].get("authorization") == wanted else 401
+    request = EnvironmentRequest(python, {"made": "1.0"}, allow_source=True)
+    made = Locker(cache).lock(request)
+    ensure_prefix(made, cache_dir=cache, allow_source=True).release()
+    again = Locker(cache).lock(request)
+    assert again.content_hash == made.content_hash
+    notes = [json.loads(line) for line in seen.read_text().splitlines()]
+    assert SECRET not in json.dumps(notes)
+    assert [note["hook"] for note in notes].count("build") == 1
+    environment = notes[-1]["environment"]
+    assert environment["HOME"] == os.environ["HOME"]
+    assert not {"GITHUB_TOKEN", "BISECT_ENV_DB", "UV_INDEX_MINE_PASSWORD"} & set(environment)
+    assert index.headers[-1]["authorization"] == wanted
+
+
+def hostile_wheel(members: dict[str, str], links: dict[str, str], record: bool) -> bytes:
+    files = {
+        "evil/__init__.py": "",
+        "evil-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n",
+        "evil-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\n"
+        "Tag: py3-none-any\n",
+        **members,
+    }
+    listed = [f"{name},," for name in (*files, *links)] if record else []
+    files["evil-1.0.dist-info/RECORD"] = "\n".join([*listed, "evil-1.0.dist-info/RECORD,,", ""])
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name), text)
+        for name, target in links.items():
+            info = zipfile.ZipInfo(name)
+            info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(info, target)
+    return buffer.getvalue()
+
+
+def refuse_or_keep_inside(made: object, cache: Path, outside: Path, *, allow_source: bool = False) -> None:
+    """Nothing is written outside, and no link in what was made leads there."""
+    before = sorted(outside.rglob("*"))
+    try:
+        prefix = ensure_prefix(made, cache_dir=cache, allow_source=allow_source)  # type: ignore[arg-type]
+    except UnbuildableError:
+        pass
+    else:
+        for path in prefix.path.rglob("*"):
+            if path.is_symlink():
+                assert not path.resolve().is_relative_to(outside), path
+        prefix.release()
+    assert sorted(outside.rglob("*")) == before
+
+
+@pytest.mark.parametrize("record", [True, False], ids=["listed", "hidden"])
+@pytest.mark.parametrize("kind", ["parent", "absolute", "link", "data"])
+def test_a_hostile_wheel_stays_inside(
+    index: IndexServer, cache: Path, python: str, tmp_path: Path, kind: str, record: bool
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "mine").write_text("mine")
+    up = "../" * 12
+    members, links = {
+        "parent": ({f"{up}{str(outside)[1:]}/evil.py": "evil"}, {}),
+        "absolute": ({f"{outside}/evil.py": "evil"}, {}),
+        "link": ({"evil/way/evil.py": "evil"}, {"evil/way": str(outside)}),
+        "data": ({f"evil-1.0.data/data/{up}{str(outside)[1:]}/evil.py": "evil"}, {}),
+    }[kind]
+    package = add(index, "evil", "evil-1.0-py3-none-any.whl", hostile_wheel(members, links, record))
+    refuse_or_keep_inside(make_lock(python, host_platform(), [package]), cache, outside)
+
+
+@pytest.mark.parametrize("kind", ["parent", "absolute", "link"])
+def test_a_hostile_source_distribution_stays_inside(
+    index: IndexServer, cache: Path, python: str, tmp_path: Path, kind: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "mine").write_text("mine")
+    up = "../" * 12
+    members, links = {
+        "parent": ({f"evil-1.0/{up}{str(outside)[1:]}/evil.py": "evil"}, {}),
+        "absolute": ({f"{outside}/evil.py": "evil"}, {}),
+        "link": ({}, {"evil-1.0/way": str(outside)}),
+    }[kind]
+    files = {"evil-1.0/pyproject.toml": PROJECT, "evil-1.0/back.py": "raise SystemExit('built')", **members}
+    content = source_distribution(files, links)
+    if kind == "link":
+        # A file through the link that comes before it.
+        raw = io.BytesIO()
+        with tarfile.open(fileobj=raw, mode="w:gz") as archive:
+            for name, target in links.items():
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.linkname = tarfile.SYMTYPE, target
+                archive.addfile(entry)
+            for name, text in {**files, "evil-1.0/way/evil.py": "evil"}.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(text)
+                archive.addfile(entry, io.BytesIO(text.encode()))
+        content = raw.getvalue()
+    package = add(index, "evil", "evil-1.0.tar.gz", content)
+    made = make_lock(python, host_platform(), [package])
+    refuse_or_keep_inside(made, cache, outside, allow_source=True)
+
+
+@pytest.mark.parametrize("kind", ["parent", "absolute", "link"])
+def test_a_hostile_conda_package_stays_inside(cache: Path, python: str, tmp_path: Path, kind: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "mine").write_text("mine")
+    channel = Channel(tmp_path / "channel")
+    interpreter = channel.add_python(python)
+    up = "../" * 12
+    files, links = {
+        "parent": ({f"{up}{str(outside)[1:]}/evil.py": "evil"}, {}),
+        "absolute": ({f"{outside}/evil.py": "evil"}, {}),
+        "link": ({"lib/way/evil.py": "evil"}, {"lib/way": str(outside)}),
+    }[kind]
+    evil = channel.add("evil", "1.0", files=files, links=links)
+    channel.write()
+    packages = [
+        LockedPackage(
+            record["name"],
+            record["version"],
+            "conda",
+            f"{channel.url}/{record['subdir']}/{record['name']}-{record['version']}-{record['build']}.conda",
+            record["sha256"],
+            record["build"],
+            record["md5"],
+        )
+        for record in (interpreter, evil)
+    ]
+    made = make_lock(interpreter["version"], host_platform(), packages)
+    before = sorted(outside.rglob("*"))
+    with contextlib.suppress(UnbuildableError):
+        ensure_prefix(made, cache_dir=cache).release()
+    assert sorted(outside.rglob("*")) == before
+
+
+READER = """
+import os, sys
+from pathlib import Path
+from bisect_env.environments.cache import hold
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+lease = hold(Path(sys.argv[1]), sys.argv[2])
+print((Path(sys.argv[1]) / sys.argv[2] / "pyvenv.cfg").is_file(), flush=True)
+sys.stdin.readline()
+lease.release()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_what_another_user_uses_stays_in_the_cache(lock, cache: Path, tmp_path: Path) -> None:
+    ensure_prefix(lock, cache_dir=cache).release()
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.owner() == "root" and folder != Path("/") and folder.stat().st_mode & 0o005 != 0o005:
+            folder.chmod(folder.stat().st_mode | 0o055)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(cache / "prefixes"), lock.content_hash],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert reader.stdout is not None
+    assert reader.stdin is not None
+    assert reader.stderr is not None
+    with reader:
+        assert reader.stdout.readline() == "True\n", reader.stderr.read()
+        pruned = prune(cache, limit=0)
+        assert (pruned.prefixes, pruned.in_use) == ((), (lock.content_hash,))
+        reader.stdin.write("\n")
+        reader.stdin.close()
+        assert reader.wait(timeout=60) == 0, reader.stderr.read()
+    assert prune(cache, limit=0).prefixes == (lock.content_hash,)

