@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.environments.difference import counted, difference, project_homes
+from bisect_env.environments.difference import counted, difference, project_urls
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 
@@ -115,7 +115,7 @@ def test_projects_say_where_they_live(tmp_path: Path) -> None:
     meta.mkdir()
     (meta / "zlib.json").write_text(json.dumps({"name": "zlib", "extracted_package_dir": str(archive)}))
     (meta / "broken.json").write_text("{")
-    assert project_homes([tmp_path / "absent", tmp_path / "env"]) == {
+    assert project_urls([tmp_path / "absent", tmp_path / "env"]) == {
         "one": "https://x.example",
         "two": "https://two.example",
         "zlib": "https://zlib.example",
