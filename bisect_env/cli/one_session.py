@@ -47,6 +47,13 @@ def session(
 ) -> Iterator[Session]:
     """Open the study of a matrix at one combination, and close everything afterwards.
 
+    Args:
+        matrix: Path of the matrix file.
+        at: Which combination, as `--at` has it.
+        db: The results database, as `--db` has it.
+        where: The options that say where trials run.
+        show: Hears of everything that happens.
+
     Raises:
         BisectEnvError: Whatever a user can mend.
     """
