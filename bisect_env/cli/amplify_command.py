@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
 from bisect_env.cli.one_session import say, tell, warn
 from bisect_env.cli.options import (
     CacheOption,
@@ -22,7 +23,6 @@ from bisect_env.cli.options import (
     WorkersOption,
 )
 from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
-from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:
     from bisect_env.engine.amplify import Amplified
@@ -73,7 +73,7 @@ def amplify(
     stopped = stop_on_signals()
     loaded = load_matrix(matrix)
     heard = logged(warn if as_json else tell)
-    where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
+    where = ExecutionOptions(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
     place, provider = where.open(loaded)
     with Store.open(db) as store, closing(place):
         as_of = study_date(loaded, store, provider.as_of)

@@ -26,6 +26,7 @@ from bisect_env.cli.asking import (
     kept,
     own_words,
 )
+from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
 from bisect_env.cli.one_session import say
 from bisect_env.cli.options import (
     CacheOption,
@@ -41,7 +42,6 @@ from bisect_env.cli.options import (
 )
 from bisect_env.cli.run_command import answer
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
-from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:
     import threading
@@ -168,7 +168,7 @@ def between(
         ends,
         pair,
         travelling,
-        Where(workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline),
+        ExecutionOptions(workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline),
         db,
         quiet=quiet or as_json,
         plain=verbose,
@@ -185,7 +185,7 @@ class _Session:
         ends: Ends,
         pair: Pair,
         files: dict[str, Path],
-        where: Where,
+        where: ExecutionOptions,
         db: str | None,
         *,
         quiet: bool,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
 from bisect_env.cli.one_session import say, tell, warn
 from bisect_env.cli.options import (
     AtOption,
@@ -21,7 +22,6 @@ from bisect_env.cli.options import (
     OfflineOption,
 )
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, logged, start_log
-from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:
     from bisect_env.engine.diagnose import Diagnosis
@@ -80,7 +80,7 @@ def diagnose(
     loaded = load_matrix(matrix)
     heard = logged(warn if as_json else tell)
     uuids = _gpus(loaded, gpus)
-    _, provider = Where(None, gpus, None, None, cache, cache_size, offline).open(loaded)
+    _, provider = ExecutionOptions(None, gpus, None, None, cache, cache_size, offline).open(loaded)
     with Store.open(db) as store:
         one = look_up(loaded, at, store=store, provider=provider, notify=heard)
         study_id = None if one.study is None else one.study.id

@@ -39,13 +39,13 @@ def diff(
     projects are shown for environments that exist here.
     """
     from bisect_env.cli.output import deliver
-    from bisect_env.environments.difference import difference, project_homes
+    from bisect_env.environments.difference import difference, project_urls
     from bisect_env.environments.settings import default_cache_dir
 
     (old_name, old), (new_name, new), axes = _sides(before, after, study, db)
     places = (cache or default_cache_dir()) / "prefixes"
-    homes = project_homes(places / lock.content_hash for lock in (new, old))
-    changes = difference(old, new, axes, homes)
+    urls = project_urls(places / lock.content_hash for lock in (new, old))
+    changes = difference(old, new, axes, urls)
     if as_json:
         document = {
             "schema": 1,

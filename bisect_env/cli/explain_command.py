@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
 from bisect_env.cli.one_session import say, warn
 from bisect_env.cli.options import (
     CacheOption,
@@ -25,7 +26,6 @@ from bisect_env.cli.options import (
     WorkersOption,
 )
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
-from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:
     import threading
@@ -77,7 +77,7 @@ def explain(
 
     start_log("explain", verbose=verbose, log_file=log_file, quiet=quiet)
     stopped = stop_on_signals()
-    where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
+    where = ExecutionOptions(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
     with Store.open(db, read_only=True) as store:
         # Opened for writing, a mistyped database would come into being.
         chosen = store.study(study).id
@@ -103,7 +103,7 @@ def find_culprits(
     loaded: Matrix,
     study: Study,
     store: Store,
-    where: Where,
+    where: ExecutionOptions,
     *,
     stopped: threading.Event,
     quiet: bool,

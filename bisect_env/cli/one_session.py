@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from bisect_env.cli.where import Where, stop_on_signals
+from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
 
 if TYPE_CHECKING:
     from bisect_env.engine import events
@@ -39,9 +39,20 @@ class Session:
 
 @contextmanager
 def session(
-    matrix: Path, at: str | None, db: str | None, where: Where, show: Callable[[events.Event], None]
+    matrix: Path,
+    at: str | None,
+    db: str | None,
+    where: ExecutionOptions,
+    show: Callable[[events.Event], None],
 ) -> Iterator[Session]:
     """Open the study of a matrix at one combination, and close everything afterwards.
+
+    Args:
+        matrix: Path of the matrix file.
+        at: Which combination, as `--at` has it.
+        db: The results database, as `--db` has it.
+        where: The options that say where trials run.
+        show: Hears of everything that happens.
 
     Raises:
         BisectEnvError: Whatever a user can mend.

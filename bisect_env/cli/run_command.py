@@ -36,6 +36,7 @@ from bisect_env.cli.asking import (
     ask,
     devices,
 )
+from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
 from bisect_env.cli.options import (
     CacheOption,
     CacheSizeOption,
@@ -50,7 +51,6 @@ from bisect_env.cli.options import (
     WorkersOption,
 )
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
-from bisect_env.cli.where import Where, stop_on_signals
 
 if TYPE_CHECKING:
     import threading
@@ -176,7 +176,9 @@ def run(
         gpus=gpus,
     )
     dask = cluster is Cluster.LOCAL
-    where = Where(workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline, dask)
+    where = ExecutionOptions(
+        workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline, dask
+    )
     start_log("run", verbose=verbose, log_file=log_file, quiet=quiet)
     stopped = stop_on_signals()
     view = views.choose(as_json=json_output, quiet=quiet, plain=verbose)
@@ -235,7 +237,7 @@ def run(
 def answer(
     loaded: Matrix,
     *,
-    where: Where,
+    where: ExecutionOptions,
     db: str | None,
     view: View,
     notify: Callable[[events.Event], None],

@@ -31,7 +31,7 @@ def shell(
 
     What is run there is no trial. Ends as the shell ends.
     """
-    from bisect_env.cli.where import Where
+    from bisect_env.cli.execution_options import ExecutionOptions
     from bisect_env.engine.single import look_up
     from bisect_env.engine.specs import allowed_sources, trial_files
     from bisect_env.environments.images import image_of
@@ -43,7 +43,7 @@ def shell(
 
     loaded = load_matrix(matrix)
 
-    place, provider = Where(cache=cache, offline=offline).open(loaded)
+    place, provider = ExecutionOptions(cache=cache, offline=offline).open(loaded)
     place.close()  # nothing of it is started
     with Store.open(db) as store:
         single = look_up(loaded, at, store=store, provider=provider, notify=tell).single

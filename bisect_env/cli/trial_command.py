@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.one_session import TrialLines, say, session
 from bisect_env.cli.options import (
     AtOption,
@@ -24,7 +25,6 @@ from bisect_env.cli.options import (
     WorkersOption,
 )
 from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
-from bisect_env.cli.where import Where
 
 
 def trial(
@@ -59,7 +59,7 @@ def trial(
     from bisect_env.search.intervals import clopper_pearson
 
     start_log("trial", verbose=verbose, log_file=log_file, quiet=quiet)
-    where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
+    where = ExecutionOptions(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
 
     def wanted(tally: Tally, running: int) -> int:
         # A combination that can teach nothing is not asked thirty times.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.one_session import TrialLines, say, session
 from bisect_env.cli.options import (
     AtOption,
@@ -25,7 +26,6 @@ from bisect_env.cli.options import (
     share,
 )
 from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
-from bisect_env.cli.where import Where
 
 if TYPE_CHECKING:
     from bisect_env.engine.verify import Verification
@@ -79,7 +79,7 @@ def verify(
         if not _EXTREME <= value <= 1 - _EXTREME:
             raise UsageError(f"{name} is {value:g}", remedy=f"give a number between 0 and 1, such as {usual}")
     start_log("verify", verbose=verbose, log_file=log_file, quiet=quiet)
-    where = Where(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
+    where = ExecutionOptions(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
     with session(matrix, at, db, where, logged(TrialLines(as_json=as_json, quiet=quiet))) as opened:
         verifier = Verifier(
             opened.one,

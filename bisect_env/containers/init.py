@@ -137,7 +137,7 @@ class Init:
                 "wall": ended - started,
                 "peak": self.peak,
                 "oom_kills": _oom_kills() - kills,
-                "strays": left,
+                "left_over": left,
             }
         )
         return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)

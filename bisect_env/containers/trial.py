@@ -191,7 +191,7 @@ class Ending:
         oom_kills: Kills for lack of memory in the container.
         wall: Seconds that the script ran; 0.0 when not known.
         peak: Most memory that the script had at once, in bytes; 0 when not known.
-        strays: Processes that outlived it and were ended.
+        left_over: Processes that outlived it and were ended.
         problem: What the engine failed to do, in its words, or "".
     """
 
@@ -201,7 +201,7 @@ class Ending:
     oom_kills: int = 0
     wall: float = 0.0
     peak: int = 0
-    strays: int = 0
+    left_over: int = 0
     problem: str = ""
 
 
@@ -228,7 +228,7 @@ def ending(
             oom_kills=kills,
             wall=float(report["wall"]),
             peak=int(report.get("peak", 0)),
-            strays=int(report["strays"]),
+            left_over=int(report["left_over"]),
         )
     code = None if state is None else state.get("ExitCode")
     if state is None or state.get("Status") in ("created", "configured") or not code:

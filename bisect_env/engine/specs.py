@@ -93,7 +93,15 @@ def allowed_sources(matrix: Matrix) -> bool | frozenset[str]:
 def lost_record(
     trial_id: str, combination: Combination, lock_hash: str, reason: str, host: str
 ) -> TrialRecord:
-    """The record of a trial whose worker or host went away."""
+    """The record of a trial whose worker or host went away.
+
+    Args:
+        trial_id: Of the trial.
+        combination: That it tried.
+        lock_hash: Of its environment.
+        reason: What is known of the loss, for people.
+        host: On which it ran, "" if that is not known.
+    """
     return TrialRecord(
         trial_id=trial_id,
         combination=combination,

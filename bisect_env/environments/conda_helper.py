@@ -124,6 +124,12 @@ def client(mirrors: dict[str, list[str]], timeout: int | None, retries: int = _R
 async def download(url: str, target: Path, mirrors: dict[str, list[str]], stall: float) -> None:
     """Fetch an archive into a file, with the user's own credentials.
 
+    Args:
+        url: The archive's address as a lock names it.
+        target: The file to write.
+        mirrors: Such an address's beginning to the addresses that are asked in its place.
+        stall: Seconds without data after which the download is given up.
+
     Raises:
         TimeoutError: Nothing came for `stall` seconds; the download goes on, and its process is of no more
             use.

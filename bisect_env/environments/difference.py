@@ -27,7 +27,7 @@ _LABELS = ("homepage", "home", "source", "repository", "source code", "github", 
 """Labels of `Project-URL` in order of preference; they are free text."""
 
 
-def project_homes(prefixes: Iterable[Path]) -> dict[str, str]:
+def project_urls(prefixes: Iterable[Path]) -> dict[str, str]:
     """Pages of the projects whose packages are installed in these prefixes.
 
     Args:
@@ -127,7 +127,7 @@ class PackageChange:
 
 
 def difference(
-    before: Lock, after: Lock, axis_packages: Collection[str] = (), homes: Mapping[str, str] | None = None
+    before: Lock, after: Lock, axis_packages: Collection[str] = (), urls: Mapping[str, str] | None = None
 ) -> tuple[PackageChange, ...]:
     """Packages that are not the same in two locks.
 
@@ -138,7 +138,7 @@ def difference(
         before: The first lock.
         after: The second one.
         axis_packages: Names of the packages that axes of the matrix move; they come first, in this order.
-        homes: Pages of projects by normalised name (see `homes.py`).
+        urls: Pages of projects by normalised name (see `project_urls`).
 
     Returns:
         The changes: those of axes first, the others by name.
@@ -150,7 +150,7 @@ def difference(
     for name in sorted(sides[0].keys() | sides[1].keys()):
         old, new = sides[0].get(name), sides[1].get(name)
         if (kind := _kind(old, new)) is not None:
-            home = (homes or {}).get(name, "")
+            home = (urls or {}).get(name, "")
             changes.append(PackageChange(name, kind, old, new, name in rank, home))
     return tuple(sorted(changes, key=lambda change: rank.get(change.name, len(rank))))
 

@@ -85,7 +85,14 @@ def make_lock(
 def content_hash(
     python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None = None
 ) -> str:
-    """Hex sha256 over Python, platform and the sorted URLs and hashes (and the date of source builds)."""
+    """Hex sha256 over Python, platform and the sorted URLs and hashes (and the date of source builds).
+
+    Args:
+        python: Version of the interpreter.
+        platform: conda's name of the platform.
+        packages: In any order.
+        exclude_newer: The date of the builds from source; None without any.
+    """
     facts: dict[str, Any] = {
         "python": python,
         "platform": platform,

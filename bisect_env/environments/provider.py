@@ -73,6 +73,12 @@ class Catalogue:
 
         `uploaded` is the time of a version's first build, where one is stated.
 
+        Args:
+            package: Its name.
+            channels: Names or addresses, most important first.
+            platform: conda's name of the platform.
+            build: Pattern of build strings; None for any.
+
         Raises:
             PackageNotFoundError: No channel has it; the message has near names.
             IndexUnavailableError: A channel does not answer, or not with repodata.

@@ -55,6 +55,12 @@ def run_tool(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, t
     Output goes to files, not pipes: a build back end may leave a server behind that keeps a pipe open
     for ever.
 
+    Args:
+        argv: The program and its arguments.
+        env: All of its environment variables.
+        cwd: Its working directory.
+        timeout: Seconds after which its process group is killed.
+
     Raises:
         OSError: The command cannot be started.
     """

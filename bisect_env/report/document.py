@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from bisect_env.environments.difference import counted, difference, project_homes
+from bisect_env.environments.difference import counted, difference, project_urls
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.report.build import build_report
@@ -65,10 +65,10 @@ def _difference(study: Study, good: Lock | None, bad: Lock | None) -> Difference
     if good is None or bad is None or study.verdict is None:
         return None
     prefixes = default_cache_dir() / "prefixes"
-    homes = project_homes(prefixes / lock.content_hash for lock in (good, bad))
+    urls = project_urls(prefixes / lock.content_hash for lock in (good, bad))
     # Studies of older releases say nothing of packages; an axis is mostly called as what it moves.
     named = (axis.get("package", axis["name"]) for axis in study.definition.grid)
-    changes = difference(good, bad, [name for name in named if name], homes)
+    changes = difference(good, bad, [name for name in named if name], urls)
     return DifferenceReport(
         before=study.verdict["last_good"],
         after=study.verdict["first_bad"],

@@ -107,7 +107,7 @@ def tail(text: str, lines: int) -> str:
 BUSY_RATE = 0.1
 """CPUs in use before the deadline above which a hang is a busy loop; on a crowded host it gets few. Of a
 GPU, the share of time in which a kernel ran."""
-NOTED_STRAYS = "left {} running, ended"
+NOTED_LEFT_OVER = "left {} running, ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +378,7 @@ def classify(record: ExitRecord) -> Classification:
     for rule in RULES:
         found = rule(record)
         if found is not None:
-            return _with_strays(_with_kills(found, record), record)
+            return _with_left_over(_with_kills(found, record), record)
     return Classification(Outcome.HARNESS_ERROR, "the process ended in a way that no rule knows")
 
 
@@ -390,10 +390,10 @@ def _with_kills(found: Classification, record: ExitRecord) -> Classification:
     return Classification(found.outcome, f"{found.detail}; {note}", found.phase, found.signal)
 
 
-def _with_strays(found: Classification, record: ExitRecord) -> Classification:
-    if not record.strays or record.killed_by_us:
+def _with_left_over(found: Classification, record: ExitRecord) -> Classification:
+    if not record.left_over or record.killed_by_us:
         return found
-    note = NOTED_STRAYS.format(_processes(record.strays))
+    note = NOTED_LEFT_OVER.format(_processes(record.left_over))
     return Classification(found.outcome, f"{found.detail}; {note}", found.phase, found.signal)
 
 

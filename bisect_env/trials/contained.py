@@ -91,7 +91,7 @@ class Contained:
             stage=end.stage if not end.problem else "",
             errno=end.errno,
             oom_kills=end.oom_kills,
-            strays=end.strays,
+            left_over=end.left_over,
             duration=end.wall or record.duration,
             peak=end.peak,
         )

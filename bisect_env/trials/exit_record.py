@@ -24,7 +24,7 @@ class ExitRecord:
         gpu_rate: Share of the time in which its GPUs were busy just before the deadline; None when not
             measured.
         oom_kills: Kills for lack of memory that the cgroup counted while it ran.
-        strays: Processes that outlived it and that we ended.
+        left_over: Processes that outlived it and that we ended.
         unended: Processes that even SIGKILL did not end (held by a driver).
         duration: Seconds from exec to end.
         peak: Most memory that it, or a process that it waited for, had at once, in bytes; 0 when not known.
@@ -48,7 +48,7 @@ class ExitRecord:
     cpu_rate: float | None = None
     gpu_rate: float | None = None
     oom_kills: int = 0
-    strays: int = 0
+    left_over: int = 0
     unended: int = 0
     duration: float = 0.0
     peak: int = 0

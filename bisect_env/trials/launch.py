@@ -498,7 +498,7 @@ def _exit_record(watch: _Watch, output: list[str], kills: int) -> ExitRecord:
         killed_by_us=bool(exited["sent"]),
         cpu_rate=watch.cpu_rate,
         oom_kills=kills,
-        strays=exited["strays"],
+        left_over=exited["left_over"],
         unended=exited["left"],
         duration=exited["wall"],
         peak=exited["peak"],

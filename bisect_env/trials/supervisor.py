@@ -131,11 +131,11 @@ class Supervisor:
             self.elsewhere.close(kill=not reported or bool(self.sent))
         elif reported and "K" not in self.sent:
             self._linger(ABORT_LINGER if "A" in self.sent else LINGER)
-        strays, left = self.end_all()
+        left_over, left = self.end_all()
         if self.elsewhere is not None:
             self.elsewhere.close_again()
         if reported:
-            self._tell_exit(strays, left)
+            self._tell_exit(left_over, left)
         elif request["scratch"]:
             import shutil  # rarely needed, and the server is to start fast
 
@@ -161,7 +161,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self.control.sendall(json.dumps(event).encode() + b"\n")
 
-    def _tell_exit(self, strays: int, left: int) -> None:
+    def _tell_exit(self, left_over: int, left: int) -> None:
         self.tell(
             {
                 "event": "exited",
@@ -169,7 +169,7 @@ class Supervisor:
                 "sent": self.sent,
                 "wall": (self.ended or time.monotonic()) - self.started,
                 "peak": self.peak,
-                "strays": strays,
+                "left_over": left_over,
                 "left": left,
                 "state": "" if self.elsewhere is None else self.elsewhere.state,
             }
@@ -268,13 +268,13 @@ class Supervisor:
             stopped |= new
             if time.monotonic() > deadline:
                 break
-        strays = len(stopped - {self.main})
+        left_over = len(stopped - {self.main})
         pause = 0.0005
         while self._reap() and time.monotonic() < deadline:
             _signal_all(_descendants(), signal.SIGKILL)
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
-        return strays, len(_descendants())
+        return left_over, len(_descendants())
 
 
 def _become(request: dict[str, Any], stdout: int, stderr: int, report: int, parent: int) -> NoReturn:

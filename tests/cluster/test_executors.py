@@ -85,6 +85,7 @@ class TestLocalExecutor(ExecutorContract):
         executor.submit(request())
         assert isinstance(collect(executor, 1)[0], TrialCompleted)
 
+    @pytest.mark.slow
     def test_an_answer_that_a_lost_worker_took_along_is_not_taken_from_a_second_run(
         self, executor: LocalExecutor, tmp_path: Path
     ) -> None:

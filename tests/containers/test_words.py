@@ -111,7 +111,7 @@ def test_the_command_line_of_a_trial() -> None:
 
 
 def report(status: int, **more: object) -> dict[str, object]:
-    return {"status": status, "problem": "", "wall": 0.5, "oom_kills": 0, "strays": 0, **more}
+    return {"status": status, "problem": "", "wall": 0.5, "oom_kills": 0, "left_over": 0, **more}
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def test_the_plan_says_what_can_be_built_and_why_not(matrix: Path):
     assert len(whole.splitlines()) > len(text.splitlines())
 
 
+@pytest.mark.slow
 def test_the_plan_as_json_has_rules_and_warnings(matrix: Path):
     rows = {
         (row["combination"]["demo"], row["combination"]["other"]): row

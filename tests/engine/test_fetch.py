@@ -238,6 +238,7 @@ def test_a_study_that_began_with_a_network_keeps_its_day(
         studies.run(matrix, provider=OfflineEnvironments(bundle, "planted", tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_what_is_damaged_is_named(studies: Studies, matrix: Path, tmp_path: Path, index: IndexServer) -> None:
     bundle = tmp_path / "bundle"
     fetched(studies, matrix, bundle)

@@ -21,7 +21,7 @@ from bisect_env.environments.provider import Locker
 from .conda_channel import Channel
 from .test_conda import request, run
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 BUILD = """
 import sys, time

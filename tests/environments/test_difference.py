@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.environments.difference import counted, difference, project_homes
+from bisect_env.environments.difference import counted, difference, project_urls
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 
 
 def wheel(name: str, version: str, sha: str = "", host: str = "files.example") -> LockedPackage:
     url = f"https://{host}/{name}-{version}-py3-none-any.whl"
-    return LockedPackage(name, version, "pip", url, sha or f"{name}{version}".encode().hex())
+    return LockedPackage(
+        name, version, "pip", url, sha or hashlib.sha256(f"{name}{version}".encode()).hexdigest()
+    )
 
 
 def conda(name: str, version: str, build: str, channel: str = "conda-forge") -> LockedPackage:
     url = f"https://channels.example/{channel}/linux-64/{name}-{version}-{build}.conda"
     return LockedPackage(
-        name, version, "conda", url, f"{name}{version}{build}{channel}".encode().hex(), build, "0" * 32
+        name,
+        version,
+        "conda",
+        url,
+        hashlib.sha256(f"{name}{version}{build}{channel}".encode()).hexdigest(),
+        build,
+        "0" * 32,
     )
 
 
@@ -34,17 +43,17 @@ def test_each_kind_of_change() -> None:
         wheel("torch", "2.2"),
         wheel("gone", "1"),
         wheel("same", "1"),
-        wheel("rebuilt", "1", "aa"),
+        wheel("rebuilt", "1", "aa" * 32),
         wheel("numpy", "1.26"),
-        wheel("mirrored", "3", "cc"),
+        wheel("mirrored", "3", "cc" * 32),
     )
     after = lock(
         wheel("torch", "2.3"),
         wheel("new", "7"),
         wheel("same", "1"),
-        wheel("rebuilt", "1", "bb"),
+        wheel("rebuilt", "1", "bb" * 32),
         wheel("numpy", "2.0"),
-        wheel("mirrored", "3", "cc", "mirror.example"),
+        wheel("mirrored", "3", "cc" * 32, "mirror.example"),
     )
     found = [(c.name, c.kind, c.of_axis) for c in difference(before, after, ["torch", "cuml"])]
     assert found == [
@@ -115,7 +124,7 @@ def test_projects_say_where_they_live(tmp_path: Path) -> None:
     meta.mkdir()
     (meta / "zlib.json").write_text(json.dumps({"name": "zlib", "extracted_package_dir": str(archive)}))
     (meta / "broken.json").write_text("{")
-    assert project_homes([tmp_path / "absent", tmp_path / "env"]) == {
+    assert project_urls([tmp_path / "absent", tmp_path / "env"]) == {
         "one": "https://x.example",
         "two": "https://two.example",
         "zlib": "https://zlib.example",

@@ -244,6 +244,7 @@ def test_parts_go_with_what_they_were_made_for(lock, cache):
     assert list((cache / "parts").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_killed_while_it_is_put_together(index, python, cache, tmp_path):
     """Also while parts are written: every fourth time they have to be made again."""
     seed = random.SystemRandom().randrange(2**32)

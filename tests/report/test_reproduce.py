@@ -53,6 +53,7 @@ def test_the_date_of_the_matrix_is_the_one_that_counts(tmp_path: Path) -> None:
         assert "exclude_newer: 2026-11-01T00:00:00Z" in load_report(store, plain.id).reproduce[-1].title
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(240)
 def test_the_commands_of_a_report_show_the_failure(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def failed(stderr: str = "", code: int = 1, **changes: object) -> ExitRecord:
         (ExitRecord(returncode=None, stage="lookup"), Outcome.NOT_RUNNABLE, "command not found"),
         (ExitRecord(returncode=None, stage="exec", errno=errno.ENOMEM), Outcome.HARNESS_ERROR, "memory"),
         (ExitRecord(returncode=None, stage="chdir", errno=errno.ENOENT), Outcome.HARNESS_ERROR, "No such"),
-        (failed(code=0, strays=2), Outcome.PASS, "left 2 processes running"),
+        (failed(code=0, left_over=2), Outcome.PASS, "left 2 processes running"),
     ],
 )  # fmt: skip
 def test_rules(record: ExitRecord, outcome: Outcome, detail: str) -> None:
@@ -283,7 +283,7 @@ RECORDS = st.builds(
     xids=st.lists(st.sampled_from([13, 31, 79, 5]), max_size=2).map(tuple),
     marks=st.builds(Marks, phase=st.sampled_from(Phase), finished=st.booleans()),
     oom_kills=st.integers(0, 2),
-    strays=st.integers(0, 3),
+    left_over=st.integers(0, 3),
     unended=st.integers(0, 2),
     stdout=OUTPUT,
     stderr=OUTPUT,

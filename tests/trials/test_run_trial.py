@@ -191,7 +191,7 @@ def test_a_daemonised_grandchild_that_keeps_stdout_open_makes_nobody_wait(run: R
     assert time.monotonic() - before < 20
 
 
-def test_strays_without_a_trace_of_the_trial_are_ended(run: Run, tmp_path: Path) -> None:
+def test_left_over_processes_without_a_trace_of_the_trial_are_ended(run: Run, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     code = """
         import os, subprocess, sys

@@ -230,6 +230,7 @@ def test_nothing_can_be_written(tmp_path: Path) -> None:
         assert len(store.trials(store.study().id)) == 2
 
 
+@pytest.mark.slow
 def test_what_is_recorded_meanwhile_is_seen_and_writers_do_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Where a command runs its trials and makes its environments, from the options that say so."""
+"""The options that say where a command runs its trials and makes its environments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class ExecutionOptions:
     """The options of a command that runs trials, as the user gave them; see `options.py`."""
 
     workers: int | None = None
