@@ -130,14 +130,22 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return path, fill(path)
 
 
+def empty_database(folder: Path) -> bytes:
+    """To be copied: making one takes longer than all that is done with it."""
+    path = folder / "empty.sqlite"
+    Store.open(str(path)).close()
+    return path.read_bytes()
+
+
 def damage_and_use(original: tuple[Path, str], folder: Path, chosen: list[tuple[str, str, object]]) -> int:
     """How many of the damages were named."""
     named = 0
     path, study_id = original
-    content = path.read_bytes()
+    content, empty = path.read_bytes(), empty_database(folder)
     for number, (table, column, value) in enumerate(chosen):
         damaged, copy = folder / f"{number}.sqlite", folder / f"{number}-copy.sqlite"
         damaged.write_bytes(content)
+        copy.write_bytes(empty)
         with contextlib.suppress(sqlite3.IntegrityError):
             changed(damaged, f'UPDATE "{table}" SET "{column}" = ?', value)
         try:
@@ -154,8 +162,8 @@ def damage_and_use(original: tuple[Path, str], folder: Path, chosen: list[tuple[
 def test_whatever_stands_in_a_column_ends_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
     seed = random.randrange(10**9)
     print(f"seed {seed}")
-    chosen = random.Random(seed).sample(list(damages()), 60)
-    assert damage_and_use(original, tmp_path, chosen) > 10
+    chosen = random.Random(seed).sample(list(damages()), 24)
+    assert damage_and_use(original, tmp_path, chosen) > 3
 
 
 @pytest.mark.slow
@@ -170,16 +178,18 @@ def test_documents_with_parts_that_are_wrong_end_in_words(original: tuple[Path, 
     world = random.Random(seed)
     parts = [None, 0, "x", [], {}, [None], {"a": None}, True, -1.5]
     path, study_id = original
-    content = path.read_bytes()
-    for number in range(40):
+    content, empty = path.read_bytes(), empty_database(tmp_path)
+    for number in range(16):
         verdict = json.loads(json.dumps(VERDICT))
         for key in world.sample(sorted(verdict), 2):
             verdict[key] = world.choice(parts)
         damaged = tmp_path / f"{number}.sqlite"
         damaged.write_bytes(content)
+        copy = tmp_path / f"{number}-copy.sqlite"
+        copy.write_bytes(empty)
         changed(damaged, "UPDATE studies SET verdict = ?", json.dumps(verdict))
         try:
-            use(damaged, study_id, tmp_path / f"{number}-copy.sqlite")
+            use(damaged, study_id, copy)
         except StorageError as error:
             if "is damaged: study" not in error.what:
                 raise
