@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import random
 import sqlite3
 import zlib
@@ -14,16 +15,18 @@ from typing import Any
 
 import pytest
 
+from bisect_env.engine.stored import matrix_of
 from bisect_env.environments.lock import LockedPackage, LockFileError
 from bisect_env.environments.lockfiles import make_lock, parse_lock
-from bisect_env.errors import BisectEnvError, ExitCode, StorageError
+from bisect_env.errors import BisectEnvError, ExitCode, StorageError, UsageError
+from bisect_env.matrix.load import load_matrix
 from bisect_env.report import formats
 from bisect_env.report.document import load_report
 from bisect_env.storage import maintenance, transfer
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
 from bisect_env.trials.records import Evidence
-from tests.storage.samples import lock, opened_study, record, whole_record
+from tests.storage.samples import definition, lock, opened_study, record, whole_record
 
 RATE = {"hits": 1, "trials": 1, "rate": 1.0, "low": 0.05, "high": 1.0}
 VERDICT: dict[str, Any] = {
@@ -355,3 +358,22 @@ def test_a_log_is_a_file_of_its_own_and_no_link(original: tuple[Path, str], tmp_
     (beside / f"{digest[2:]}.z").symlink_to(secret)
     with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match="no regular file"):
         store.trial(trial_id)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_matrix_of_somebody_else_is_not_run_because_a_database_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = tmp_path / "matrix.yaml"
+    matrix.write_text(
+        "version: 1\nname: theirs\naxes: {a: {values: [0, 1]}}\ntrial: {command: touch pwned}\n", "utf-8"
+    )
+    os.chown(matrix, 65534, 65534)
+    loaded = load_matrix(matrix)
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        study = store.open_study(definition(digest=loaded.digest, matrix_path=str(matrix)))
+    with pytest.raises(UsageError, match=r"a file of another user[^$]*--matrix"):
+        matrix_of(study)
+    assert matrix_of(study, matrix).digest == loaded.digest
+    monkeypatch.chdir(tmp_path)
+    assert matrix_of(study).digest == loaded.digest
