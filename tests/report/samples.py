@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -227,6 +228,8 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
             else ("solvable", f"two CUDAs {text}")
         )
 
+    # No lock holds more than this of a hostile text.
+    plain = re.sub(r"[^A-Za-z0-9]", "", text)[:20]
     study.packages = {
         cell["torch"]: (
             LockedPackage(
@@ -238,7 +241,7 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
             ),
             LockedPackage(
                 "numpy",
-                "1.26" if cell is last_good else f"2.0{text}",
+                "1.26" if cell is last_good else f"2.0{plain}",
                 "pip",
                 "https://x.example/n.whl",
                 "cd" * 32,
@@ -266,7 +269,7 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
     study.trials(last_good, Outcome.PASS, 9, Evidence.GOOD, lock(last_good), **changes)
     study.trials(last_good, Outcome.EXIT_FAIL, 4, Evidence.OTHER, lock(last_good), stderr=text, **changes)
     study.trials(last_good, Outcome.WORKER_LOST, 3, Evidence.VOID, lock(last_good), detail=text, **changes)
-    store.record_decision(study.study.id, "built", {"lock": lock(last_good), "seconds": 2.5})
+    store.record_decision(study.study.id, "built", {"lock": study.locks[lock(last_good)], "seconds": 2.5})
     store.record_decision(study.study.id, "build-failed", {"lock": lock(unsolvable), "reason": f"gcc {text}"})
     changes_between = [
         {"name": name, "old": "1", "new": f"2{text}", "of_axis": name == "torch"}
