@@ -48,7 +48,7 @@ def test_a_range_and_a_script_are_enough(user: Asking) -> None:
     again = user.run("run", "app>=1", "repro.py", "--always")
     assert again.returncode == 0
     assert "going on after" in again.stderr
-    assert again.stdout.startswith("app 4 is the first bad version (last good 3)")
+    assert again.stdout.startswith("app is broken from 4 on (last good 3)")
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_a_script_says_what_it_needs_itself(user: Asking) -> None:
     )
     done = user.run("run", "app>=3,<6", "repro.py", "--always", "--quiet")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("app 4 is the first bad version")
+    assert done.stdout.startswith("app is broken from 4 on (last good 3)")
 
 
 @pytest.mark.parametrize(
