@@ -262,6 +262,8 @@ class Bisection:
         if found.how != "rule":
             sides = (self._stands_for(b.good) for b in found.answers[0].boundaries)
             return {cell: 1.0 for cell in sides if cell is not None and self.labels.get(cell) is False}
+        if not self.labels:
+            return {}
         cells = list(self.labels)
         flat = np.ravel_multi_index(tuple(np.array(cells).T), self._grid.shape)
         says = self._space.judged(np.arange(self._space.size), np.asarray(flat, dtype=np.intp))
