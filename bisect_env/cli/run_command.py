@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import shlex
 import threading
 from collections.abc import Callable
@@ -135,6 +136,9 @@ def run(
     lock_all: Annotated[
         bool, typer.Option("--lock-all", help="Lock every combination before the first trial.")
     ] = False,
+    timings: Annotated[
+        bool, typer.Option("--timings", help="Show at the end when the command reached what.")
+    ] = False,
     verbose: VerboseOption = False,
     log_file: LogFileOption = None,
 ) -> None:
@@ -183,6 +187,7 @@ def run(
     stopped = stop_on_signals()
     view = views.choose(as_json=json_output, quiet=quiet, plain=verbose)
     told = False
+    taken = views.Timings()
     missing: MissingModules | None = None
 
     def notify(event: events.Event) -> None:
@@ -192,6 +197,7 @@ def run(
         told = told or isinstance(event, events.Failed)
         log_event(event)
         view(event)
+        taken.heard(event)
         if missing is not None:
             missing.heard(event)
 
@@ -229,6 +235,10 @@ def run(
             log_event(events.Failed.of(error))
             view(events.Failed.of(error))
         raise
+    if timings and json_output:
+        typer.echo(json.dumps({"event": "timings", "seconds": taken.seconds}))
+    elif timings:
+        typer.echo("\n".join(taken.lines()), err=True)
     if not json_output:
         print_report(conclusion.report, completed=lambda text: with_options(text, sys.argv[1:]))
     raise typer.Exit(int(conclusion.exit_code))

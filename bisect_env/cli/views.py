@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self, TextIO
 
+import psutil
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -61,6 +62,54 @@ class View(AbstractContextManager["View"]):
         traceback: TracebackType | None,
     ) -> None:
         """Nothing to clean up."""
+
+
+class Timings:
+    """When a command reached what, in seconds since its process was started, and what took how long.
+
+    Args:
+        clock: Seconds since 1970.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._began = psutil.Process().create_time()
+        self._reached: dict[str, float] = {}
+        self._sums: defaultdict[str, float] = defaultdict(float)
+
+    def heard(self, event: events.Event) -> None:
+        """Note when something happened for the first time, and add up what took time."""
+        match event:
+            case events.StudyOpened():
+                self._reach("study opened")
+            case events.LockProgress():
+                self._reach("first lock")
+            case events.Built(_, _, seconds):
+                self._sums["building, all together"] += seconds
+            case events.TrialStarted():
+                self._reach("first trial begun")
+            case events.TrialFinished(record, _, _):
+                self._reach("first trial recorded")
+                self._sums["trials, all together"] += record.duration
+            case events.Answered():
+                self._reach("answer")
+            case events.Concluded():
+                self._reach("answer")
+                self._reach("report")
+            case _:
+                pass
+
+    def _reach(self, what: str) -> None:
+        self._reached.setdefault(what, self._clock() - self._began)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Everything noted by now, in the order in which it happened, and the sums after it."""
+        return {what: round(value, 3) for what, value in (*self._reached.items(), *self._sums.items())}
+
+    def lines(self) -> list[str]:
+        """The same for people."""
+        return [f"{what:24} {seconds:8.2f} s" for what, seconds in self.seconds.items()]
 
 
 class QuietView(View):
