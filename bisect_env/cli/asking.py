@@ -242,9 +242,13 @@ def asked_command(flags: Flags, words: Sequence[str]) -> tuple[Question, dict[st
     Raises:
         UsageError: A script does not exist, or a flag is wrong.
     """
+    from bisect_env.errors import UsageError
     from bisect_env.matrix.ask import InlineMetadata, Question, full_command, inline_metadata, travelling
 
-    folder = Path.cwd()
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory is gone", remedy="change to one that exists") from None
     command, files = travelling(full_command(words, folder), flags.files, folder)
     scripts = [place for name, place in files.items() if name in command and name.endswith(".py")]
     inline = inline_metadata(scripts[0].read_text("utf-8", "replace"), scripts[0].name) if scripts else None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import shlex
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from bisect_env.engine import events
     from bisect_env.engine.missing import MissingModules
     from bisect_env.engine.study import Conclusion
+    from bisect_env.environments.provider import EnvironmentProvider
     from bisect_env.matrix.load import Matrix
     from bisect_env.storage.store import Store
 
@@ -269,7 +273,9 @@ def answer(
     from bisect_env.errors import StudyInterruptedError
     from bisect_env.storage.store import Store
 
+    import_ahead()
     place, provider = where.open(loaded)
+    look_ahead(loaded, provider)
 
     def enough() -> bool:
         return stopped.is_set() or (missing is not None and missing.module is not None)
@@ -296,6 +302,35 @@ def answer(
             if missing is not None and missing.module is not None and not stopped.is_set():
                 raise forgotten(missing.module) from None
             raise
+
+
+def import_ahead() -> None:
+    """Import what a study needs later in a thread, while this one waits for the index and for solvers."""
+
+    def load() -> None:
+        for module in ("storage.store", "engine.study", "report.document", "report.text"):
+            importlib.import_module(f"bisect_env.{module}")
+
+    threading.Thread(target=load, name="import", daemon=True).start()
+
+
+def look_ahead(loaded: Matrix, provider: EnvironmentProvider) -> None:
+    """Ask the index for the releases of the axes' packages meanwhile; whoever needs them waits for that."""
+    from bisect_env.matrix.schema import PackageAxis
+    from bisect_env.matrix.versions import Manager
+
+    axes = [
+        axis for axis in loaded.file.axes.values() if isinstance(axis, PackageAxis) and not axis.is_python
+    ]
+    names = [axis.canonical_package for axis in axes if axis.manager is Manager.PYPI]
+
+    def ask(name: str) -> None:
+        # What is wrong is said where the answer is needed.
+        with contextlib.suppress(Exception):
+            provider.catalogue.versions(name, manager=Manager.PYPI, index=loaded.file.index)
+
+    for name in names:
+        threading.Thread(target=ask, args=(name,), name="index", daemon=True).start()
 
 
 def forgotten(module: str) -> Exception:

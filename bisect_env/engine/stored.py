@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +39,10 @@ def matrix_of(study: Study, path: Path | None = None) -> Matrix:
 
     Raises:
         MatrixError: It cannot be read.
-        UsageError: It, or one of its files, is another by now.
+        UsageError: It, or one of its files, is another by now; or the database names somebody else's file.
     """
+    if path is None:
+        _refuse_strangers(Path(study.definition.matrix_path))
     loaded = load_matrix(path or study.definition.matrix_path)
     if loaded.digest != study.definition.digest:
         raise UsageError(
@@ -46,6 +50,24 @@ def matrix_of(study: Study, path: Path | None = None) -> Matrix:
             remedy="name the matrix as it was then with `--matrix`, or run the matrix as it is now first",
         )
     return loaded
+
+
+def _refuse_strangers(path: Path) -> None:
+    """A matrix says what is run, and its path comes from a database in which others may write.
+
+    Raises:
+        UsageError: The file is neither this user's nor the system's, nor below the current directory.
+    """
+    try:
+        owner = path.stat().st_uid
+    except OSError:
+        return  # reading it says what is wrong
+    if owner in (os.geteuid(), 0) or path.resolve().is_relative_to(Path.cwd()):
+        return
+    raise UsageError(
+        f"the database names {path} as the matrix of this study, a file of another user of this machine",
+        remedy=f"look at what it runs, then name it: `--matrix {shlex.quote(str(path))}`",
+    )
 
 
 def stored_grid(study: Study) -> Grid:

@@ -168,10 +168,19 @@ class Bundle:
         """Whether an archive is there in full length, whole or in pieces."""
         return sum(p.stat().st_size for p in self._pieces(sha256, name)) == size
 
-    def missing(self, answers: Answers) -> list[str]:
-        """What has not been copied yet, or was cut short: names of files, sorted."""
+    def missing(self, answers: Answers, *, pythons: bool = True) -> list[str]:
+        """What has not been copied yet, or was cut short: names of files, sorted.
+
+        Args:
+            answers: Of the study.
+            pythons: Whether interpreters count, which a host may have itself.
+        """
         absent = [n for s, (n, size) in answers.archives.items() if not self.has(s, n, size)]
-        absent += [name for name, (size, _) in answers.files.items() if _size(self.root / name) != size]
+        absent += [
+            name
+            for name, (size, _) in answers.files.items()
+            if _size(self.root / name) != size and (pythons or not name.startswith("pythons/"))
+        ]
         hashes = {answer for answer in answers.locks.values() if isinstance(answer, str)}
         absent += [p.name for p in map(self._lock_path, hashes) if not p.exists()]
         return sorted(absent)

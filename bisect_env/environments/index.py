@@ -13,21 +13,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
 
 import requests
 from packaging import tags
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pypi_simple import (
-    ACCEPT_JSON_PREFERRED,
-    DistributionPackage,
-    IndexPage,
-    ProjectPage,
-    RepositoryPage,
-    UnsupportedContentTypeError,
-    UnsupportedRepoVersionError,
-)
 
 from bisect_env.environments.interpreters import (
     Interpreter,
@@ -218,7 +210,7 @@ def _listed(base: str) -> frozenset[str] | None:
         folder = Path(unquote(urlsplit(base).path))
         return frozenset(path.name for path in folder.iterdir() if path.is_dir())
     with requests.get(
-        f"{base}/", headers={"Accept": ACCEPT_JSON_PREFERRED}, timeout=_NAMES_TIMEOUT, stream=True
+        f"{base}/", headers={"Accept": _JSON_PREFERRED}, timeout=_NAMES_TIMEOUT, stream=True
     ) as answer:
         if not answer.ok:
             return None
@@ -228,6 +220,8 @@ def _listed(base: str) -> frozenset[str] | None:
             if len(content) > _SMALL:
                 return None
         is_json = "json" in answer.headers.get("content-type", "")
+    from pypi_simple import IndexPage
+
     page = IndexPage.from_json_data(json.loads(content)) if is_json else IndexPage.from_html(content)
     return frozenset(str(canonicalize_name(name)) for name in page.projects)
 
@@ -242,6 +236,10 @@ def _exists(base: str, name: str) -> bool:
 # What a package index lists: releases with their dates, and files with their hashes.
 
 _TIMEOUT = (10.0, 30.0)  # seconds to connect, and between two pieces of an answer
+_JSON_PREFERRED = (
+    "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
+)
+_SDISTS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz", ".tar.Z", ".tar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,8 +350,7 @@ class PypiCatalogue:
             return _web_page(base, package, self._timeout)
         except FileNotFoundError:
             raise _not_found(package, shown) from None
-        except (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, KeyError) as error:
-            # requests.JSONDecodeError and pydantic's errors are ValueErrors.
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = str(error).partition("\n")[0]
             raise IndexUnavailableError(
                 f"{shown} does not answer like a package index: {reason}",
@@ -403,7 +400,7 @@ def _pythons(wheels: Iterable[str]) -> frozenset[str] | None:
 
 def _web_page(base: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
     url = f"{base.rstrip('/')}/{canonicalize_name(package)}/"
-    answer = requests.get(url, headers={"Accept": ACCEPT_JSON_PREFERRED}, timeout=timeout)
+    answer = requests.get(url, headers={"Accept": _JSON_PREFERRED}, timeout=timeout)
     if answer.status_code == requests.codes.not_found:
         raise FileNotFoundError(url)
     answer.raise_for_status()
@@ -411,8 +408,61 @@ def _web_page(base: str, package: str, timeout: tuple[float, float]) -> tuple[In
     if kind.strip().endswith("html"):
         # Without a stated character set requests would assume Latin 1, where pages say their own.
         return _html_files(package, answer.content, answer.url, answer.encoding if parameters else None)
-    page = ProjectPage.from_response(answer, package)
-    return tuple(_index_file(p, p.upload_time) for p in page.packages if _is_release(p))
+    if not kind.strip().endswith("+json"):
+        raise ValueError(f"it answers with {kind.strip() or 'no content type'}")
+    return _json_files(package, answer.json(), answer.url)
+
+
+def _json_files(package: str, page: Mapping[str, Any], url: str) -> tuple[IndexFile, ...]:
+    """The files of a project page of PEP 691, which is read by hand: it comes with every everyday question.
+
+    Raises:
+        ValueError: It is of a later major version, or no such page.
+    """
+    major = str(page["meta"]["api-version"]).partition(".")[0]
+    if major != "1":
+        raise ValueError(f"it speaks version {page['meta']['api-version']} of the simple API")
+    files = []
+    for entry in page["files"]:
+        filename = str(entry["filename"])
+        parsed = _release_of(filename, package)
+        if parsed is None:
+            continue
+        version, is_wheel = parsed
+        uploaded = entry.get("upload-time")
+        files.append(
+            IndexFile(
+                filename=filename,
+                version=version,
+                url=urljoin(url, str(entry["url"])),
+                sha256=str(entry["hashes"].get("sha256", "")).lower(),
+                uploaded=_utc(datetime.fromisoformat(uploaded)) if uploaded else None,
+                is_wheel=is_wheel,
+                yanked=entry.get("yanked", False) is not False,
+                requires_python=entry.get("requires-python"),
+            )
+        )
+    return tuple(files)
+
+
+def _release_of(filename: str, package: str) -> tuple[str, bool] | None:
+    """Version of a wheel or source distribution, and whether it is a wheel; None for other files."""
+    if filename.endswith(".whl"):
+        parts = filename[: -len(".whl")].split("-")
+        return (parts[1], True) if len(parts) in (5, 6) else None
+    stem = next((filename.removesuffix(end) for end in _SDISTS if filename.endswith(end)), None)
+    if stem is None:
+        return None
+    # Names of old source distributions are not normal: `zope.interface-5.0`, `a-b-1.0`.
+    wanted = canonicalize_name(package)
+    for place in (m.start() for m in re.finditer("-", stem)):
+        if canonicalize_name(stem[:place]) == wanted:
+            return stem[place + 1 :], False
+    return None
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def _local_page(base: str, package: str) -> tuple[IndexFile, ...]:
@@ -425,33 +475,28 @@ def _local_page(base: str, package: str) -> tuple[IndexFile, ...]:
 
 
 def _html_files(package: str, page: bytes, url: str, charset: str | None) -> tuple[IndexFile, ...]:
+    # Here, because few indexes have nothing but such pages, and reading them takes an HTML parser.
+    from pypi_simple import DistributionPackage, RepositoryPage
+
     files = []
     for link in RepositoryPage.from_html(page, url, charset).links:
         found = DistributionPackage.from_link(link, package)
-        if _is_release(found):
+        if found.package_type in ("wheel", "sdist") and found.version is not None:
             # No standard names this attribute, but uv reads it, and solves by it.
             uploaded = link.get_str_attrib("data-upload-time")
-            files.append(_index_file(found, datetime.fromisoformat(uploaded) if uploaded else None))
+            files.append(
+                IndexFile(
+                    filename=found.filename,
+                    version=found.version,
+                    url=found.url,
+                    sha256=found.digests.get("sha256", "").lower(),
+                    uploaded=_utc(datetime.fromisoformat(uploaded)) if uploaded else None,
+                    is_wheel=found.package_type == "wheel",
+                    yanked=found.is_yanked,
+                    requires_python=found.requires_python,
+                )
+            )
     return tuple(files)
-
-
-def _is_release(package: DistributionPackage) -> bool:
-    return package.package_type in ("wheel", "sdist") and package.version is not None
-
-
-def _index_file(package: DistributionPackage, uploaded: datetime | None) -> IndexFile:
-    if uploaded is not None:
-        uploaded = uploaded.replace(tzinfo=UTC) if uploaded.tzinfo is None else uploaded.astimezone(UTC)
-    return IndexFile(
-        filename=package.filename,
-        version=package.version or "",
-        url=package.url,
-        sha256=package.digests.get("sha256", "").lower(),
-        uploaded=uploaded,
-        is_wheel=package.package_type == "wheel",
-        yanked=package.is_yanked,
-        requires_python=package.requires_python,
-    )
 
 
 def _not_found(package: str, index: str) -> PackageNotFoundError:

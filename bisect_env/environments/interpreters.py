@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import requests
 
+from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.uv_tool import Uv, plain_words, run_tool
 from bisect_env.errors import InterpreterNotFoundError
 from bisect_env.matrix.secrets import without_credentials
@@ -215,13 +219,61 @@ class Interpreters:
     def _installed(self) -> tuple[Interpreter, ...]:
         if self._found is None:
             paths = list(dict.fromkeys(path.absolute() for path in self._candidates()))
-            with ThreadPoolExecutor(4) as pool:
-                answers = [found for found in pool.map(probe, paths) if found is not None]
+            answers = [found for found in _probed(paths) if found is not None]
             unique: dict[Path, Interpreter] = {}
             for found in answers:
                 unique.setdefault(found.path, found)
             self._found = tuple(unique.values())
         return self._found
+
+
+def _probed(paths: Sequence[Path]) -> list[Interpreter | None]:
+    """What `probe` says of each, asked once as long as the file stays the same.
+
+    Starting a dozen interpreters takes longer than a trial. What they said is kept in the cache of this host,
+    by path, file and time; whatever is wrong with that, they are asked again.
+    """
+    memory = default_cache_dir() / "interpreters.json"
+    known: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = dict(json.loads(memory.read_text("utf-8")))
+    keys = [_fingerprint(path) for path in paths]
+    found: dict[int, Interpreter | None] = {}
+    for n, key in enumerate(keys):
+        if key in known:
+            with contextlib.suppress(TypeError, KeyError, ValueError):
+                found[n] = _from_memory(known[key])
+    asked = [n for n in range(len(paths)) if n not in found]
+    if asked:
+        with ThreadPoolExecutor(4) as pool:
+            found |= zip(asked, pool.map(probe, [paths[n] for n in asked]), strict=True)
+        kept = {key: _to_memory(found[n]) for n, key in enumerate(keys) if key}
+        with contextlib.suppress(OSError):
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            beside = memory.with_name(f".{memory.name}.{secrets.token_hex(4)}")
+            beside.write_text(json.dumps(kept), "utf-8")
+            beside.replace(memory)
+    return [found[n] for n in range(len(paths))]
+
+
+def _fingerprint(path: Path) -> str:
+    """What changes when another interpreter stands at a path; "" where there is none."""
+    try:
+        real = path.resolve(strict=True)
+        facts = real.stat()
+    except OSError:
+        return ""
+    return f"{path}|{real}|{facts.st_ino}|{facts.st_size}|{facts.st_mtime_ns}"
+
+
+def _to_memory(found: Interpreter | None) -> dict[str, Any] | None:
+    return None if found is None else {**asdict(found), "path": str(found.path), "stdlib": str(found.stdlib)}
+
+
+def _from_memory(facts: dict[str, Any] | None) -> Interpreter | None:
+    if facts is None:
+        return None
+    return Interpreter(**{**facts, "path": Path(facts["path"]), "stdlib": Path(facts["stdlib"])})
 
 
 def _best(found: Iterable[Interpreter], version: str) -> Interpreter | None:

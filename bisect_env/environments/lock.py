@@ -108,8 +108,8 @@ _FORMS = {
     "build": re.compile(r"[A-Za-z0-9._+-]{0,199}"),
     "sha256": re.compile(r"[0-9a-f]{64}"),
     "md5": re.compile(r"([0-9a-f]{32})?"),
-    # The characters of RFC 3986 without those that mean something to a shell or in quotes.
-    "url": re.compile(r"(https?://[A-Za-z0-9\[]|file:///)[A-Za-z0-9._~:/?#\[\]@!&,=%+-]{0,4000}"),
+    # The characters of RFC 3986, and letters, without those that mean something to a shell or in quotes.
+    "url": re.compile(r"(https?://[\w\[]|file:///)[\w.~:/?#\[\]@!&,=%+-]{0,4000}"),
 }
 _IMAGE_FORMS = {
     **_FORMS,

@@ -118,7 +118,8 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
     try:
         data = yaml.load(text, Loader=_Loader)
         if not isinstance(version := data["version"], int) or version != 1:
-            raise LockFileError(f"{name} has another version than 1", remedy=remedy)
+            found = ascii(version)[:20] if isinstance(version, int | float | str) else "of another kind"
+            raise LockFileError(f"{name} has the version {found}, not 1", remedy=remedy)
         metadata = data["metadata"]
         (platform,) = metadata["platforms"]
         custom = metadata["custom_metadata"]

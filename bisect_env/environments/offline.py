@@ -107,7 +107,7 @@ class OfflineEnvironments:
         self._bundle = Bundle(root)
         self._cache_dir = (cache_dir or default_cache_dir()).absolute()
         self._answers: Answers = self._bundle.read(matrix)
-        if missing := self._bundle.missing(self._answers):
+        if missing := self._bundle.missing(self._answers, pythons=False):
             count = len(self._answers.archives)
             raise InfrastructureError(
                 f"{root} is not complete: {len(missing)} files are missing or cut short, of {count} archives "

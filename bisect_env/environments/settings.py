@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import configparser
+import functools
+import importlib.util
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -79,6 +82,22 @@ def configured_index(environ: Mapping[str, str] | None = None) -> str:
     for path in _pip_config_files(environ):
         if url := _index_of_pip_conf(path):
             return url
+    return _default_index()
+
+
+@functools.cache
+def _default_index() -> str:
+    """The index of everybody who configured none, as pypi-simple names it.
+
+    It is read from its sources, for importing that package brings an HTML parser, which takes longer than the
+    first trial.
+    """
+    found = importlib.util.find_spec("pypi_simple")
+    text = Path(found.origin).read_text("utf-8") if found is not None and found.origin else ""
+    if stated := re.search(
+        r"^PYPI_SIMPLE_ENDPOINT(?:: str)? = [\"'](https://[^\"']+)[\"']", text, re.MULTILINE
+    ):
+        return stated[1]
     from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
     return PYPI_SIMPLE_ENDPOINT

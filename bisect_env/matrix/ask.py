@@ -282,6 +282,8 @@ def search_lines(rate: float | None, confidence: float | None) -> list[str]:
         found.append(f"  confidence: {confidence:g}")
     if rate is not None:
         found += [f"  crash_rate: {rate:g}", f"  min_crash_rate: {max(rate / _RARELY, 0.001):.3g}"]
+        # What fails half as often as was said is another failure: so much is excluded at the last good one.
+        found.append(f"  clean_rate: {max(rate / 2, 0.001):.3g}")
     return ["search:", *found] if found else []
 
 

@@ -271,7 +271,7 @@ def _index_url(value: str) -> str:
         url, host = urlsplit(""), None
     is_address = url.scheme == "file" or (url.scheme in {"http", "https"} and host)
     # `urlsplit` takes line breaks out in silence, and a shell knows what `;` means: they have no place here.
-    if not is_address or not re.fullmatch(r"[A-Za-z0-9._~:/?#\[\]@!&,=%+-]+", value):
+    if not is_address or not re.fullmatch(r"[\w.~:/?#\[\]@!&,=%+-]+", value):
         raise ValueError(f"{value!r} is not the address of an index; write one that begins with https://")
     if url.username or url.password:
         raise ValueError(

@@ -30,9 +30,9 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import entr
 
 from bisect_env.search.families import FloatArray
+from bisect_env.search.numeric import entropy
 from bisect_env.search.posterior import Belief, Counts
 from bisect_env.search.space import HypothesisSpace
 
@@ -49,7 +49,7 @@ _LN2 = float(np.log(2.0))
 def binary_entropy(p: FloatArray) -> FloatArray:
     """Entropy in bits of a yes/no with probability p, elementwise."""
     clipped = np.minimum(np.maximum(p, 0.0), 1.0)
-    return np.asarray((entr(clipped) + entr(1.0 - clipped)) / _LN2, dtype=np.float64)
+    return np.asarray((entropy(clipped) + entropy(1.0 - clipped)) / _LN2, dtype=np.float64)
 
 
 def any_hit(rates: FloatArray, blocks: FloatArray = BLOCKS) -> FloatArray:

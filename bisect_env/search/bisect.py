@@ -42,7 +42,7 @@ _RULES = 384
 _FEWER_RULES = 128
 """The same where many places are chosen at once."""
 _CELLS = 96
-"""Cells that are compared, those nearest to an even chance."""
+"""Cells that are compared: half of them those nearest to an even chance, the others of every chance."""
 _MOST_CLASSES = 4096
 """Rules up to which those that agree are counted as one."""
 _EXCHANGED = 8
@@ -262,6 +262,8 @@ class Bisection:
         if found.how != "rule":
             sides = (self._stands_for(b.good) for b in found.answers[0].boundaries)
             return {cell: 1.0 for cell in sides if cell is not None and self.labels.get(cell) is False}
+        if not self.labels:
+            return {}
         cells = list(self.labels)
         flat = np.ravel_multi_index(tuple(np.array(cells).T), self._grid.shape)
         says = self._space.judged(np.arange(self._space.size), np.asarray(flat, dtype=np.intp))
@@ -338,13 +340,17 @@ class Bisection:
     def _open_cells(
         self, limit: int | None = None, allowed: NDArray[np.bool_] | None = None
     ) -> NDArray[np.intp]:
-        """Visible cells on which the rules that are left disagree, flat, nearest to an even chance first."""
+        """Visible cells on which the rules that are left disagree, flat; of more than `limit` some."""
         bad = np.where(self._visible if allowed is None else allowed, self._chance, 0.0).ravel()
         for cell in self.labels:
             bad[np.ravel_multi_index(cell, self._grid.shape)] = 0.0
         open_ = np.flatnonzero((bad > _NOTHING) & (bad < 1 - _NOTHING))
         if limit is not None and len(open_) > limit:
-            open_ = open_[np.argsort(np.abs(bad[open_] - 0.5), kind="stable")[:limit]]
+            # One cut is best near an even chance; many cuts need cells of every chance.
+            near = np.argsort(np.abs(bad[open_] - 0.5), kind="stable")[: limit // 2]
+            every = np.argsort(bad[open_], kind="stable")
+            every = every[np.linspace(0, len(open_) - 1, limit - limit // 2).round().astype(int)]
+            open_ = open_[np.unique(np.concatenate([near, every]))]
         return np.asarray(open_, dtype=np.intp)
 
     # -- changes along one axis --------------------------------------------------------------------------

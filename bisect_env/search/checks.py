@@ -100,7 +100,7 @@ def cleared(
     """
     enough = clean_passes(settings.clean_rate, settings.confidence)
     found = []
-    for cell in last_good(best, can_run):
+    for cell in last_good(best, can_run, tally):
         hits, trials = tally(cell)
         below = upper_bound(hits, max(trials - 1, hits), settings.confidence)
         done = below <= settings.clean_rate + 1e-12 or trials >= _PATIENCE * enough
@@ -110,8 +110,8 @@ def cleared(
     return tuple(found)
 
 
-def last_good(best: Answer, can_run: NDArray[np.bool_]) -> list[Index]:
-    """The good side of each boundary, of an island both sides; each once."""
+def last_good(best: Answer, can_run: NDArray[np.bool_], tally: Tally) -> list[Index]:
+    """The good side of each boundary, of an island both sides if both were tried; each once."""
     found: dict[Index, None] = {}
     for boundary in best.boundaries:
         found[boundary.good] = None
@@ -121,7 +121,8 @@ def last_good(best: Answer, can_run: NDArray[np.bool_]) -> list[Index]:
             while 0 <= place < can_run.shape[axis]:
                 cell = (*pivot[:axis], place, *pivot[axis + 1 :])
                 if can_run[cell] and not best.hypothesis.is_bad(cell):
-                    found[cell] = None
+                    if tally(cell)[1]:
+                        found[cell] = None
                     break
                 place += step
     return list(found)

@@ -25,11 +25,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.knowledge import position
+from bisect_env.search.numeric import logsumexp
 from bisect_env.search.posterior import Belief, Counts, update
 from bisect_env.search.question import Question
 from bisect_env.search.stopping import SearchSettings

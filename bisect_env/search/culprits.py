@@ -145,7 +145,7 @@ class CulpritSearch:
         if self.size < 1:
             raise ValueError("there is nothing to search among no changes")
         self._everything: Changes = frozenset(range(self.size))
-        self._grid = RateGrid.default(self.min_rate, self.stated_rate)
+        self._grid = RateGrid.default(self.min_rate, self.stated_rate, two_steps=False)
         self._feasible: dict[Changes, bool] = {}
         self._built: set[Changes] = set()
         self._hypotheses = _hypotheses(self.size, self.weights or [1.0] * self.size)

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, bdtrc, logsumexp
 
 from bisect_env.matrix.grid import Index
 from bisect_env.search.families import FloatArray
+from bisect_env.search.numeric import binomial_at_most, logsumexp
 from bisect_env.search.posterior import Counts
 from bisect_env.search.space import Hypothesis
 
@@ -83,9 +83,9 @@ def unexplained(hypothesis: Hypothesis, counts: Counts) -> tuple[Unexplained, ..
         weights = np.exp(weights - logsumexp(weights))
         hits, trials = int(counts.hits[cell]), int(counts.trials[cell])
         if bad:
-            chance = float(weights.sum(axis=1) @ (grid.kernel @ bdtr(hits, trials, grid.rates)))
+            chance = float(weights.sum(axis=1) @ (grid.kernel @ binomial_at_most(hits, trials, grid.rates)))
         else:
-            chance = float(weights.sum(axis=0) @ bdtrc(hits - 1, trials, grid.p0))
+            chance = float(weights.sum(axis=0) @ (1.0 - binomial_at_most(hits - 1, trials, grid.p0)))
         if chance < SURPRISE / len(cells):
             found.append(Unexplained(cell, bad, hits, trials, chance))
     return tuple(sorted(found, key=lambda u: (u.chance, u.index)))

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from bisect_env.matrix.grid import Direction
 from bisect_env.search.coarse import CoarseAxis
 from bisect_env.search.families import Family, family
+from bisect_env.search.numeric import logsumexp
 from bisect_env.search.posterior import Belief, Counts
 from bisect_env.search.space import HypothesisSpace
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scipy.special import betaincinv
+from bisect_env.search.numeric import beta_quantile
 
 
 def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -30,6 +30,6 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
     if not 0 <= hits <= trials or not 0.0 < confidence < 1.0:
         raise ValueError(f"no interval for {hits} of {trials} at confidence {confidence}")
     tail = (1.0 - confidence) / 2.0
-    low = 0.0 if hits == 0 else float(betaincinv(hits, trials - hits + 1, tail))
-    high = 1.0 if hits == trials else float(betaincinv(hits + 1, trials - hits, 1.0 - tail))
+    low = 0.0 if hits == 0 else beta_quantile(hits, trials - hits + 1, tail)
+    high = 1.0 if hits == trials else beta_quantile(hits + 1, trials - hits, 1.0 - tail)
     return low, high

@@ -62,7 +62,8 @@ class Knowledge:
         # Which hypotheses change along each axis as its direction says; None where all do.
         self._plain: NDArray[np.bool_] | None = None
         self._looked_at: tuple[Histories, list[Index], HypothesisSpace, NDArray[np.bool_]] | None = None
-        self.rates = RateGrid.default(min_rate, stated_rate)
+        # Several corners explain a rate of its own by another corner.
+        self.rates = RateGrid.default(min_rate, stated_rate, two_steps=stray is None)
         shares = None
         if stray is not None:
             self.rates, shares = with_strays(self.rates, stray)

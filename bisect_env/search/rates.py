@@ -15,14 +15,13 @@ cell from one that is "bad at the background rate", and a study with a backgroun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import rel_entr
 
 from bisect_env.search.families import FloatArray
+from bisect_env.search.numeric import relative_entropy, root
 
 # Stands for log 0: large enough to rule out, small enough that sums keep their digits.
 IMPOSSIBLE = -1e5
@@ -74,12 +73,15 @@ class RateGrid:
     joint: FloatArray
 
     @classmethod
-    def default(cls, min_rate: float = 0.02, stated: float | None = None) -> RateGrid:
+    def default(
+        cls, min_rate: float = 0.02, stated: float | None = None, *, two_steps: bool = True
+    ) -> RateGrid:
         """Rates from `min_rate` to 1, equally likely on a log scale, with extra weight on exactly 1.
 
         Args:
             min_rate: The smallest crash rate that is looked for, in (0, 1).
             stated: About how often it fails where it does, if the user says so.
+            two_steps: Whether some of those that are bad may fail rarely where all others always do.
         """
         points = np.geomspace(min_rate, 1.0, _POINTS)
         # No cell fails more rarely than what is looked for: such a cell could not be told from a good one.
@@ -106,14 +108,14 @@ class RateGrid:
         used = joint.sum(axis=1) > 0
         kernel = _kernel(m, spread, floor, rates)
         grid = cls(m[used], spread[used], rates, kernel[used], p0, joint[used] / joint.sum())
-        return grid._with_two_steps(p0_prior)
+        return grid._with_two_steps(p0_prior) if two_steps else grid
 
     def _with_two_steps(self, p0_prior: FloatArray) -> RateGrid:
         """The grid with one more column: nearly all bad cells always fail, each of the others at any rate."""
         width = np.gradient(np.log(self.rates))
         row = _OF_THEM * width / width.sum()
         row[-1] += 1.0 - _OF_THEM
-        prior = np.where(self.p0 <= self.rates.min(), p0_prior, 0.0)
+        prior = np.where(2.0 * self.p0 <= self.rates.min(), p0_prior, 0.0)
         joint = np.vstack([(1.0 - _TWO_STEPS) * self.joint, _TWO_STEPS * prior / prior.sum()])
         return RateGrid(
             np.append(self.m, 1.0),
@@ -209,11 +211,11 @@ def _floors(min_rate: float, p0: FloatArray) -> FloatArray:
     """
     enough = -np.log1p(-min_rate)
 
-    def lacks(rate: float, background: float) -> float:
-        told = rel_entr(background, rate) + rel_entr(1.0 - background, 1.0 - rate)
+    def lacks(background: float, rate: float) -> float:
+        told = relative_entropy(background, rate) + relative_entropy(1.0 - background, 1.0 - rate)
         return float(told - enough)
 
-    floors = np.array([brentq(lacks, background, 1.0 - 1e-12, args=(background,)) for background in p0[1:]])
+    floors = np.array([root(partial(lacks, background), background, 1.0 - 1e-12) for background in p0[1:]])
     octaves = np.round(np.log2(np.maximum(floors, 2.0 * p0[1:]) / min_rate))
     octaves = np.minimum(octaves, np.floor(np.log2(1.0 / min_rate)))
     return np.concatenate([[0.0], np.where(octaves > 0, min_rate * 2.0**octaves, 0.0)])

@@ -27,6 +27,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from bisect_env.search.numeric import beta_quantile
+
 _LATER = 0.1
 """q: the share of the error that is kept for tests in which a failure has been seen."""
 _TINY = 1e-300
@@ -133,8 +135,6 @@ def upper_bound(hits: int, trials: int, confidence: float = 0.95) -> float:
     Source: Clopper and Pearson (see `intervals.py`); without hits 1 − (1 − confidence)^(1 / trials), the
     "rule of three" for 95 %.
     """
-    from scipy.special import betaincinv
-
     if hits >= trials:
         return 1.0
-    return float(betaincinv(hits + 1, trials - hits, confidence))
+    return beta_quantile(hits + 1, trials - hits, confidence)

@@ -25,7 +25,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp, xlog1py, xlogy
+
+from bisect_env.search.numeric import logsumexp, xlog1py, xlogy
 
 NOTEWORTHY = 20.0
 """Bayes factor from which on an effect is reported: once in twenty studies without any, at most."""

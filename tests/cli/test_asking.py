@@ -48,10 +48,10 @@ def test_a_range_and_a_script_are_enough(user: Asking) -> None:
     again = user.run("run", "app>=1", "repro.py", "--always")
     assert again.returncode == 0
     assert "going on after" in again.stderr
-    assert again.stdout.startswith("app 4 is the first bad version (last good 3)")
+    assert again.stdout.startswith("app is broken from 4 on (last good 3)")
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_what_was_asked_can_be_saved_and_run_again(user: Asking) -> None:
     words = ["-p", "app", "--with", "other==1", "--good", "2", "--bad", "app=6", "--save", "m.yaml"]
     done = user.run("run", *words, "--", "python", "repro.py")
@@ -69,7 +69,7 @@ def test_what_was_asked_can_be_saved_and_run_again(user: Asking) -> None:
     assert "--with belongs to a question on the command line" in refused.stderr
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_module_that_no_environment_has_is_named_at_once(user: Asking) -> None:
     user.script("import yaml, app")
     done = user.run("run", "app>=1", "repro.py")
@@ -79,7 +79,7 @@ def test_a_module_that_no_environment_has_is_named_at_once(user: Asking) -> None
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_script_says_what_it_needs_itself(user: Asking) -> None:
     user.script(
         """\
@@ -92,7 +92,7 @@ def test_a_script_says_what_it_needs_itself(user: Asking) -> None:
     )
     done = user.run("run", "app>=3,<6", "repro.py", "--always", "--quiet")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("app 4 is the first bad version")
+    assert done.stdout.startswith("app is broken from 4 on (last good 3)")
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ GREEN = {"app": "1", "helper": "1", "other": "1", "third": "1"}
 RED = {"app": "2", "helper": "5", "other": "4", "third": "2"}
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_from_two_lists_to_the_first_bad_release(user: Asking) -> None:
     user.script(HELPER_FROM_THREE)
     sides = (user.freeze("green.txt", **GREEN), user.freeze("red.txt", **RED))
@@ -82,7 +82,7 @@ def test_a_package_alone_and_its_releases(user: Asking, index: IndexServer) -> N
         assert studies["helper-releases"][:8] in shown, form
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_combinations_of_a_study_are_environments(user: Asking, index: IndexServer) -> None:
     index.packages.pop("app")
     for version in ("1", "2"):
@@ -98,7 +98,7 @@ def test_combinations_of_a_study_are_environments(user: Asking, index: IndexServ
     assert "first bad release" not in again.stdout.splitlines()[0]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_two_that_have_to_change_together_and_fail_sometimes(user: Asking, index: IndexServer) -> None:
     for name in ("app", "fourth", "fifth"):
         index.packages.pop(name, None)
@@ -121,7 +121,7 @@ def test_two_that_have_to_change_together_and_fail_sometimes(user: Asking, index
     assert "first bad are helper 3 with other 2" in first
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_neither_fails_here(user: Asking) -> None:
     user.script("import helper")
     sides = (user.freeze("green.txt", **GREEN), user.freeze("red.txt", **RED))
@@ -131,7 +131,7 @@ def test_neither_fails_here(user: Asking) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_missing_module_is_named_before_anything_is_searched(user: Asking) -> None:
     user.script("import numpy")
     sides = (user.freeze("green.txt", **GREEN), user.freeze("red.txt", **RED))
@@ -190,7 +190,7 @@ def test_a_local_package_is_named_and_left_out(
     assert "red.txt: left out: mine (an editable install" in err
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_two_conda_environments(tmp_path: Path) -> None:
     channel = Channel(tmp_path / "channel")
     channel.add_python()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.search.intervals import clopper_pearson
 from bisect_env.storage.records import CombinationState, Study, StudyDefinition
@@ -94,6 +98,7 @@ class StudyBuilder:
         self.axes = list(axes)
         self._number = itertools.count()
         self.packages: dict[str, tuple[LockedPackage, ...]] = {}
+        self.locks: dict[str, str] = {}
         self.study = store.open_study(
             StudyDefinition(
                 name=name,
@@ -128,22 +133,30 @@ class StudyBuilder:
             states.append(
                 CombinationState(Combination.of(cell), said, why, lock_of(cell) if solvable else None)
             )
-        hashes = {state.lock_hash for state in states if state.lock_hash}
+        names = {state.lock_hash for state in states if state.lock_hash}
 
         def packages(name: str) -> tuple[LockedPackage, ...]:
             # A value may hold the separator itself.
             return next((p for value, p in self.packages.items() if f"{name}|".startswith(f"{value}|")), ())
 
-        locks = [Lock(h, "3.11", "linux-64", packages(h), "") for h in sorted(hashes)]
-        self.store.save_locks(self.study.id, locks)
-        self.store.save_combinations(self.study.id, states)
+        # A platform of its own makes each name a lock of its own.
+        locks = {
+            name: make_lock("3.11", f"linux-{hashlib.sha256(name.encode()).hexdigest()}", packages(name))
+            for name in sorted(names)
+        }
+        self.locks |= {name: lock.content_hash for name, lock in locks.items()}
+        self.store.save_locks(self.study.id, locks.values())
+        self.store.save_combinations(
+            self.study.id,
+            [replace(s, lock_hash=self.locks[s.lock_hash]) if s.lock_hash else s for s in states],
+        )
 
     def trials(
         self, cell: Values, outcome: Outcome, number: int, evidence: Evidence, lock: str = "", **changes: Any
     ) -> None:
         for _ in range(number):
             changes["trial_id"] = f"{next(self._number):08x}{self.study.id[:8]}"
-            one = record(cell, lock or "|".join(cell.values()), outcome, **changes)
+            one = record(cell, self.locks[lock or "|".join(cell.values())], outcome, **changes)
             assert self.store.record_trial(self.study.id, one, evidence)
 
     def passes(self, cell: Values, number: int) -> None:
@@ -215,6 +228,8 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
             else ("solvable", f"two CUDAs {text}")
         )
 
+    # No lock holds more than this of a hostile text.
+    plain = re.sub(r"[^A-Za-z0-9]", "", text)[:20]
     study.packages = {
         cell["torch"]: (
             LockedPackage(
@@ -226,7 +241,7 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
             ),
             LockedPackage(
                 "numpy",
-                "1.26" if cell is last_good else f"2.0{text}",
+                "1.26" if cell is last_good else f"2.0{plain}",
                 "pip",
                 "https://x.example/n.whl",
                 "cd" * 32,
@@ -254,7 +269,7 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
     study.trials(last_good, Outcome.PASS, 9, Evidence.GOOD, lock(last_good), **changes)
     study.trials(last_good, Outcome.EXIT_FAIL, 4, Evidence.OTHER, lock(last_good), stderr=text, **changes)
     study.trials(last_good, Outcome.WORKER_LOST, 3, Evidence.VOID, lock(last_good), detail=text, **changes)
-    store.record_decision(study.study.id, "built", {"lock": lock(last_good), "seconds": 2.5})
+    store.record_decision(study.study.id, "built", {"lock": study.locks[lock(last_good)], "seconds": 2.5})
     store.record_decision(study.study.id, "build-failed", {"lock": lock(unsolvable), "reason": f"gcc {text}"})
     changes_between = [
         {"name": name, "old": "1", "new": f"2{text}", "of_axis": name == "torch"}

@@ -71,7 +71,7 @@ def needles(report: Report) -> dict[str, list[str]]:
         "combinations.rate": ["38 %", "8.5–76 %"],
         "combinations.reason": ["no solution calm", "compiler calm"],
         "combinations.warning": ["two CUDAs calm"],
-        "combinations.lock": ["2.3calm|24.06"[:12]],
+        "combinations.lock": [str(one.lock)[:12] for one in report.combinations if one.lock][-1:],
         "combinations.other": ["4 failed otherwise"],
         "combinations.same_as": ["torch=2.1"],
         "combinations.outcomes": ["crash 3"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -311,3 +312,9 @@ def test_a_failure_during_the_checks_opens_the_question_again() -> None:
     assert search.verdict.best.last_good == (7,)
     assert not search.verdict.certain
     assert all(one.below <= 0.1 for one in search.verdict.cleared)
+
+
+def test_two_stated_ends_have_a_verdict_before_any_trial() -> None:
+    lattice = dataclasses.replace(grid((2,), REGRESSION), good=(0,), bad=(1,))
+    search = Search(lattice, alone(lattice, ()))
+    assert search.verdict.status is not Status.CONFIRMED

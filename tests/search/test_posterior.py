@@ -190,7 +190,7 @@ def test_good_cells_that_fail_at_times_do_not_stay_suspect_for_ever() -> None:
 
 @pytest.mark.parametrize("min_rate", [0.005, 0.02, 0.1])
 def test_no_background_makes_a_good_cell_harder_to_clear(min_rate: float) -> None:
-    grid = RateGrid.default(min_rate)
+    grid = RateGrid.default(min_rate, two_steps=False)
     for k in range(1, len(grid.p0)):
         believed = (grid.spread > 0) & (grid.joint[:, k] > 0)
         if not believed.any():

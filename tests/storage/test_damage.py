@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import random
 import sqlite3
 import zlib
@@ -14,16 +15,18 @@ from typing import Any
 
 import pytest
 
+from bisect_env.engine.stored import matrix_of
 from bisect_env.environments.lock import LockedPackage, LockFileError
 from bisect_env.environments.lockfiles import make_lock, parse_lock
-from bisect_env.errors import BisectEnvError, ExitCode, StorageError
+from bisect_env.errors import BisectEnvError, ExitCode, StorageError, UsageError
+from bisect_env.matrix.load import load_matrix
 from bisect_env.report import formats
 from bisect_env.report.document import load_report
 from bisect_env.storage import maintenance, transfer
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
 from bisect_env.trials.records import Evidence
-from tests.storage.samples import lock, opened_study, record, whole_record
+from tests.storage.samples import definition, lock, opened_study, record, whole_record
 
 RATE = {"hits": 1, "trials": 1, "rate": 1.0, "low": 0.05, "high": 1.0}
 VERDICT: dict[str, Any] = {
@@ -130,14 +133,22 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return path, fill(path)
 
 
+def empty_database(folder: Path) -> bytes:
+    """To be copied: making one takes longer than all that is done with it."""
+    path = folder / "empty.sqlite"
+    Store.open(str(path)).close()
+    return path.read_bytes()
+
+
 def damage_and_use(original: tuple[Path, str], folder: Path, chosen: list[tuple[str, str, object]]) -> int:
     """How many of the damages were named."""
     named = 0
     path, study_id = original
-    content = path.read_bytes()
+    content, empty = path.read_bytes(), empty_database(folder)
     for number, (table, column, value) in enumerate(chosen):
         damaged, copy = folder / f"{number}.sqlite", folder / f"{number}-copy.sqlite"
         damaged.write_bytes(content)
+        copy.write_bytes(empty)
         with contextlib.suppress(sqlite3.IntegrityError):
             changed(damaged, f'UPDATE "{table}" SET "{column}" = ?', value)
         try:
@@ -154,8 +165,8 @@ def damage_and_use(original: tuple[Path, str], folder: Path, chosen: list[tuple[
 def test_whatever_stands_in_a_column_ends_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
     seed = random.randrange(10**9)
     print(f"seed {seed}")
-    chosen = random.Random(seed).sample(list(damages()), 60)
-    assert damage_and_use(original, tmp_path, chosen) > 10
+    chosen = random.Random(seed).sample(list(damages()), 24)
+    assert damage_and_use(original, tmp_path, chosen) > 3
 
 
 @pytest.mark.slow
@@ -170,16 +181,18 @@ def test_documents_with_parts_that_are_wrong_end_in_words(original: tuple[Path, 
     world = random.Random(seed)
     parts = [None, 0, "x", [], {}, [None], {"a": None}, True, -1.5]
     path, study_id = original
-    content = path.read_bytes()
-    for number in range(40):
+    content, empty = path.read_bytes(), empty_database(tmp_path)
+    for number in range(16):
         verdict = json.loads(json.dumps(VERDICT))
         for key in world.sample(sorted(verdict), 2):
             verdict[key] = world.choice(parts)
         damaged = tmp_path / f"{number}.sqlite"
         damaged.write_bytes(content)
+        copy = tmp_path / f"{number}-copy.sqlite"
+        copy.write_bytes(empty)
         changed(damaged, "UPDATE studies SET verdict = ?", json.dumps(verdict))
         try:
-            use(damaged, study_id, tmp_path / f"{number}-copy.sqlite")
+            use(damaged, study_id, copy)
         except StorageError as error:
             if "is damaged: study" not in error.what:
                 raise
@@ -345,3 +358,22 @@ def test_a_log_is_a_file_of_its_own_and_no_link(original: tuple[Path, str], tmp_
     (beside / f"{digest[2:]}.z").symlink_to(secret)
     with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match="no regular file"):
         store.trial(trial_id)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_matrix_of_somebody_else_is_not_run_because_a_database_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = tmp_path / "matrix.yaml"
+    matrix.write_text(
+        "version: 1\nname: theirs\naxes: {a: {values: [0, 1]}}\ntrial: {command: touch pwned}\n", "utf-8"
+    )
+    os.chown(matrix, 65534, 65534)
+    loaded = load_matrix(matrix)
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        study = store.open_study(definition(digest=loaded.digest, matrix_path=str(matrix)))
+    with pytest.raises(UsageError, match=r"a file of another user[^$]*--matrix"):
+        matrix_of(study)
+    assert matrix_of(study, matrix).digest == loaded.digest
+    monkeypatch.chdir(tmp_path)
+    assert matrix_of(study).digest == loaded.digest

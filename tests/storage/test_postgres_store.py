@@ -220,7 +220,6 @@ def test_who_may_only_insert_changes_nothing_that_is_there(postgres: Server, pos
                 lambda: store.finish_study(study.id, "finished", {"status": "confirmed"}),
                 lambda: store.set_combination(study.id, combination("1.0"), "unbuildable", "no"),
                 lambda: store.record_trial(study.id, record("1.0"), Evidence.BAD),
-                lambda: store.collect(0),
             ):
                 with pytest.raises(StorageError, match="may not be accessed by this user"):
                     change()
