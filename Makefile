@@ -25,13 +25,13 @@ $(STAMP): pyproject.toml requirements.lock
 run: setup      ## bisect a real flaky crash: matrices/quickstart.yaml
 	$(BIN)/bisect-env run matrices/quickstart.yaml
 
-test: setup     ## run the tests that every change must pass: five minutes on two cores
+test: setup     ## run the tests that every change must pass
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: setup ## run what `make test` leaves out: slow tests, and studies with a planted truth by the hundred
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "(slow or statistical) and not heavy"
 
-test-fast: setup ## run the unit tests alone, in under a minute
+test-fast: setup ## run the unit tests alone
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not integration and not network and not slow and not statistical and not heavy"
 
 lint: setup     ## ruff and mypy --strict

@@ -175,6 +175,7 @@ def test_every_trial_is_stored_before_it_is_told(studies: Studies) -> None:
     json.dumps(conclusion.report)
 
 
+@pytest.mark.slow
 def test_every_failing_corner_is_found_one_after_the_other(studies: Studies) -> None:
     """Mode 1 fails from level 3 on, mode 0 from level 7 on, and mode 2 never."""
     axes = "level: {values: [0, 1, 2, 3, 4, 5, 6, 7, 8]}\nmode: {values: [a, b, c], direction: unordered}"

@@ -30,7 +30,7 @@ from tests.storage.samples import opened_study, record
 
 __all__ = ["postgres", "postgres_url"]
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 PATIENCE = 60.0
 HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\x1b[2J"
 
@@ -230,7 +230,6 @@ def test_nothing_can_be_written(tmp_path: Path) -> None:
         assert len(store.trials(store.study().id)) == 2
 
 
-@pytest.mark.slow
 def test_what_is_recorded_meanwhile_is_seen_and_writers_do_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
