@@ -30,9 +30,9 @@ from bisect_env.cluster.local import LocalExecutor
 from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import run_study
-from bisect_env.environments.index import PypiCatalogue
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import Prefix
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
 from bisect_env.matrix.load import load_matrix
@@ -95,7 +95,7 @@ class PlantedEnvironments:
     """One environment for each value of a package-less axis, all of them this interpreter."""
 
     def __init__(self) -> None:
-        self.catalogue = PypiCatalogue(None)
+        self.catalogue = Environments().catalogue
 
     @property
     def as_of(self) -> None:
@@ -109,7 +109,7 @@ class PlantedEnvironments:
         on_done: Callable[[int, Any], None] | None = None,
         *,
         prefer: Sequence[Sequence[int]] | None = None,
-    ) -> list[Lock]:
+    ) -> list[LockResult]:
         """A lock of its own for each."""
         return [_lock(str(number)) for number, _ in enumerate(requests)]
 
@@ -184,7 +184,7 @@ def share(workers: int) -> tuple[float, str]:
 def asking(trials: int, workers: int = 1000) -> tuple[float, str]:
     """Cost of asking and telling per trial, last tenth over first tenth, with all workers busy."""
     axes = tuple(
-        GridAxis(f"a{i}", AxisKind.VALUE, Direction.REGRESSION, tuple(map(str, range(6)))) for i in range(3)
+        GridAxis(f"a{i}", AxisKind.VALUE, tuple(map(str, range(6))), Direction.REGRESSION) for i in range(3)
     )
     grid = Grid(axes)
     indices = list(grid.indices())

@@ -74,7 +74,7 @@ def _locks(connection: Connection) -> list[str]:
             ]
     connection.execute(insert(METADATA.tables["locks"]), locks)
     connection.execute(insert(METADATA.tables["packages"]), packages)
-    return [lock["content_hash"] for lock in locks]
+    return [str(lock["content_hash"]) for lock in locks]
 
 
 def _study(

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from bisect_env.environments.cache import usage
@@ -93,7 +94,7 @@ def importing(lock: Lock, cache: Path, repeats: int) -> None:
         for place, into in times.items():
             command = [place / "bin" / "python", "-c", "import pandas"]
             env = {"PYTHONDONTWRITEBYTECODE": "1"}
-            into.append(seconds(lambda c=command, e=env: subprocess.run(c, env=e, check=True)))
+            into.append(seconds(partial(subprocess.run, command, env=env, check=True)))
     remove_tree(bare)
     prefix.release()
     compiled, plain = (statistics.median(values) for values in times.values())

@@ -34,9 +34,9 @@ from bisect_env.cluster.local import GpuExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import run_study
-from bisect_env.environments.index import PypiCatalogue
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import Prefix
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.grid import Combination
@@ -83,7 +83,7 @@ class MachineEnvironments:
     """An `EnvironmentProvider` whose every environment is one interpreter of this machine."""
 
     def __init__(self) -> None:
-        self.catalogue = PypiCatalogue(None)
+        self.catalogue = Environments().catalogue
 
     @property
     def as_of(self) -> None:
@@ -97,7 +97,7 @@ class MachineEnvironments:
         on_done: Callable[[int, Any], None] | None = None,
         *,
         prefer: Sequence[Sequence[int]] | None = None,
-    ) -> list[Lock]:
+    ) -> list[LockResult]:
         """An empty lock for each."""
         return [_lock() for _ in requests]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import tempfile
 import threading
 import time
@@ -30,6 +31,7 @@ from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.validation import lock_warnings, virtual_packages
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.matrix.load import Matrix, load_matrix
 
 AXES = {
     "cuml": ("25.02.00", "25.08.00", "25.12.00", "26.02.00"),
@@ -45,6 +47,21 @@ def grid() -> Grid:
     return Grid(
         tuple(GridAxis(name, AxisKind.PACKAGE, values, Direction.REGRESSION) for name, values in AXES.items())
     )
+
+
+def matrix(channels: Sequence[str]) -> Matrix:
+    """The matrix file that asks for these combinations."""
+    axes = "".join(
+        f"  {name}: {{package: {name}, manager: conda, versions: {json.dumps(values)}}}\n"
+        for name, values in AXES.items()
+    )
+    with tempfile.TemporaryDirectory(prefix="bisect-env-benchmark-") as folder:
+        path = Path(folder, "matrix.yaml")
+        path.write_text(
+            f"version: 1\nname: real-metadata\naxes:\n{axes}channels: {json.dumps(list(channels))}\n"
+            "trial: {command: python -c pass}\n"
+        )
+        return load_matrix(path)
 
 
 def request(values: dict[str, str], channels: Sequence[str]) -> EnvironmentRequest:
@@ -91,7 +108,8 @@ def solve(channels: Sequence[str], workers: int, *, prefer: bool) -> tuple[list[
         memory.start()
         started = time.monotonic()
         locker = Locker(Path(cache), conda=CondaSolver(Path(cache), config=CondaConfig()))
-        results = locker.lock_many(requests, workers, prefer=preferences(lattice, wanted) if prefer else None)
+        models = preferences(matrix(channels), lattice, wanted) if prefer else None
+        results = locker.lock_many(requests, workers, prefer=models)
         seconds = time.monotonic() - started
         memory.done.set()
         memory.join()

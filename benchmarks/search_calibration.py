@@ -81,11 +81,11 @@ def study(work: tuple[int, tuple[float, float] | None]) -> Played:
         search.tell(cell, hit=bool(rng.random() < rates[cell]))
     best = search.verdict.best
     held = intervals = 0
-    for cell in (best.first_bad, best.last_good):
-        if cell is not None and search.counts(cell)[1]:
-            low, high = clopper_pearson(*search.counts(cell))
+    for end in (best.first_bad, best.last_good):
+        if end is not None and search.counts(end)[1]:
+            low, high = clopper_pearson(*search.counts(end))
             intervals += 1
-            held += low <= rates[cell] <= high
+            held += low <= rates[end] <= high
     right = bool((best.hypothesis.bad_cells() == bad).all())
     name = "prior" if fixed is None else f"{fixed[0]:g},{fixed[1]:g}"
     return Played(name, best.probability, right, int(held), intervals)

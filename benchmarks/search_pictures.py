@@ -213,7 +213,8 @@ def _one_study() -> Figure:
     for hit, colour, words in ((False, "white", "passed"), (True, "black", "failed")):
         points = [(i + 0.5, cell) for i, (cell, was) in enumerate(tried) if was == hit]
         if points:
-            axes.scatter(*zip(*points, strict=True), s=14, color=colour, edgecolor="black", label=words)
+            x, y = zip(*points, strict=True)
+            axes.scatter(x, y, s=14, color=colour, edgecolor="black", label=words)
     axes.axhline(first_bad - 0.5, color="blue", linewidth=1, linestyle="--", label="the truth")
     axes.set_xlabel("trials")
     axes.set_ylabel("version")

@@ -59,7 +59,9 @@ def _exit_code() -> int:
     except SystemExit as end:
         return _code_of(end)
     except BisectEnvError as error:
-        _say(f"error: {error}")
+        from bisect_env.cli.output import with_options
+
+        _say(f"error: {with_options(str(error), sys.argv[1:])}")
         return int(error.exit_code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)

@@ -78,7 +78,7 @@ class TrialLines:
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        from bisect_env.cli.views import as_json
+        from bisect_env.cli.views import timed
         from bisect_env.engine import events
         from bisect_env.matrix.secrets import public_json
 
@@ -86,7 +86,7 @@ class TrialLines:
             case events.TrialFinished():
                 self.count += 1
                 if self._as_json:
-                    say(json.dumps(public_json(as_json(event))))
+                    say(json.dumps(public_json(timed(event))))
                 elif not self._quiet:
                     say(_line(self.count, event))
             case events.Warned(text):

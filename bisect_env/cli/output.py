@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import secrets
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +60,45 @@ def deliver(text: str, output: Path | None) -> None:
             f"{output} cannot be written: {error.strerror or error}",
             remedy="name another file with `--output`",
         ) from error
+
+
+# --------------------------------------------------------------------------------------------------
+# Commands that we name to be given next carry the options under which this one was given.
+
+_ON_HOST = ("run", "trial", "verify", "shell", "diagnose", "amplify", "explain")
+_TAKES = {
+    "--db": (*_ON_HOST, "report", "trials", "studies", "diff", "reproduce", "query", "serve"),
+    "--cache": (*_ON_HOST, "plan", "fetch", "diff"),
+    "--offline": _ON_HOST,
+}
+_COMMAND = re.compile(r"bisect-env (?P<name>[a-z]+)\b(?: (?![ #])[^\s`;]+)*")
+
+
+def with_options(text: str, arguments: Sequence[str]) -> str:
+    """A text in which each command of ours has the database, cache and offline directory of this one. Pure.
+
+    Args:
+        text: A message, or a report.
+        arguments: What this command was given.
+    """
+    given: dict[str, str] = {}
+    for position, word in enumerate(arguments):
+        name, separator, value = word.partition("=")
+        if name in _TAKES and (separator or position + 1 < len(arguments)):
+            given[name] = value if separator else arguments[position + 1]
+
+    def complete(match: re.Match[str]) -> str:
+        words = match[0].split()
+        more = [
+            f"{name} {shlex.quote(value)}"
+            for name, value in given.items()
+            if match["name"] in _TAKES[name] and name not in words
+        ]
+        # A full stop ends the sentence, not the command.
+        command, stop = (match[0][:-1], ".") if match[0].endswith(".") else (match[0], "")
+        return " ".join([command, *more]) + stop
+
+    return _COMMAND.sub(complete, text) if given else text
 
 
 # --------------------------------------------------------------------------------------------------

@@ -154,8 +154,14 @@ def _document(
         if index in grid.excluded:
             row |= {"status": "excluded", "reason": grid.excluded[index]}
             position = rules.excluding(grid.combination(index))
+            skipping = rules.skipping(grid.combination(index))
             line = matrix.line("include") if position is None else matrix.line("exclude", position)
             row["rule"] = {"key": "include" if position is None else f"exclude[{position}]", "line": line}
+            if skipping is not None:
+                row["rule"] = {
+                    "key": f"axes.{skipping}.skip",
+                    "line": matrix.line("axes", skipping, "skip"),
+                }
         elif index in prepared.unsolvable:
             error = prepared.unsolvable[index]
             row |= {

@@ -37,7 +37,9 @@ def report(
 
     Ends with 0 if there is a verdict, and with 1 if there is none yet.
     """
-    from bisect_env.cli.output import deliver
+    import sys
+
+    from bisect_env.cli.output import deliver, with_options
     from bisect_env.errors import ExitCode
     from bisect_env.report.document import load_report
     from bisect_env.report.formats import formatted
@@ -47,7 +49,7 @@ def report(
     with Store.open(db, read_only=True) as store:
         found = load_report(store, store.study(study).id)
     if form is Format.TEXT and output is None:
-        print_report(found)
+        print_report(found, completed=lambda text: with_options(text, sys.argv[1:]))
     else:
         deliver(formatted(found, form.value), output)
     raise typer.Exit(int(ExitCode.VERDICT if found.has_verdict else ExitCode.NO_VERDICT))

@@ -39,8 +39,12 @@ def run(
     ] = False,
     quiet: QuietOption = False,
     lockfiles: Annotated[
-        Path, typer.Option(envvar="BISECT_ENV_LOCKFILES", help="Where locks are written.")
-    ] = Path("lockfiles"),
+        Path | None,
+        typer.Option(
+            envvar="BISECT_ENV_LOCKFILES",
+            help="Write the locks below this directory, too; the database has them in any case.",
+        ),
+    ] = None,
     cache: CacheOption = None,
     every_corner: Annotated[
         bool,
@@ -61,7 +65,10 @@ def run(
     The same command after an interruption goes on where it stopped.
     """
     # Imported here, so that `bisect-env --help` need not wait for Dask and numpy.
+    import sys
+
     from bisect_env.cli import views
+    from bisect_env.cli.output import with_options
     from bisect_env.engine import events
     from bisect_env.errors import BisectEnvError, StudyInterruptedError
     from bisect_env.report.text import print_report
@@ -114,5 +121,5 @@ def run(
             view(events.Failed.of(error))
         raise
     if not json_output:
-        print_report(conclusion.report)
+        print_report(conclusion.report, completed=lambda text: with_options(text, sys.argv[1:]))
     raise typer.Exit(int(conclusion.exit_code))

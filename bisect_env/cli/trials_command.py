@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import string
 from typing import Annotated
 
 import typer
+
+from bisect_env.matrix.signatures import shown
 
 DatabaseOption = Annotated[
     str | None,
@@ -51,6 +54,14 @@ def trials(
         typer.Option("--with", help="In whose environment is this package, such as cuml=24.4.*"),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000_000, help="The newest so many.")] = 100,
+    show: Annotated[
+        str | None,
+        typer.Option(
+            "--show",
+            metavar="ID",
+            help="One trial instead, by its id or the beginning of it: how it ran, stdout, stderr and stack.",
+        ),
+    ] = None,
     db: DatabaseOption = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
@@ -58,6 +69,10 @@ def trials(
     """List trials, the newest first; JSON and CSV have every column of v_trials."""
     from bisect_env.cli.output import as_text, deliver, named
     from bisect_env.errors import UsageError
+
+    if show is not None:
+        deliver(_one_trial(show, db, as_json=as_json), None)
+        return
     from bisect_env.storage.query import COLUMNS, ask, condition, package_condition
 
     conditions = [condition(text) for text in where or ()]
@@ -80,6 +95,62 @@ def trials(
     deliver(as_text(names, rows, as_json=as_json, as_csv=as_csv), None)
     if len(rows) == limit:
         typer.echo(f"the newest {limit}; `--limit` shows more", err=True)
+
+
+def _one_trial(beginning: str, db: str | None, *, as_json: bool) -> str:
+    """Everything that is known about one trial."""
+    import json
+
+    from bisect_env.errors import UsageError
+    from bisect_env.matrix.secrets import public_json
+    from bisect_env.report.untrusted import clean, clean_lines
+    from bisect_env.storage.query import ask
+    from bisect_env.storage.store import Store
+
+    if not beginning or not set(beginning) <= set(string.ascii_letters + string.digits + "-_"):
+        raise UsageError(f"--show: {beginning!r} is no id", remedy="copy one from a report or from `trials`")
+    escaped = beginning.replace("_", "\\_")
+    question = f"SELECT trial_id FROM v_trials WHERE trial_id LIKE '{escaped}%' ESCAPE '\\' LIMIT 2"
+    with ask(db, question) as (_, found):
+        ids = [str(row[0]) for row in found]
+    if len(ids) != 1:
+        many = "more than one trial has" if ids else "no trial has"
+        raise UsageError(
+            f"{many} an id that begins with {beginning}", remedy="`bisect-env trials --json` lists them"
+        )
+    with Store.open(db, read_only=True) as store:
+        whole = store.trial(ids[0])
+    if whole is None:
+        raise UsageError(f"the trial {ids[0]} is gone", remedy="`bisect-env trials --json` lists them")
+    record = whole.record
+    facts: dict[str, object] = {
+        "trial": record.trial_id,
+        "study": whole.study_id,
+        "combination": str(record.combination),
+        "outcome": str(record.outcome),
+        "evidence": str(whole.evidence),
+        "detail": record.detail,
+        "signature": shown(record.signature),
+        "exit status": record.returncode,
+        "phase": str(record.phase),
+        "started": f"{record.started_at:%Y-%m-%d %H:%M:%S} UTC",
+        "seconds": round(record.duration, 3),
+        "host": record.host,
+        "worker": record.worker,
+        "GPUs": record.gpu,
+        "hash seed": record.hash_seed,
+        "environment": record.lock_hash,
+    }
+    logs = {"stdout": record.stdout, "stderr": record.stderr, "stack": record.stack}
+    if as_json:
+        return json.dumps(public_json({**facts, **logs, "logs_collected": whole.collected}), indent=1) + "\n"
+    lines = [f"{name:<12} {clean(str(value))}" for name, value in facts.items() if value not in ("", None)]
+    if whole.collected:
+        lines.append("some of its logs were collected to make room")
+    for name, text in logs.items():
+        lines += ["", f"--- {name}" + ("" if text.strip() else " (empty)")]
+        lines += clean_lines(text).rstrip("\n").splitlines() if text.strip() else []
+    return "\n".join(lines) + "\n"
 
 
 def _moment(value: object) -> str:

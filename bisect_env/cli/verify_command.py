@@ -122,9 +122,10 @@ def told(found: Verification) -> str:
     if found.claim is RateClaim.BELOW:
         behind = f"{found.trials - found.hits} clean runs stand behind that"
         alone = f"{found.hits or 'zero'} in {found.trials} alone means below {percent(found.below)}"
-        return f"fixed: {name} fails in fewer than {limit} of runs ({sure} sure): {seen}\n{behind}; {alone}"
+        claim = f"{name} fails in fewer than {limit} of runs ({sure} sure)"
+        return f"below the limit: {claim}: {seen}\n{behind}; {alone}"
     rate = f"{percent(found.rate)}, 95 % interval {interval(*found.interval)}"
     if found.claim is RateClaim.ABOVE:
-        return f"not fixed: {name} fails in more than {limit} of runs ({sure} sure): {seen} ({rate})"
+        return f"above the limit: {name} fails in more than {limit} of runs ({sure} sure): {seen} ({rate})"
     why = f"; {found.why_stopped}" if found.why_stopped else ""
     return f"not shown: {name} may fail in more or fewer than {limit} of runs: {seen} ({rate}){why}"

@@ -9,7 +9,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +29,7 @@ from bisect_env.engine import events
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.secrets import public_json, without_passwords
-from bisect_env.report.sentence import sentence, told_origins
+from bisect_env.report.sentence import duration, sentence, told_origins
 from bisect_env.report.untrusted import clean
 from bisect_env.trials.records import Evidence
 
@@ -81,20 +82,34 @@ class PlainView(View):
         self._stream = stream
         self._clock = clock
         self._shown_at = -PLAIN_EVERY
+        self._again: Counter[str] = Counter()
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        text = self._line(event)
-        if text is not None:
+        for text in self._lines(event):
             print(clean(without_passwords(text)), file=self._stream, flush=True)
 
-    def _line(self, event: events.Event) -> str | None:
+    def _lines(self, event: events.Event) -> Iterator[str]:
         if isinstance(event, events.Progress):
             now = self._clock()
             if now - self._shown_at < PLAIN_EVERY:
-                return None
+                return
             self._shown_at = now
-        return describe(event)
+        text = describe(event)
+        if isinstance(event, events.TrialFinished):
+            # The same failure is a line once, and a number from then on.
+            if text is not None and text in self._again:
+                self._again[text] += 1
+                return
+            if text is not None:
+                self._again[text] = 0
+        elif isinstance(event, events.Progress | events.Concluded | events.Failed):
+            for line, more in self._again.items():
+                if more:
+                    yield f"{line}: {more} more time{'' if more == 1 else 's'}"
+                    self._again[line] = 0
+        if text is not None:
+            yield text
 
 
 def describe(event: events.Event) -> str | None:
@@ -132,7 +147,7 @@ def describe(event: events.Event) -> str | None:
 
 
 class JsonView(View):
-    """One JSON object a line on stdout; `event` names its kind."""
+    """One JSON object a line on stdout; `event` names its kind, `time` says when it was told."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -141,7 +156,7 @@ class JsonView(View):
         """Show one event."""
         # ASCII: stdout's encoding is the locale's, and what a script printed may be no text at all.
         try:
-            print(json.dumps(public_json(as_json(event))), file=self._stream, flush=True)
+            print(json.dumps(public_json(timed(event))), file=self._stream, flush=True)
         except BrokenPipeError:
             # Python would complain once more when it flushes at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
@@ -149,6 +164,13 @@ class JsonView(View):
                 "whoever read the events reads no more; every trial that ended is stored",
                 remedy="give the same command again: it goes on from here",
             ) from None
+
+
+def timed(event: events.Event) -> dict[str, Any]:
+    """An event as a JSON object with the moment, UTC, behind its kind."""
+    document = as_json(event)
+    kind = document.pop("event")
+    return {"event": kind, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **document}
 
 
 def as_json(event: events.Event) -> dict[str, Any]:
@@ -239,8 +261,10 @@ def as_json(event: events.Event) -> dict[str, Any]:
 class LiveView(View):
     """A table that is redrawn in place: where the posterior mass is, what runs, what is left."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
+        self._began = clock()
         self._live = Live(console=console, refresh_per_second=REFRESH_PER_SECOND, transient=True)
         self._title = "preparing"
         self._note = ""
@@ -273,6 +297,9 @@ class LiveView(View):
                 counts[1] += evidence in (Evidence.GOOD, Evidence.BAD)
             case events.Progress():
                 self._progress = event
+                # What was stored before this command began is there from the start.
+                for combination, (hits, trials) in event.counts.items():
+                    self._counts[combination] = [hits, trials]
             case events.Failed() | events.Concluded():
                 return
             case _:
@@ -285,7 +312,7 @@ class LiveView(View):
     def _draw(self) -> RenderableType:
         title = Text(clean(self._title), style="bold")
         if self._progress is None:
-            return Group(title, Text(self._note))
+            return Group(title, Text(f"{self._note or 'preparing'} · {self._elapsed()}"))
         return Group(title, self._table(self._progress), self._summary(self._progress))
 
     def _table(self, progress: events.Progress) -> Table:
@@ -294,7 +321,8 @@ class LiveView(View):
             table.add_column(name, justify="right" if justify == "right" else "left")
         table.add_column("probability of being bad")
         table.add_column("")
-        for combination, bad in interesting(progress, ROWS):
+        failing = {combination for combination, (hits, _) in self._counts.items() if hits}
+        for combination, bad in interesting(progress, ROWS, failing):
             hits, trials = self._counts.get(combination, [0, 0])
             running = progress.running.get(combination, 0)
             table.add_row(
@@ -309,21 +337,35 @@ class LiveView(View):
     def _summary(self, progress: events.Progress) -> Text:
         document = progress.document
         left = document["expected_left"]
+        # The sentence says its probability itself.
         return Text(
-            f"{progress.trials} trials, {progress.hits} bad · about {left:.0f} trials left · "
-            f"so far ({document['probability']:.0%}): {clean(sentence(document))}"
+            f"{self._elapsed()} · {progress.trials} trials, {progress.hits} bad · about {left:.0f} left · "
+            f"so far: {clean(sentence(document))}"
         )
 
+    def _elapsed(self) -> str:
+        return duration(max(0.0, self._clock() - self._began))
 
-def interesting(progress: events.Progress, rows: int) -> list[tuple[Combination, float]]:
-    """The combinations whose answer is most open, and those that run now, in the grid's order."""
+
+def interesting(
+    progress: events.Progress, rows: int, failing: Collection[Combination] = ()
+) -> list[tuple[Combination, float]]:
+    """The combinations whose answer is most open, and those that run now, in the grid's order.
+
+    Args:
+        progress: Where the study stands.
+        rows: How many at most.
+        failing: Those that have failed: some are among the rows, however little is open about them.
+    """
 
     def openness(item: tuple[int, tuple[Combination, float]]) -> tuple[bool, float]:
         _, (combination, bad) = item
         return (combination in progress.running, bad * (1 - bad))
 
-    ranked = sorted(enumerate(progress.probability_bad), key=openness, reverse=True)[:rows]
-    return [pair for _, pair in sorted(ranked, key=lambda item: item[0])]
+    ranked = sorted(enumerate(progress.probability_bad), key=openness, reverse=True)
+    kept = [item for item in ranked if item[1][0] in failing][: max(1, rows // 3)]
+    chosen = [*kept, *(item for item in ranked if item not in kept)][:rows]
+    return [pair for _, pair in sorted(chosen, key=lambda item: item[0])]
 
 
 def bar(fraction: float, width: int = 20) -> str:

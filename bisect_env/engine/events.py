@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from bisect_env.errors import BisectEnvError, MatrixError
@@ -141,6 +142,7 @@ class Progress:
         running: Combination to number of trials running now.
         document: The verdict so far (see `document`).
         probability_bad: Combination and its posterior of being bad, for combinations that can be run.
+        counts: Combination to its bad and its counted trials, those of earlier commands included.
     """
 
     trials: int
@@ -148,6 +150,7 @@ class Progress:
     running: dict[Combination, int]
     document: dict[str, Any]
     probability_bad: tuple[tuple[Combination, float], ...]
+    counts: Mapping[Combination, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

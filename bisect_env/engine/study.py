@@ -68,7 +68,7 @@ def run_study(
     store: Store,
     provider: EnvironmentProvider,
     make_executor: Callable[[], Executor],
-    lockfiles: Path,
+    lockfiles: Path | None,
     notify: Notify,
     stopped: Callable[[], bool] = lambda: False,
     workers: int = 2,
@@ -83,7 +83,7 @@ def run_study(
         store: Open for writing.
         provider: Makes environments.
         make_executor: Starts the place where trials run, in another thread, unless the study is answered.
-        lockfiles: Folder under which the locks are written.
+        lockfiles: Folder under which the locks are written, None to write none.
         notify: Hears of everything.
         stopped: True when the user wants to stop.
         workers: Solvers at the same time.

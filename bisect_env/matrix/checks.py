@@ -179,6 +179,10 @@ def _placeholders(parts: Parts) -> Iterator[Finding]:
 
 
 def _rules(parts: Parts) -> Iterator[Finding]:
+    for name, axis in parts.axes.items():
+        for i, value in enumerate(axis.skip):
+            if problem := value_problem(name, axis, value):
+                yield ("axes", name, "skip", i), problem.replace("the rule", "`skip`", 1)
     for path, rule in parts.rules.items():
         for name, conditions in rule.when.items():
             inside: Path = (*path, "when", name)
@@ -188,12 +192,13 @@ def _rules(parts: Parts) -> Iterator[Finding]:
                 continue
             axis = parts.axes[name]
             for i, condition in enumerate(conditions):
-                problem = _condition(name, axis, condition)
+                problem = value_problem(name, axis, condition)
                 if problem:
                     yield (*inside, i), problem
 
 
-def _condition(name: str, axis: Axis, condition: str) -> str | None:
+def value_problem(name: str, axis: Axis, condition: str) -> str | None:
+    """What is wrong with a value, or a comparison, that a rule or `skip` names; None if nothing is."""
     values = listed_values(axis)
     if values is not None and condition in values:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -17,7 +18,7 @@ from bisect_env.matrix.problems import Problem, matrix_error
 from bisect_env.matrix.rules import RuleSet, matching
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, PackageAxis
-from bisect_env.matrix.versions import Manager, newest_of_each, parse_range
+from bisect_env.matrix.versions import Manager, between, newest_of_each, parse_range
 
 MAX_COMBINATIONS = 250_000
 """Each is locked, stored and reported: more take too long, and such a matrix is a slip of the pen."""
@@ -51,12 +52,14 @@ def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None =
     for name, axis in sorted(matrix.file.axes.items(), key=lambda item: not _is_python(item[1])):
         values = listed_values(axis)
         dropped: Mapping[str, str] = {}
+        passed_over: tuple[str, ...] = ()
         if values is None:
             assert isinstance(axis, PackageAxis)
-            values, dropped, problem = _range_values(matrix, name, axis, catalogue, as_of, pythons)
+            chosen, problem = _range_values(matrix, name, axis, catalogue, as_of, pythons)
+            values, dropped, passed_over = chosen.values, chosen.dropped, chosen.passed_over
             if problem:
                 problems.append(Problem(problem, matrix.line("axes", name, "versions")))
-        expanded[name] = GridAxis(name, axis.kind, values, axis.direction, dropped)
+        expanded[name] = GridAxis(name, axis.kind, values, axis.direction, dropped, passed_over)
         if _is_python(axis):
             pythons = values
     axes = [expanded[name] for name in matrix.file.axes]
@@ -82,6 +85,46 @@ def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None =
     return Grid(tuple(axes), excluded, good, bad)
 
 
+def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str, ...]:
+    """Which releases to add to an axis around a boundary, so that the answer is of releases, not of groups.
+
+    Args:
+        matrix: Which may say `refine: false`.
+        axis: With the releases that its range passed over.
+        good: Its value on the good side of the boundary.
+        bad: On the bad side.
+
+    Returns:
+        Those between the two, ascending; nothing where every release was looked at.
+    """
+    source = matrix.file.axes[axis.name]
+    if not isinstance(source, PackageAxis) or not source.refine:
+        return ()
+    return between(axis.passed_over, good, bad)
+
+
+def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> Grid:
+    """The same grid with more values on some axes; rules and stated ends hold as before.
+
+    Args:
+        matrix: Which the grid was expanded from.
+        grid: As expanded, or refined before.
+        added: Axis to values from `to_refine`.
+    """
+    axes = []
+    for axis in grid.axes:
+        more = set(added.get(axis.name, ()))
+        values = tuple(sorted({*axis.values, *more}, key=Version)) if more else axis.values
+        left = tuple(version for version in axis.passed_over if version not in more)
+        axes.append(replace(axis, values=values, passed_over=left))
+    wider = Grid(tuple(axes))
+
+    def moved(index: Index | None) -> Index | None:
+        return None if index is None else wider.index(grid.combination(index))
+
+    return replace(wider, excluded=_excluded(matrix, wider), good=moved(grid.good), bad=moved(grid.bad))
+
+
 def _too_long(axis: GridAxis) -> str:
     is_either = axis.direction is Direction.EITHER
     limit = MAX_EITHER if is_either else MAX_VALUES
@@ -105,8 +148,8 @@ def _range_values(
     catalogue: VersionCatalogue,
     as_of: datetime | None,
     pythons: Sequence[str] | None,
-) -> tuple[tuple[str, ...], Mapping[str, str], str | None]:
-    """Values, dropped versions with reasons, and a problem when nothing is left."""
+) -> tuple[Chosen, str | None]:
+    """What the range stands for, and a problem when nothing is left."""
     file = matrix.file
     if axis.manager is Manager.CONDA or (axis.is_python and file.uses_conda):
         releases = catalogue.conda_versions(
@@ -118,10 +161,23 @@ def _range_values(
         releases = catalogue.versions(axis.canonical_package, manager=axis.manager, index=file.index)
     limit = cutoff(matrix.file.exclude_newer) if matrix.file.exclude_newer else as_of
     needs_wheel = not axis.is_python and not matrix.file.solver.allows_source(axis.canonical_package)
-    values, dropped = select_releases(axis, releases, limit, needs_wheel=needs_wheel, pythons=pythons)
-    if values:
-        return values, dropped, None
-    return values, dropped, _nothing_left(name, axis, releases, dropped)
+    chosen = select_releases(axis, releases, limit, needs_wheel=needs_wheel, pythons=pythons)
+    return chosen, None if chosen.values else _nothing_left(name, axis, releases, chosen.dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The releases that a range stands for.
+
+    Attributes:
+        values: The chosen versions, ascending.
+        dropped: Version to reason, for those in the range that were left out.
+        passed_over: Releases for which the newest of their group stands, ascending.
+    """
+
+    values: tuple[str, ...]
+    dropped: dict[str, str]
+    passed_over: tuple[str, ...] = ()
 
 
 def select_releases(
@@ -131,7 +187,7 @@ def select_releases(
     *,
     needs_wheel: bool,
     pythons: Sequence[str] | None = None,
-) -> tuple[tuple[str, ...], dict[str, str]]:
+) -> Chosen:
     """Choose the releases that a range stands for.
 
     Args:
@@ -140,10 +196,6 @@ def select_releases(
         limit: First instant that is too new, or None.
         needs_wheel: Leave out releases without a built archive.
         pythons: Leave out what fits none of these versions of Python; None: whatever it fits.
-
-    Returns:
-        The chosen versions, ascending, and version to reason for those in the range that were left out.
-        Releases that `step` passes over were not left out: the newest of their group stands for them.
     """
     assert isinstance(axis.versions, str)
     specifier = parse_range(axis.versions)
@@ -165,7 +217,9 @@ def select_releases(
             kept.setdefault(version, release.version)
         else:
             dropped[release.version] = reason
-    return newest_of_each(kept.values(), axis.step), dropped
+    values = newest_of_each(kept.values(), axis.step)
+    passed_over = tuple(text for _, text in sorted(kept.items()) if text not in set(values))
+    return Chosen(values, dropped, passed_over)
 
 
 def _why_dropped(
@@ -231,7 +285,7 @@ def _parsed(texts: Iterable[str]) -> set[Version]:
 
 def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, str]:
     file = matrix.file
-    if not file.exclude and not file.include:
+    if not file.exclude and not file.include and not any(axis.skip for axis in file.axes.values()):
         return {}
     values = {axis.name: axis.values for axis in grid.axes}
     rules = RuleSet(file.axes, values, file.exclude, file.include)

@@ -96,6 +96,8 @@ class GridAxis:
         direction: Where the bad values may lie.
         dropped: Value to reason, for values that a range named and that were left out
             (withdrawn, no wheel for this platform, pre-release).
+        passed_over: Releases of a range that `step` left to the newest of their group, ascending; nothing
+            where the range is not to be refined.
     """
 
     name: str
@@ -103,6 +105,7 @@ class GridAxis:
     values: tuple[str, ...]
     direction: Direction
     dropped: Mapping[str, str] = field(default_factory=dict)
+    passed_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,15 @@ import os
 import platform as host
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from bisect_env.errors import MatrixError
+from bisect_env.errors import MatrixError, UsageError
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.checks import Parts, cross_checks
+from bisect_env.matrix.checks import Parts, cross_checks, listed_values, value_problem
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.problems import Path as Loc
 from bisect_env.matrix.problems import Problem, matrix_error, near, of_validation
@@ -219,6 +219,36 @@ def load_matrix(path: str | os.PathLike[str]) -> Matrix:
     if not problems:
         problems.append(_no_mapping(source.data))
     raise matrix_error(str(path), problems)
+
+
+def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
+    """The same matrix with more values that are not to be tried, as if `skip` of their axes named them.
+
+    Args:
+        matrix: As loaded.
+        words: Each `axis=value`, where the value may be a comparison; or a value alone, where one axis only
+            has several.
+
+    Raises:
+        UsageError: No axis of the matrix is meant.
+    """
+    several = [name for name, axis in matrix.file.axes.items() if len(listed_values(axis) or "ab") > 1]
+    axes = dict(matrix.file.axes)
+    for word in words:
+        name, separator, value = word.partition("=")
+        if name not in axes:
+            name, separator, value = "", "", word
+        if not separator and len(several) == 1:
+            name = several[0]
+        if not name or not value:
+            raise UsageError(
+                f"--skip {word}: which axis is meant?",
+                remedy=f"write it as {several[0] if several else next(iter(axes))}=VALUE",
+            )
+        if problem := value_problem(name, axes[name], value):
+            raise UsageError(f"--skip {word}: {problem}")
+        axes[name] = axes[name].model_copy(update={"skip": (*axes[name].skip, value)})
+    return replace(matrix, file=matrix.file.model_copy(update={"axes": axes}))
 
 
 def current_platform() -> str:
@@ -431,5 +461,8 @@ def _leave_out_later_keys(content: dict[str, Any]) -> None:
     if not content["trial"]["bad"]["signature"]:
         del content["trial"]["bad"]["signature"]
     for axis in content["axes"].values():
+        # What they say is which combinations are looked at, not what a trial of one is.
+        axis.pop("refine", None)
+        axis.pop("skip", None)
         if axis.get("build", "") is None:
             del axis["build"]

@@ -108,8 +108,17 @@ class RuleSet:
         exclude: Collection[Rule],
         include: Collection[Rule],
     ) -> None:
+        self._skip = {
+            name: frozenset().union(*(matching(axis, values[name], c) for c in axis.skip))
+            for name, axis in axes.items()
+            if axis.skip
+        }
         self._exclude = [(rule, _allowed(axes, values, rule)) for rule in exclude]
         self._include = [(rule, _allowed(axes, values, rule)) for rule in include]
+
+    def skipping(self, combination: Combination) -> str | None:
+        """The axis whose `skip` takes a combination out, None if none does."""
+        return next((name for name, skipped in self._skip.items() if combination[name] in skipped), None)
 
     def excluding(self, combination: Combination) -> int | None:
         """Position in `exclude` of the rule that takes a combination out, None if none of them does."""
@@ -119,6 +128,8 @@ class RuleSet:
 
     def why_excluded(self, combination: Combination) -> str | None:
         """The reason for which a combination is out, or None when it is in."""
+        if (axis := self.skipping(combination)) is not None:
+            return f"skipped: `skip` of {axis} names {combination[axis]}"
         if any(_matches(combination, allowed) for _, allowed in self._include):
             return None
         for rule, allowed in self._exclude:

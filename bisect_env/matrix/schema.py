@@ -83,6 +83,19 @@ Versions = Annotated[
 ]
 
 
+def _texts(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+Skipped = Annotated[
+    tuple[Value, ...],
+    BeforeValidator(_texts),
+    WithJsonSchema({"type": ["string", "number", "array"], "items": {"type": ["string", "number"]}}),
+]
+"""Values that are not to be tried: a list, or a comparison such as `<3.10`."""
+_SKIP = "Values that are not to be tried, such as ['3.1.2'] or '<3.2'; what was measured stays."
+
+
 class PackageAxis(StrictModel):
     """An axis whose values are exact versions of one package."""
 
@@ -98,9 +111,14 @@ class PackageAxis(StrictModel):
         default=Step.MINOR,
         description="Of a range: the newest release of each major, minor or patch version, or every one.",
     )
+    refine: bool = Field(
+        default=True,
+        description="Of a range: look at the releases that `step` left out between last good and first bad.",
+    )
     prereleases: bool = Field(default=False, description="Of a range: take pre-releases too.")
     yanked: bool = Field(default=False, description="Of a range: take withdrawn releases too.")
     direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad versions may lie.")
+    skip: Skipped = Field(default=(), description=_SKIP)
 
     @field_validator("versions")
     @classmethod
@@ -121,7 +139,7 @@ class PackageAxis(StrictModel):
 
     @model_validator(mode="after")
     def _range_keys_need_a_range(self) -> Self:
-        extra = sorted({"step", "prereleases", "yanked"} & self.model_fields_set)
+        extra = sorted({"step", "prereleases", "yanked", "refine"} & self.model_fields_set)
         if extra and not isinstance(self.versions, str):
             raise ValueError(
                 f"`{extra[0]}` belongs to a range, and `versions` is a list; remove it, or write a range"
@@ -157,6 +175,7 @@ class ValueAxis(StrictModel):
         description="The values in their order; they reach the script as BISECT_ENV_<AXIS> and as {axis}."
     )
     direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad values may lie.")
+    skip: Skipped = Field(default=(), description=_SKIP)
 
     @field_validator("values")
     @classmethod
@@ -201,6 +220,7 @@ class DateAxis(StrictModel):
         Discriminator(_list_or_mapping),
     ] = Field(description="A list of days or instants, or {from, to, step}. A day counts whole.")
     direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad days may lie.")
+    skip: Skipped = Field(default=(), description=_SKIP)
 
     @field_validator("dates")
     @classmethod
@@ -586,10 +606,6 @@ class _OrEngine:
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {"anyOf": [handler(core), {"type": "string", "enum": list(get_args(Engine))}]}
-
-
-def _texts(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
 
 
 Condition = Annotated[

@@ -129,7 +129,7 @@ def _axis(package: PackageAnswer, manager: str) -> list[str]:
     if package.is_range:
         lines += [
             f"    versions: {_quoted(package.versions)}",
-            "    step: minor              # the newest release of each minor version; or major, patch, every",
+            "    step: minor    # the newest of each minor version, then all around the answer; or every",
         ]
     else:
         versions = [part.strip() for part in package.versions.split(",") if part.strip()]

@@ -143,6 +143,22 @@ class CondaVersion:
     __hash__ = None  # type: ignore[assignment]
 
 
+def between(versions: Iterable[str], one: str, other: str) -> tuple[str, ...]:
+    """The versions that lie strictly between two others, ascending; none where any of the two is no version.
+
+    Args:
+        versions: PEP 440 versions in any order.
+        one: Either end.
+        other: The other.
+    """
+    try:
+        low, high = sorted((Version(one), Version(other)))
+    except InvalidVersion:
+        return ()
+    parsed = sorted((Version(text), text) for text in versions)
+    return tuple(text for version, text in parsed if low < version < high)
+
+
 def newest_of_each(versions: Iterable[str], step: Step) -> tuple[str, ...]:
     """Keep the newest version of each group that `step` names.
 

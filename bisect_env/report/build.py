@@ -20,6 +20,7 @@ from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridA
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.doubts import (
+    advice,
     machine_warnings,
     other_failures,
     stability,
@@ -436,9 +437,13 @@ def build_report(
     verdict = with_bodies(verdict, [*reused, *trials])
     combinations = _combinations(states, counts, axes, verdict, trials)
     verdict["sentence"] = sentence(
-        verdict, [axis.model_dump() for axis in axes], _outcome_at(verdict.get("first_bad"), counts, failures)
+        verdict,
+        [axis.model_dump() for axis in axes],
+        _outcome_at(verdict.get("first_bad"), counts, failures),
+        _changed(difference, _explanation(decisions)),
     )
     steady = stability(trials)
+    ways = tuple(_failure(group, example) for group, example in failures)
     return Report(
         study=StudyInfo(
             id=study.id,
@@ -459,8 +464,9 @@ def build_report(
         environments=environments,
         reused=tuple(OriginReport(**dataclasses.asdict(origin)) for origin in origins),
         combinations=combinations,
-        failures=tuple(_failure(group, example) for group, example in failures),
+        failures=ways,
         stability=steady,
+        advice=tuple(advice(verdict, axes, ways, trials, study.definition.settings, _scripts(study))),
         warnings=(
             *amplified(decisions),
             *verdict_warnings(verdict),
@@ -484,6 +490,27 @@ def build_report(
         explanation=_explanation(decisions),
         reproduce=steps(study, axes, verdict, lock),
     )
+
+
+def _changed(difference: DifferenceReport | None, explanation: ExplanationReport | None) -> list[str]:
+    """What differs from last good to first bad: the culprits where they are known, else everything."""
+    if explanation is not None and explanation.culprits:
+        culprits = [explanation.changes[i] for i in explanation.culprits]
+        return [f"{one.name} {one.old} → {one.new}" for one in culprits]
+    changes = difference.changes if difference is not None else ()
+    return [
+        f"{one.name} {one.before.version if one.before else '(none)'} → "
+        f"{one.after.version if one.after else '(none)'}"
+        for one in changes
+    ]
+
+
+def _scripts(study: Study) -> list[str]:
+    """`trial.files` of a study's matrix, or the one script that its command names."""
+    data = yaml_source.parse(study.definition.matrix_text).data
+    trial = data.get("trial") if isinstance(data, dict) else None
+    files = trial.get("files") if isinstance(trial, dict) else None
+    return [files] if isinstance(files, str) else [str(file) for file in files or ()]
 
 
 def _in_matrix_order(states: Sequence[CombinationState], axes: Sequence[AxisInfo]) -> list[CombinationState]:

@@ -1,12 +1,15 @@
-"""What speaks against a verdict: trials that it does not explain, drifts, sick hosts. Pure."""
+"""What speaks against a verdict, and what would help to a better one. Pure."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bisect_env.matrix.signatures import shown
+from bisect_env.report.model import AxisInfo, FailureReport
 from bisect_env.search.stability import Effect, Told, drift, host_effect
 from bisect_env.storage.records import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome
@@ -156,3 +159,163 @@ def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:
     if len(strange) > _SHOWN:
         warnings.append(f"the verdict does not explain {len(strange) - _SHOWN} more combinations")
     return warnings
+
+
+# --------------------------------------------------------------------------------------------------
+# Why there is no answer, as far as the trials tell, each with a line to paste.
+
+_NO_MODULE = re.compile(r"No module named '?([A-Za-z_]\w*)")
+_NO_FILE = re.compile(r"No such file or directory: b?'([^'/][^']*)'")
+_NO_NETWORK = re.compile(
+    r"URLError|ConnectionError|ConnectTimeout|gaierror|Name or service not known|Network is unreachable"
+    r"|Temporary failure in name resolution|Max retries exceeded"
+)
+_BROUGHT_BY = {
+    "Crypto": "pycryptodome",
+    "OpenSSL": "pyopenssl",
+    "PIL": "pillow",
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "pkg_resources": "setuptools",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Modules whose packages are called otherwise."""
+
+
+def advice(
+    verdict: Mapping[str, Any],
+    axes: Sequence[AxisInfo],
+    failures: Sequence[FailureReport],
+    trials: Sequence[StoredTrial],
+    settings: Mapping[str, Any],
+    scripts: Sequence[str] = (),
+) -> list[str]:
+    """The likely reason why a study has no answer, and the line of the matrix that would change it.
+
+    Args:
+        verdict: The verdict document.
+        axes: Of the study.
+        failures: Ways in which trials failed, the most frequent first.
+        trials: All of the study.
+        settings: Of its search.
+        scripts: `trial.files` of the matrix.
+
+    Returns:
+        A sentence each, the likeliest first; nothing where there is an answer.
+    """
+    if verdict.get("status", "none") != "none":
+        return []
+    bad = [failure for failure in failures if failure.evidence == "bad"]
+    kind = verdict.get("kind")
+    reason = str(verdict.get("reason") or "")
+    if kind == "always" or "good combination is bad" in reason:
+        return [*_two_failures(axes, trials), *_why_always(bad, scripts)]
+    if kind == "never" or "bad combination is not bad" in reason:
+        return list(_why_never(verdict, failures, settings))
+    return list(_why_open(verdict, bad, settings))
+
+
+def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str]) -> Iterator[str]:
+    if not bad:
+        return
+    total, first = sum(failure.trials for failure in bad), bad[0]
+    said = f"{first.detail}\n{first.stack}"
+    often = "every bad trial" if first.trials == total else f"{first.trials} of {total} bad trials"
+    if match := _NO_MODULE.search(said):
+        package = _BROUGHT_BY.get(match[1], match[1].lower().replace("_", "-"))
+        yield (
+            f"in {often} the module {match[1]} is missing: if no axis is to bring it, add "
+            f"`packages: [{package}]` to the matrix"
+        )
+    elif match := _NO_FILE.search(said):
+        files = json.dumps([*scripts, match[1]], ensure_ascii=False).replace('"', "")
+        yield f"in {often} the file {match[1]} is missing: say `files: {files}` in `trial`"
+    elif first.outcome == "hang":
+        yield (
+            f"{often} reached the time limit: if the script takes so long, say `timeout: 5m` in `trial`, or "
+            "more"
+        )
+    elif _NO_NETWORK.search(said):
+        yield (
+            f"in {often} something on the network could not be reached, which no version decides: give the "
+            "script what it fetches in `files`"
+        )
+    elif len(bad) > 1:
+        yield (
+            f"there are {len(bad)} kinds of failures; to look for one of them, say "
+            f"`bad: {{signature: {_quoted(shown(bad[-1].signature))}}}` in `trial`"
+            if bad[-1].signature
+            else f"there are {len(bad)} kinds of failures"
+        )
+    else:
+        yield (
+            "everything fails in one way, so that the first bad one lies before what is listed: list older "
+            "versions, or look whether the script itself is at fault (`bisect-env trials --show "
+            f"{first.trial[:8]}`)"
+        )
+
+
+def _two_failures(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> Iterator[str]:
+    """Where trials at the two ends of the only axis fail in different ways, these are two problems."""
+    several = [axis for axis in axes if len(axis.values) > 1]
+    if len(several) != 1:
+        return
+    (axis,) = several
+    ways: dict[str, Counter[str]] = {}
+    for trial in trials:
+        if trial.evidence is Evidence.BAD and trial.signature:
+            ways.setdefault(trial.combination[axis.name], Counter())[trial.signature] += 1
+    seen = [value for value in axis.values if value in ways]
+    if len(seen) < 2:
+        return
+    low, high = seen[0], seen[-1]
+    if set(ways[low]) & set(ways[high]):
+        return
+    good, bad = (high, low) if axis.direction == "fixed" else (low, high)
+    told = {value: shown(ways[value].most_common(1)[0][0]) for value in (good, bad)}
+    yield (
+        f"two failures that have nothing to do with each other: {axis.name} {good} fails as {told[good]}, "
+        f"and {axis.name} {bad} as {told[bad]}; to look for the latter, say "
+        f"`bad: {{signature: {_quoted(told[bad])}}}` in `trial`"
+    )
+
+
+def _why_never(
+    verdict: Mapping[str, Any], failures: Sequence[FailureReport], settings: Mapping[str, Any]
+) -> Iterator[str]:
+    others = [failure for failure in failures if failure.evidence == "other"]
+    if others:
+        first = others[0]
+        yield (
+            f"{_trials(sum(failure.trials for failure in others))} failed in a way that is not counted, most "
+            f"as {shown(first.signature) or first.outcome}: to count it, say "
+            f"`bad: {{outcomes: [{first.outcome}]}}` in `trial`, without a `signature`"
+        )
+    elif verdict.get("trials"):
+        rate = float(settings.get("min_crash_rate") or 0.02)
+        yield (
+            f"failures in fewer than {rate:.2g} of the runs were not looked for: say "
+            f"`search: {{min_crash_rate: {rate / 10:.2g}}}`, or make the failure more frequent with "
+            "`search: {amplify: true}`; if it should fail for certain, see whether the script ends with "
+            "another status than 0 then"
+        )
+
+
+def _why_open(
+    verdict: Mapping[str, Any], bad: Sequence[FailureReport], settings: Mapping[str, Any]
+) -> Iterator[str]:
+    most, trials = int(settings.get("max_trials") or 0), int(verdict.get("trials") or 0)
+    if trials and most and trials >= most:
+        yield (f"the trials are used up: say `search: {{max_trials: {2 * most}}}`, then run it again")
+    elif settings.get("budget") and trials:
+        yield "the time is used up: give `search.budget` more, and run the same command again"
+    if trials and bad and sum(failure.trials for failure in bad) * 5 < trials:
+        yield "the failure is rare: `search: {amplify: true}` looks first for what makes it more frequent"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -154,8 +154,8 @@ def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("typical rate of bad combinations", _rate(verdict.get("typical_bad_rate"))),
         ("background rate of good ones", _rate(verdict.get("background_rate"))),
         ("chance that last good was merely lucky", _rate(verdict.get("miss"))),
-        ("log10 Bayes factor against no difference", number(factors.get("log10_against_no_difference"))),
-        ("log10 Bayes factor against the second answer", number(factors.get("log10_against_runner_up"))),
+        ("evidence against no difference at all", _odds(factors.get("log10_against_no_difference"))),
+        ("evidence against the second answer", _odds(factors.get("log10_against_runner_up"))),
         ("stated ends that are not as stated", clean(", ".join(verdict.get("ends_wrong") or ()))),
         (
             "trials still needed, about",
@@ -163,6 +163,16 @@ def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("environments still to be built, about", number(verdict.get("expected_environments_left") or None)),
     ]
+
+
+def _odds(log10: float | None) -> str:
+    """A Bayes factor as people read it: how many times better the trials are explained."""
+    if log10 is None:
+        return ""
+    if log10 < 0:
+        return "none: the trials are explained better by it"
+    factor = f"10^{log10:.0f}" if log10 >= 6 else f"{10.0**log10:,.{0 if log10 >= 1 else 1}f}"
+    return f"{factor} to 1 (Bayes factor)"
 
 
 def _chance(value: float | None) -> str:

@@ -40,6 +40,8 @@ def markdown_text(report: Report) -> str:
 def _lines(report: Report, stacks: tuple[int, int]) -> Iterator[str]:
     yield f"**{escaped(report.sentence)}**"
     yield ""
+    for line in report.advice:
+        yield f"> [!TIP]\n> {escaped(clean(line))}\n"
     for line in (words.summary(report), words.reused(report), words.timing(report), words.course(report)):
         if line:
             yield f"- {escaped(line)}"

@@ -307,12 +307,13 @@ SCHEMA = 1
 
 
 class AxisInfo(Frozen):
-    """One axis, its values in ascending order."""
+    """One axis, its values in ascending order, and the releases that the step of its range left out."""
 
     name: str
     kind: str = "package"
     direction: str = "regression"
     values: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
 
 
 class StudyInfo(Frozen):
@@ -460,6 +461,7 @@ class Report(Frozen):
         combinations: Every one, in matrix order.
         failures: The most frequent first.
         stability: `drift`, `host` and `gpu`: whether rates changed over time or between machines.
+        advice: Where there is no answer: the likely reason, and a line to paste; a sentence each.
         warnings: What should be known before the verdict is believed; a sentence each.
         posterior: How the probability of the answers moved.
         timeline: What ran when, and where.
@@ -481,6 +483,7 @@ class Report(Frozen):
     combinations: tuple[CombinationReport, ...] = ()
     failures: tuple[FailureReport, ...] = ()
     stability: dict[str, Any] = Field(default_factory=dict)
+    advice: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     posterior: PosteriorReport = PosteriorReport()
     timeline: TimelineReport = TimelineReport()

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from bisect_env.matrix.versions import between
+
 # --------------------------------------------------------------------------------------------------
 # Rates, intervals and probabilities as people read them. Pure.
 
@@ -99,6 +101,8 @@ def told_origins(origins: Sequence[_Origin]) -> str:
 Axes = Sequence[Mapping[str, Any]]
 """The study's axes: `name`, `kind`, `direction`, `values` in ascending order."""
 
+_CHANGED = 3
+"""Packages that a sentence names."""
 _NOUN = {"package": "version", "value": "value", "date": "day"}
 _VERB = {
     "crash": "crashed",
@@ -110,13 +114,20 @@ _VERB = {
 }
 
 
-def sentence(verdict: Mapping[str, Any], axes: Axes = (), outcome: str | None = None) -> str:
+def sentence(
+    verdict: Mapping[str, Any],
+    axes: Axes = (),
+    outcome: str | None = None,
+    changed: Sequence[str] = (),
+) -> str:
     """Say a verdict.
 
     Args:
         verdict: The verdict document.
         axes: The study's axes; without them, what depends on all values of an axis is left unsaid.
         outcome: What the bad trials did, if they all did the same.
+        changed: Packages that differ from last good to first bad, such as `greenlet 0.4.16 → 0.4.17`: what a
+            date stands for.
 
     Returns:
         One sentence without a line break; it quotes the matrix, and is not made safe for a terminal.
@@ -126,8 +137,11 @@ def sentence(verdict: Mapping[str, Any], axes: Axes = (), outcome: str | None = 
     if status == "none":
         return _no_verdict(verdict, kinds)
     parts = [
-        _where(verdict, kinds, sure=status == "confirmed") + _how_often(verdict, outcome),
+        _where(verdict, kinds, sure=status == "confirmed")
+        + _what_changed(verdict, kinds, changed)
+        + _how_often(verdict, outcome),
         *_in_between(verdict),
+        *_not_listed(verdict, kinds),
     ]
     if (unimportant := do_not_matter(verdict, axes)) and len(verdict.get("culprit_axes") or ()) > 1:
         parts.append(f"{_listed(unimportant)} {'does' if len(unimportant) == 1 else 'do'} not matter")
@@ -199,7 +213,8 @@ def _where(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], *
     if direction == "either":
         return _window(verdict, axis, kinds, probably)
     kind = noun(str(kinds.get(axis, {}).get("kind", "package")))
-    return f"{axis} {first} is {probably}the first bad {kind} (last good {last})"
+    listed = " among those listed" if between(kinds.get(axis, {}).get("passed_over", ()), last, first) else ""
+    return f"{axis} {first} is {probably}the first bad {kind}{listed} (last good {last})"
 
 
 def _spans(
@@ -333,6 +348,29 @@ def _in_between(verdict: Mapping[str, Any]) -> list[str]:
             f"{boundary['axis']} {_listed(values)} in between could not be tried ({status})"
             for status, values in by_status.items()
         ]
+    return texts
+
+
+def _what_changed(
+    verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], changed: Sequence[str]
+) -> str:
+    """Of an answer that is a day, the packages that were released then."""
+    culprits = list(verdict.get("culprit_axes") or ())
+    if len(culprits) != 1 or kinds.get(culprits[0], {}).get("kind") != "date" or not changed:
+        return ""
+    if len(changed) > _CHANGED:
+        return f", with {len(changed)} packages changed"
+    return f", with {_listed(changed)}"
+
+
+def _not_listed(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Releases at a boundary that a thinned range left to others: one of them may be the first bad one."""
+    texts = []
+    for boundary in verdict.get("boundaries") or ():
+        axis = str(boundary.get("axis"))
+        ends = [str((boundary.get(side) or {}).get(axis, "")) for side in ("good", "bad")]
+        if missing := between(kinds.get(axis, {}).get("passed_over", ()), *ends):
+            texts.append(f"{axis} {_listed(missing)} {'was' if len(missing) == 1 else 'were'} not listed")
     return texts
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
@@ -27,12 +27,18 @@ _PLAIN_WIDTH = 200
 _COLOURS = {"bad": "red", "good": "green"}
 
 
-def print_report(report: Report | Mapping[str, Any], stream: TextIO | None = None) -> None:
+def print_report(
+    report: Report | Mapping[str, Any],
+    stream: TextIO | None = None,
+    *,
+    completed: Callable[[str], str] = lambda text: text,
+) -> None:
     """Print a report, or what `report_document` made of one.
 
     Args:
         report: What to show.
         stream: Where to; stdout if None. Characters that it cannot encode become `?`.
+        completed: What is done to the text first, such as giving its commands more options.
     """
     stream = sys.stdout if stream is None else stream
     whole = report if isinstance(report, Report) else Report.read(report)
@@ -40,6 +46,7 @@ def print_report(report: Report | Mapping[str, Any], stream: TextIO | None = Non
     text = report_text(
         whole, terminal=terminal, width=shutil.get_terminal_size().columns if terminal else None
     )
+    text = completed(text)
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()
@@ -71,6 +78,8 @@ def report_text(report: Report, *, terminal: bool = False, width: int | None = N
 
 def _parts(report: Report) -> Iterator[RenderableType]:
     yield Text(clean(report.sentence), style="bold")
+    for line in report.advice:
+        yield Text(f"  → {clean(line)}", style="yellow")
     yield Text()
     yield Text(words.summary(report))
     for line in (words.reused(report), words.timing(report)):
@@ -134,7 +143,10 @@ def _failures(report: Report) -> Iterator[Text]:
     )
     if first.detail:
         yield Text(f"  {shortened(clean(first.detail), words.REASON_WIDTH)}")
-    yield Text(f"  example: {words.named(first.combination)} (trial {clean(first.trial)[: words.SHORT_ID]})")
+    short = clean(first.trial)[: words.SHORT_ID]
+    yield Text(
+        f"  example: {words.named(first.combination)} (all that it printed: bisect-env trials --show {short})"
+    )
     for line in stack_lines(first.stack):
         yield Text(f"    {line}", style="dim")
     for other in bad[1:]:

@@ -6,6 +6,7 @@ itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -198,6 +199,7 @@ def _rows_of(run: Sequence[CombinationReport], detail: Detail) -> list[Row]:
 # --------------------------------------------------------------------------------------------------
 # What several formats say in the same words. Pure.
 
+_COMPARISON = re.compile(r" \(v\d+\)$")
 REASON_WIDTH = 160
 SIGNATURE_WIDTH = 500
 """A signature that was cut could not be copied into a matrix."""
@@ -244,7 +246,9 @@ def reused(report: Report) -> str:
 
 def ends(report: Report) -> list[tuple[str, str]]:
     """The target, first bad, last good, and what else the verdict says, each with its title."""
-    found = [("target", shortened(clean(report.target), SIGNATURE_WIDTH))] if report.target else []
+    # The version of the comparison is of use where a signature is copied from: at the failures.
+    target = _COMPARISON.sub("", report.target)
+    found = [("target", shortened(clean(target), SIGNATURE_WIDTH))] if target else []
     if not report.has_verdict:
         return found
     for name, title in (("first_bad", "first bad"), ("last_good", "last good")):
@@ -272,7 +276,8 @@ def assumed(report: Report) -> str:
     for one in report.verdict.get("assumed") or ():
         axis, trials = str(one["axis"]), int(one["trials"])
         first, last = (str(one[end].get(axis, "?")) for end in ("first", "last"))
-        named = f"{axis} {nouns.get(axis, 'version')}"
+        word = nouns.get(axis, "version")
+        named = word if axis == word else f"{axis} {word}"
         what = f"{named} {first}" if first == last else f"{named}s {first} to {last}"
         claim = f"that {what} {'fails' if first == last else 'fail'}, too"
         if not one["called_bad"]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from bisect_env.cli.output import with_options
 from tests.cli.calls import RunCommand
 from tests.engine.studies import Studies
 
@@ -99,3 +102,41 @@ def test_help_calls_values_by_words(run: RunCommand) -> None:
     assert "--workers" in out
     assert "INTEGER" not in out
     assert "<int" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("bisect-env run m.yaml   goes on", "bisect-env run m.yaml --db 'a b.sqlite' --cache c   goes on"),
+        ("`bisect-env plan m.yaml` lists", "`bisect-env plan m.yaml --cache c` lists"),
+        ("bisect-env report 12 --db other", "bisect-env report 12 --db other"),
+        ("give `bisect-env trials --show 1`.", "give `bisect-env trials --show 1 --db 'a b.sqlite'`."),
+        (
+            "bisect-env trial m.yaml --at a=1 # first bad",
+            "bisect-env trial m.yaml --at a=1 --db 'a b.sqlite' --cache c # first bad",
+        ),
+        ("a bisect-env 1.0", "a bisect-env 1.0"),
+    ],
+)
+def test_commands_to_be_given_next_carry_the_options_of_this_one(text: str, expected: str) -> None:
+    assert with_options(text, ["run", "m.yaml", "--db", "a b.sqlite", "--cache=c", "--quiet"]) == expected
+    assert with_options(text, ["run", "m.yaml", "--quiet"]) == text
+
+
+@pytest.mark.integration
+def test_a_trial_is_shown_with_all_that_it_printed(tmp_path: Path, run: RunCommand) -> None:
+    studies = Studies(tmp_path)
+    studies.run(studies.matrix("import sys; print('seen'); sys.exit('words' if int(sys.argv[1]) > 4 else 0)"))
+    db = str(studies.db)
+    _, out, _ = run("report", "--db", db)
+    command = re.search(r"bisect-env trials --show (\w+) --db", out)
+    assert command is not None, out
+    code, out, _ = run("trials", "--show", command[1], "--db", db)
+    assert code == 0
+    assert "outcome      exit-fail" in out
+    assert "--- stdout\nseen\n" in out
+    assert "--- stderr\nwords\n" in out
+    code, out, _ = run("trials", "--show", command[1], "--json", "--db", db)
+    assert json.loads(out)["stdout"] == "seen\n"
+    assert run("trials", "--show", "zzz", "--db", db)[0] == 2
+    assert run("trials", "--show", "%'", "--db", db)[0] == 2

@@ -130,11 +130,11 @@ def test_how_a_verification_is_told() -> None:
         return Verification({"a": "1"}, claim, 0.01, 0.95, trials, hits, rate, (0.0, 0.5), 0.0097, why)
 
     assert told(verification(RateClaim.BELOW, 0, 309)) == (
-        "fixed: a=1 fails in fewer than 1 % of runs (95 % sure): 0 of 309 trials were bad\n"
+        "below the limit: a=1 fails in fewer than 1 % of runs (95 % sure): 0 of 309 trials were bad\n"
         "309 clean runs stand behind that; zero in 309 alone means below 1 %"
     )
     assert told(verification(RateClaim.ABOVE, 4, 40)).startswith(
-        "not fixed: a=1 fails in more than 1 % of runs"
+        "above the limit: a=1 fails in more than 1 % of runs"
     )
     assert told(verification(None, 4, 400, "the limit of 400 trials is reached")).endswith(
         "4 of 400 trials were bad (1 %, 95 % interval 0–50 %); the limit of 400 trials is reached"

@@ -1,5 +1,6 @@
 import io
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -111,6 +112,49 @@ def test_progress_lines_are_not_a_flood() -> None:
         view(progress(**{"1": 0.5}))
         now += 0.1
     assert stream.getvalue().count("trials") <= 2 * 3
+
+
+def test_the_same_failure_is_a_line_once_and_then_a_number() -> None:
+    now = 0.0
+    stream = io.StringIO()
+    view = PlainView(stream, clock=lambda: now)
+    for combination, times in ((A, 12), (B, 2)):
+        for _ in range(times):
+            view(events.TrialFinished(record(combination), Evidence.BAD, 0.0))
+    now = 10.0
+    view(progress(**{"1": 0.5}))
+    view(events.TrialFinished(record(), Evidence.BAD, 0.0))
+    view(events.Concluded({"schema": 1}))
+    lines = stream.getvalue().splitlines()
+    assert len([line for line in lines if line.startswith("crash: pkg=1")]) == 3
+    assert len([line for line in lines if line.endswith("in the body): 11 more times")]) == 1
+    assert len([line for line in lines if line.endswith("in the body): 1 more time")]) == 2
+
+
+def test_an_event_says_when() -> None:
+    stream = io.StringIO()
+    before = datetime.now(UTC)
+    JsonView(stream)(events.Warned("text"))
+    said = datetime.fromisoformat(json.loads(stream.getvalue())["time"])
+    assert abs((said - before).total_seconds()) < 60
+
+
+def test_what_was_counted_before_is_in_the_table_and_a_failure_stays() -> None:
+    now = 100.0
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=30)
+    chances = {str(i): 0.5 for i in range(2, 40)} | {"1": 1.0}
+    seen = progress(**chances)
+    seen = replace(seen, running={}, counts={A: (3, 7)}, document=document(probability=0.35))
+    with LiveView(console, clock=lambda: now) as view:
+        now = 165.0
+        view(seen)
+        drawn = Console(file=io.StringIO(), width=160)
+        drawn.print(view._draw())
+    out = drawn.file.getvalue()  # type: ignore[attr-defined]
+    (row,) = [line for line in out.splitlines() if line.startswith("pkg=1 ")]
+    assert row.split()[1:3] == ["7", "3"]
+    assert "1 min 5 s" in out
+    assert out.count("35 %") + out.count("35%") <= 1, "one probability, not two that differ"
 
 
 def test_a_pass_is_not_a_line() -> None:

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from bisect_env.errors import MatrixError
+from bisect_env.errors import MatrixError, UsageError
 from bisect_env.matrix.catalogue import Release
-from bisect_env.matrix.expand import expand, select_releases
+from bisect_env.matrix.expand import expand, refined, select_releases, to_refine
 from bisect_env.matrix.grid import AxisKind, Combination, Direction
+from bisect_env.matrix.load import skipping
 from bisect_env.matrix.rules import RuleSet
 from bisect_env.matrix.schema import PackageAxis, Rule
 from bisect_env.matrix.versions import CondaVersion, Step, newest_of_each
@@ -304,6 +305,63 @@ bad: {numpy: "2.1"}
         assert (grid.good, grid.bad) == ((1,), (0,))
 
 
+class TestRefining:
+    def test_what_the_step_passed_over_is_known_and_added_around_a_boundary(self, matrix_of):
+        matrix = matrix_of(
+            "axes:\n  numpy: {package: numpy, versions: '>=1.20,<4', yanked: true}\n"
+            "  size: {values: [1, 2]}\n"
+            "exclude: [{when: {numpy: '<2', size: 2}, why: slow}]\n"
+            "good: {numpy: 1.26.4, size: 1}\nbad: {numpy: 3.0.0, size: 2}\n"
+        )
+        grid = expand(matrix, FakeCatalogue({"numpy": NUMPY}))
+        numpy = grid.axes[0]
+        assert numpy.values == ("1.26.4", "2.0.1", "2.1.3", "3.0.0")
+        assert numpy.passed_over == ("2.0.0", "2.1.0")
+        assert to_refine(matrix, numpy, "1.26.4", "2.0.1") == ("2.0.0",)
+        assert to_refine(matrix, numpy, "3.0.0", "2.1.3") == (), "in whichever direction"
+        assert to_refine(matrix, numpy, "3.0.0", "1.26.4") == ("2.0.0", "2.1.0")
+        wider = refined(matrix, grid, {"numpy": ["2.0.0"]})
+        assert wider.axes[0].values == ("1.26.4", "2.0.0", "2.0.1", "2.1.3", "3.0.0")
+        assert wider.axes[0].passed_over == ("2.1.0",)
+        assert wider.axes[1] == grid.axes[1]
+        assert (wider.good, wider.bad) == ((0, 0), (4, 1))
+        assert wider.excluded == {(0, 1): "slow"}
+
+    def test_not_where_the_matrix_does_not_want_it(self, matrix_of):
+        matrix = matrix_of(numpy_range(", refine: false"))
+        grid = expand(matrix, FakeCatalogue({"numpy": NUMPY}))
+        assert grid.axes[0].passed_over == ("2.1.0",)
+        assert to_refine(matrix, grid.axes[0], "2.0.0", "2.1.3") == ()
+
+    def test_it_is_the_same_study(self, matrix_of):
+        digests = {matrix_of(numpy_range(keys)).digest for keys in ("", ", refine: false", ", skip: '<2'")}
+        assert len(digests) == 1
+
+
+class TestSkip:
+    def test_values_and_comparisons(self, matrix_of):
+        matrix = matrix_of(
+            "axes:\n  lib: {package: lib, versions: ['1', '2', '3'], skip: ['2']}\n"
+            "  size: {values: [1, 2], skip: 2}\n"
+        )
+        grid = expand(matrix, FakeCatalogue())
+        assert {i for i in grid.indices() if i not in grid.excluded} == {(0, 0), (2, 0)}
+        assert grid.excluded[1, 0] == "skipped: `skip` of lib names 2"
+
+    def test_from_the_command_line(self, matrix_of):
+        matrix = matrix_of("axes:\n  lib: {package: lib, versions: ['1', '2', '3']}\n  size: {values: [1]}\n")
+        for word in ("2", "lib=2"):
+            assert set(expand(skipping(matrix, [word]), FakeCatalogue()).excluded) == {(1, 0)}
+        assert set(expand(skipping(matrix, ["lib=<3"]), FakeCatalogue()).excluded) == {(0, 0), (1, 0)}
+        with pytest.raises(UsageError, match="not on the axis 'lib'"):
+            skipping(matrix, ["lib=7"])
+
+    def test_a_value_that_is_not_there(self, matrix_of):
+        with pytest.raises(MatrixError) as caught:
+            matrix_of("axes:\n  lib: {package: lib, versions: ['1', '2'], skip: ['7']}\n")
+        assert "`skip` names '7', which is not on the axis 'lib'" in str(caught.value)
+
+
 versions = st.builds(
     "{}.{}.{}{}".format,
     st.integers(0, 4),
@@ -332,7 +390,8 @@ releases = st.builds(
 def test_every_release_is_chosen_dropped_or_outside(found, step, low, prereleases, yanked, needs_wheel, day):
     axis = PackageAxis(package="p", versions=f">={low}", step=step, prereleases=prereleases, yanked=yanked)
     limit = None if day is None else at(day)
-    values, dropped = select_releases(axis, found, limit, needs_wheel=needs_wheel)
+    chosen = select_releases(axis, found, limit, needs_wheel=needs_wheel)
+    values, dropped = chosen.values, chosen.dropped
     by_version = {release.version: release for release in found}
     assert list(values) == sorted(values, key=Version)
     assert not set(values) & set(dropped)

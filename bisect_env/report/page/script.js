@@ -11,9 +11,9 @@ for (const map of document.querySelectorAll(".map")) {
     const first = svg.querySelector(".part[aria-label*='; first bad;']") || svg.querySelector(".part");
     if (!first) continue;
     first.setAttribute("tabindex", "0");
-    // Of a wide matrix what matters is seen first.
+    // Of a wide matrix what matters is seen first; otherwise the names of the rows are, at the left.
     const frame = svg.parentElement, box = first.getBoundingClientRect(), outer = frame.getBoundingClientRect();
-    frame.scrollLeft = Math.max(0, box.left - outer.left - outer.width / 2);
+    if (box.right > outer.right) frame.scrollLeft = box.left - outer.left - outer.width / 2;
   }
   const tell = (event) => {
     const cell = event.target.closest(".part");

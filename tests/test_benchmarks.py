@@ -1,0 +1,114 @@
+"""Every benchmark can be run: what nobody runs for months is broken when it is wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py") if "__main__" in p.read_text("utf-8"))
+
+SMALL: dict[str, list[str]] = {
+    "answers": ["--studies", "1"],
+    "cluster": ["--only", "asking", "--trials", "40"],
+    "database": ["--trials", "2000"],
+    "environments": ["--repeats", "1"],
+    "harness": ["--trials", "2"],
+    "search": ["quickstart", "--scale", "0.001", "--processes", "1"],
+    "search_all": ["--studies", "1"],
+    "search_calibration": ["--studies", "2", "--fixed", "1", "--processes", "1"],
+    "search_gpu": ["--shape", "6x6", "--tried", "4"],
+    "search_histories": ["--studies", "1", "--processes", "1"],
+    "search_pictures": [],
+    "search_variants": ["--studies", "1", "--processes", "1"],
+}
+ELSEWHERE = {
+    "gpu_check": "needs a GPU",
+    "gpu_deaths": "needs a GPU",
+    "real_metadata": "has a test of its own below",
+}
+
+
+def run(script: str, arguments: list[str], folder: Path, limit: float = 280.0) -> str:
+    """Its output; run where what it writes beside itself is not the repository's."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{script}", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=limit,
+    )
+    # `harness` ends with 1 where its limit is exceeded, as on a busy machine.
+    is_slow = script == "harness" and "OVER" in done.stdout
+    assert done.returncode == int(is_slow), done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The benchmarks in a folder of their own, since some write results and pictures."""
+    for name in ("benchmarks", "tests", "matrices"):
+        (tmp_path / name).mkdir()
+    for name in ("benchmarks", "tests", "matrices"):
+        for path in (ROOT / name).rglob("*"):
+            if path.suffix in (".py", ".json", ".yaml") and "broken" not in path.parts:
+                target = tmp_path / path.relative_to(ROOT)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def test_every_script_is_run_or_says_why_not() -> None:
+    assert set(SCRIPTS) == SMALL.keys() | ELSEWHERE.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("script", SMALL)
+def test_it_runs_in_small(script: str, copy: Path) -> None:
+    run(script, SMALL[script], copy)
+
+
+def repodata(*packages: tuple[str, str]) -> str:
+    """What a channel says of packages that depend on nothing."""
+    records = {
+        f"{name}-{version}-cuda_0.conda": {
+            "name": name,
+            "version": version,
+            "build": "cuda_0",
+            "build_number": 0,
+            "depends": [],
+            "subdir": "linux-64",
+            "sha256": "0" * 64,
+            "md5": "0" * 32,
+            "size": 1,
+        }
+        for name, version in packages
+    }
+    return json.dumps({"info": {"subdir": "linux-64"}, "packages": {}, "packages.conda": records})
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_real_metadata_of_channels_with_few_packages(copy: Path) -> None:
+    known = {
+        "rapidsai": [("cuml", "25.02.00")],
+        "conda-forge": [("python", "3.10.0"), ("python", "3.12.0"), ("cuda-version", "12.8")],
+        "nvidia": [("pytorch", "2.4.1"), ("pytorch", "2.5.1")],
+    }
+    for channel, packages in known.items():
+        for subdir in ("linux-64", "noarch"):
+            folder = copy / "channels" / channel / subdir
+            folder.mkdir(parents=True)
+            (folder / "repodata.json").write_text(repodata(*(packages if subdir == "linux-64" else ())))
+    out = run("real_metadata", [str(copy / "channels")], copy)
+    assert "4 of 168 combinations can be solved" in out
