@@ -71,7 +71,7 @@ _TAKES = {
     "--cache": (*_ON_HOST, "plan", "fetch", "diff"),
     "--offline": _ON_HOST,
 }
-_COMMAND = re.compile(r"bisect-env (?P<name>[a-z]+)\b(?: (?![ #])[^\s`;]+)*")
+_COMMAND = re.compile(r"bisect-env (?P<name>[a-z]+)\b(?: (?![ #])[^\s`;)]+)*")
 
 
 def with_options(text: str, arguments: Sequence[str]) -> str:

@@ -60,6 +60,7 @@ def _properties(report: Report) -> list[tuple[str, str]]:
         ("exclude-newer", study.exclude_newer.isoformat() if study.exclude_newer else ""),
         *(("machine", machine) for machine in words.machines(report)),
         ("assumed", words.assumed(report)),
+        *(("what would help", line) for line in report.advice),
         *(("warning", warning) for warning in report.warnings),
     ]
     return [(name, value) for name, value in found if value]

@@ -92,7 +92,7 @@ QUESTIONS: dict[str, tuple[str, str]] = {
     "studies": (
         "Every study, with its report",
         """\
-SELECT id AS study_id, name AS study, status, created_at, username, host
+SELECT id AS study_id, name AS study, status, created_at, username, host, id AS report
 FROM studies ORDER BY created_at DESC""",
     ),
     "verdicts": (
@@ -332,12 +332,14 @@ class _Plugin:
         ]
 
     @hookimpl  # type: ignore[untyped-decorator]
-    def render_cell(self, value: object, column: str) -> Markup | None:
+    def render_cell(self, value: object, column: str, table: str | None) -> Markup | None:
         """Links from ids to pages; everything else is escaped by Datasette."""
-        target = {"study_id": "report", "trial_id": "trial"}.get(column)
+        is_study = column in ("study_id", "report") or (table, column) == ("studies", "id")
+        target = "report" if is_study else {"trial_id": "trial"}.get(column)
         if target is None or not isinstance(value, str) or not _ID.fullmatch(value):
             return None
-        return Markup(f'<a href="/-/{target}/{escape(value)}">{escape(value)}</a>')
+        shown = "report" if column == "report" else escape(value)
+        return Markup(f'<a href="/-/{target}/{escape(value)}">{shown}</a>')
 
     @hookimpl  # type: ignore[untyped-decorator]
     def menu_links(self) -> list[dict[str, str]]:

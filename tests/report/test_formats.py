@@ -32,7 +32,8 @@ def report(store: Store) -> Report:
     found = load_report(store, hostile_study(store, "calm").study.id)
     reused = {"study_id": "f" * 32, "study": "older", "user": "ann", "host": "box", "trials": 4}
     target = "crash:calm in body, at calm:f < main.py:run (v2)"
-    return Report.read({**found.document(), "reused": [reused], "target": target})
+    advice = ["say `files: [data.csv]` in `trial`"]
+    return Report.read({**found.document(), "reused": [reused], "target": target, "advice": advice})
 
 
 def needles(report: Report) -> dict[str, list[str]]:
@@ -50,7 +51,8 @@ def needles(report: Report) -> dict[str, list[str]]:
         "study.exclude_newer": ["2026-11-01"],
         "study.version": ["0.1.0"],
         "axes": ["torch", "cuml", "mode"],
-        "target": ["crash:calm in body, at calm:f < main.py:run (v2)"],
+        "target": ["crash:calm in body, at calm:f < main.py:run"],
+        "advice": list(report.advice),
         "trials": ["17 trials"],
         "trial_counts": ["3 bad, 14 good", "4 other, 3 void"],
         "environments": ["2 environments"],
@@ -96,7 +98,7 @@ def needles(report: Report) -> dict[str, list[str]]:
         "verdict.typical_bad_rate": ["typical rate"],
         "verdict.background_rate": ["background rate"],
         "verdict.miss": ["4 %"],
-        "verdict.bayes_factors": ["log10 Bayes factor against no difference"],
+        "verdict.bayes_factors": ["evidence against no difference at all 32 to 1"],
         "verdict.ends_wrong": ["stated ends that are not as stated"],
         "verdict.expected_left": ["trials still needed"],
         "verdict.expected_environments_left": ["environments still to be built"],

@@ -239,7 +239,7 @@ env-unsolvable: python=3.11 orjson=3.9.13: × No solution found: ╰─▶ orjso
 
 Most frequent failure (4 of 4 bad trials): crash:SIGSEGV in body, {place}
   SIGSEGV
-  example: python=3.11 orjson=3.9.11 (trial {trial})
+  example: python=3.11 orjson=3.9.11 (all that it printed: bisect-env trials --show {trial})
     Fatal Python error: Segmentation fault
       File "script.py", line 3 in main
 

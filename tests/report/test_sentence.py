@@ -248,3 +248,19 @@ def test_one_of_several_culprits_may_have_two_runs() -> None:
     )
     said = sentence(document, axes)
     assert said.startswith("lib in 2 and from 4 on with numpy ≥ 2.0 is broken")
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (["greenlet 0.4.16 → 0.4.17"], "(last good 1.1), with greenlet 0.4.16 → 0.4.17: "),
+        (["a 1 → 2", "b 1 → 2"], "(last good 1.1), with a 1 → 2 and b 1 → 2: "),
+        (["x 1 → 2"] * 12, "(last good 1.1), with 12 packages changed: "),
+        ([], "(last good 1.1): "),
+    ],
+)
+def test_a_day_stands_for_the_packages_of_that_day(changed: list[str], told: str) -> None:
+    document, axes = one("1.2", "1.1", kind="date")
+    assert told in sentence(document, axes, "crash", changed)
+    document, axes = one("1.2", "1.1")
+    assert "(last good 1.1): " in sentence(document, axes, "crash", changed), "a version stands for itself"

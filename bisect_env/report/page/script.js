@@ -14,6 +14,9 @@ for (const map of document.querySelectorAll(".map")) {
     // Of a wide matrix what matters is seen first; otherwise the names of the rows are, at the left.
     const frame = table.parentElement, box = first.getBoundingClientRect(), outer = frame.getBoundingClientRect();
     if (box.right > outer.right) frame.scrollLeft = box.left - outer.left - outer.width / 2;
+    // Its row may have scrolled out of sight with its name: what it is of is said above.
+    const label = first.getAttribute("aria-label") || "";
+    if (label.includes("; first bad;")) said.textContent = label;
   }
   const tell = (event) => {
     const cell = event.target.closest(".part");

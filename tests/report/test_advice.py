@@ -1,0 +1,106 @@
+"""Why there is no answer, as far as the trials tell, with a line to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from bisect_env.matrix.grid import Combination
+from bisect_env.report.doubts import advice
+from bisect_env.report.model import AxisInfo, FailureReport
+from bisect_env.storage.records import StoredTrial
+from bisect_env.trials.records import Evidence, Outcome, Phase
+
+AXES = (AxisInfo(name="lib", values=("1", "2", "3")), AxisInfo(name="python", values=("3.11",)))
+ALWAYS = {"status": "none", "kind": "always", "trials": 12}
+NEVER = {"status": "none", "kind": "never", "trials": 200}
+
+
+def failure(detail: str, outcome: str = "exit-fail", evidence: str = "bad", trials: int = 4) -> FailureReport:
+    return FailureReport(
+        outcome=outcome,
+        evidence=evidence,
+        trials=trials,
+        signature=f'[2,"{outcome}:X","body","a.py:f"]',
+        trial="abcdef0123",
+        combination={"lib": "1"},
+        detail=detail,
+    )
+
+
+def said(verdict: dict[str, Any], failures: Sequence[FailureReport] = (), **settings: Any) -> str:
+    return "\n".join(advice(verdict, AXES, failures, (), settings, ["repro.py"]))
+
+
+@pytest.mark.parametrize(
+    ("detail", "line"),
+    [
+        ("ModuleNotFoundError: No module named 'yaml'", "`packages: [pyyaml]`"),
+        ("ModuleNotFoundError: No module named 'foo_bar.baz'", "`packages: [foo-bar]`"),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: 'data/in.csv'",
+            "`files: [repro.py, data/in.csv]`",
+        ),
+        ("URLError: <urlopen error [Errno -2] Name or service not known>", "`files`"),
+        ("ValueError: 3", "`bisect-env trials --show abcdef01`"),
+    ],
+)
+def test_always_bad(detail: str, line: str) -> None:
+    assert line in said(ALWAYS, [failure(detail)])
+
+
+def test_a_time_limit_that_every_trial_reaches() -> None:
+    assert "`timeout: 5m`" in said(ALWAYS, [failure("idle for 60 s", "hang")])
+
+
+def test_never_bad() -> None:
+    assert "min_crash_rate: 0.002" in said(NEVER, min_crash_rate=0.02)
+    other = failure("MemoryError", "host-oom", "other", 9)
+    assert "`bad: {outcomes: [host-oom]}`" in said(NEVER, [other])
+
+
+def test_not_decided() -> None:
+    verdict = {"status": "none", "kind": "all", "trials": 500}
+    text = said(verdict, [failure("x", trials=9)], max_trials=500)
+    assert "`search: {max_trials: 1000}`" in text
+    assert "amplify" in text
+
+
+def test_nothing_where_there_is_an_answer() -> None:
+    assert said({"status": "confirmed", "kind": "all"}, [failure("x")]) == ""
+
+
+def test_two_failures_at_the_two_ends_are_two_problems() -> None:
+    def trial(value: str, kind: str) -> StoredTrial:
+        return stored(value, f'[2,"exit-fail:{kind}","body","a.py:f"]')
+
+    trials = [trial("1", "URLError"), trial("3", "ImportError"), trial("3", "ImportError")]
+    (first, *_) = advice(ALWAYS, AXES, [failure("x"), failure("y")], trials, {})
+    assert "lib 1 fails as exit-fail:URLError in body, at a.py:f (v2)" in first
+    assert "`bad: {signature: 'exit-fail:ImportError in body, at a.py:f (v2)'}`" in first
+    same = [trial("1", "URLError"), trial("3", "URLError"), trial("3", "ImportError")]
+    assert "nothing to do with each other" not in "".join(advice(ALWAYS, AXES, [failure("x")], same, {}))
+
+
+def stored(value: str, signature: str) -> StoredTrial:
+    known: dict[str, Any] = {
+        "combination": Combination.of({"lib": value, "python": "3.11"}),
+        "outcome": Outcome.EXIT_FAIL,
+        "evidence": Evidence.BAD,
+        "signature": signature,
+        "started_at": datetime(2026, 1, 1, tzinfo=UTC),
+        "recorded_at": datetime(2026, 1, 1, tzinfo=UTC),
+        "phase": Phase.BODY,
+        "copies": {},
+        "returncode": 1,
+        "killed_by_us": False,
+    }
+    texts = {"trial_id", "lock_hash", "detail", "host", "worker", "gpu", "study_id"}
+    for one in fields(StoredTrial):
+        if one.name not in known and one.default is MISSING and one.default_factory is MISSING:
+            known[one.name] = "" if one.name in texts else 0
+    return StoredTrial(**known)
