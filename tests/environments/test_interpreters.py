@@ -30,11 +30,16 @@ def planted(monkeypatch, *versions, fetch=lambda version: "the network is down")
 
 
 def test_newest_patch_unless_one_is_named(monkeypatch):
-    pythons = planted(monkeypatch, "3.11.2", "3.11.10", "3.11.9", "3.1.5", "3.12.0rc1")
+    pythons = planted(monkeypatch, "3.11.2", "3.11.10", "3.11.9", "3.12.0rc1")
     assert pythons.find("3.11").version == "3.11.10"
     assert pythons.find("3.11.2").version == "3.11.2"
-    assert pythons.find("3.1").version == "3.1.5"
     assert pythons.find("3.12").final is False
+
+
+@pytest.mark.parametrize("version", ["2.7", "2.7.18", "3.1", "3.5.10"])
+def test_an_old_python_is_refused_in_plain_words(monkeypatch, version):
+    with pytest.raises(InterpreterNotFoundError, match=r"too old: environments are made for 3.6 and newer"):
+        planted(monkeypatch, "3.11.2", "3.5.10").find(version)
 
 
 def test_a_final_release_comes_before_a_newer_candidate(monkeypatch):
