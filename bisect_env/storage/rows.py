@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cache
 from typing import Annotated, Any, NotRequired, Union, get_args, get_origin
 
-from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from bisect_env.environments.lock import Lock, LockFileError
@@ -57,7 +57,7 @@ class _Axis(TypedDict):
     name: str
     kind: NotRequired[_Kind]
     direction: NotRequired[_Direction]
-    values: list[str]
+    values: Annotated[list[str], Field(min_length=1)]
     package: NotRequired[str]
 
 
@@ -265,6 +265,8 @@ def study_of(row: StudyRow) -> Study:
     for column in ("grid", "settings", "verdict"):
         if (document := getattr(row, column)) is not None:
             _check_shape(document, ("studies", column), where, column)
+    if not row.grid and row.verdict is not None:
+        raise DamageError(where, "grid", "it has no axis, and the study has a verdict")
     definition = StudyDefinition(
         name=row.name,
         digest=row.digest,

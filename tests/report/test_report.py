@@ -69,7 +69,7 @@ def test_one_row_of_the_document(report: Report) -> None:
         "combination": {"python": "3.11", "orjson": "3.9.11"},
         "status": "solvable",
         "reason": "",
-        "lock": "3.11|3.9.11",
+        "lock": study.locks["3.11|3.9.11"],
         "good": 15,
         "bad": 3,
         "other": 0,
