@@ -65,11 +65,12 @@ def test_the_document_has_what_was_promised(report: Report, store: Store) -> Non
 
 def test_one_row_of_the_document(report: Report) -> None:
     low, high = clopper_pearson(3, 18)
-    assert json.loads(json_text(report))["combinations"][4] == {
+    row = json.loads(json_text(report))["combinations"][4]
+    assert len(row.pop("lock")) == 64
+    assert row == {
         "combination": {"python": "3.11", "orjson": "3.9.11"},
         "status": "solvable",
         "reason": "",
-        "lock": study.locks["3.11|3.9.11"],
         "good": 15,
         "bad": 3,
         "other": 0,
