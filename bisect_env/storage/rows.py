@@ -265,8 +265,6 @@ def study_of(row: StudyRow) -> Study:
     for column in ("grid", "settings", "verdict"):
         if (document := getattr(row, column)) is not None:
             _check_shape(document, ("studies", column), where, column)
-    if not row.grid and row.verdict is not None:
-        raise DamageError(where, "grid", "it has no axis, and the study has a verdict")
     definition = StudyDefinition(
         name=row.name,
         digest=row.digest,

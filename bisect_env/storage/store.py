@@ -70,7 +70,7 @@ from bisect_env.storage.tables import (
     StudyRow,
     TrialRow,
 )
-from bisect_env.storage.values import clean, jsonable, public
+from bisect_env.storage.values import DamageError, clean, jsonable, public
 from bisect_env.trials.records import Evidence, Machine, TrialRecord
 
 # --------------------------------------------------------------------------------------------------
@@ -670,7 +670,11 @@ class Store:
         """Every combination of a study, in the order in which they were saved first."""
         with self._reading() as session:
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
-            return [rows.combination_of(row) for row in session.exec(query.order_by(col(CombinationRow.id)))]
+            found = [rows.combination_of(row) for row in session.exec(query.order_by(col(CombinationRow.id)))]
+            study = session.get(StudyRow, study_id)
+            if study is not None and not study.grid and any(state.combination.items for state in found):
+                raise DamageError(f"study {study_id}", "grid", "it has no axis, and its combinations have")
+            return found
 
     # -- trials ----------------------------------------------------------------------------------------------
 
