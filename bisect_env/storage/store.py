@@ -671,9 +671,15 @@ class Store:
         with self._reading() as session:
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
             found = [rows.combination_of(row) for row in session.exec(query.order_by(col(CombinationRow.id)))]
-            study = session.get(StudyRow, study_id)
-            if study is not None and not study.grid and any(state.combination.items for state in found):
-                raise DamageError(f"study {study_id}", "grid", "it has no axis, and its combinations have")
+            if found and (row := session.get(StudyRow, study_id)) is not None:
+                names = {axis["name"] for axis in rows.study_of(row).definition.grid}
+                if any(
+                    not names <= set(one.combination) or not (names or one.combination.items == ())
+                    for one in found
+                ):
+                    raise DamageError(
+                        f"study {study_id}", "grid", "its axes are not those of its combinations"
+                    )
             return found
 
     # -- trials ----------------------------------------------------------------------------------------------
