@@ -45,6 +45,7 @@ NOT_RUN = {
     "kubectl": "needs a Kubernetes cluster",
     "podman": "builds an image; tests/containers runs containers where an engine is there",
     "dask": "starts a cluster; tests/cluster/test_remote.py does, with these options",
+    "openssl": "makes certificates; tests/cluster/test_tls.py makes the same",
     "CUDA_VISIBLE_DEVICES": "needs GPUs",
     "createuser": "needs a PostgreSQL server of one's own; tests/storage/postgres_server.py starts one",
     "createdb": "needs a PostgreSQL server of one's own",

@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cache
 from typing import Annotated, Any, NotRequired, Union, get_args, get_origin
 
-from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from bisect_env.environments.lock import Lock, LockFileError
@@ -56,7 +56,7 @@ class _Axis(TypedDict):
     name: str
     kind: NotRequired[_Kind]
     direction: NotRequired[_Direction]
-    values: list[str]
+    values: Annotated[list[str], Field(min_length=1)]
     package: NotRequired[str]
 
 

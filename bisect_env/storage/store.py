@@ -70,7 +70,7 @@ from bisect_env.storage.tables import (
     StudyRow,
     TrialRow,
 )
-from bisect_env.storage.values import clean, jsonable, public
+from bisect_env.storage.values import DamageError, clean, jsonable, public
 from bisect_env.trials.records import Evidence, Machine, TrialRecord
 
 # --------------------------------------------------------------------------------------------------
@@ -670,7 +670,17 @@ class Store:
         """Every combination of a study, in the order in which they were saved first."""
         with self._reading() as session:
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
-            return [rows.combination_of(row) for row in session.exec(query.order_by(col(CombinationRow.id)))]
+            found = [rows.combination_of(row) for row in session.exec(query.order_by(col(CombinationRow.id)))]
+            if found and (row := session.get(StudyRow, study_id)) is not None:
+                names = {axis["name"] for axis in rows.study_of(row).definition.grid}
+                if any(
+                    not names <= set(one.combination) or not (names or one.combination.items == ())
+                    for one in found
+                ):
+                    raise DamageError(
+                        f"study {study_id}", "grid", "its axes are not those of its combinations"
+                    )
+            return found
 
     # -- trials ----------------------------------------------------------------------------------------------
 

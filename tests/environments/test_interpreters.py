@@ -36,6 +36,12 @@ def test_newest_patch_unless_one_is_named(monkeypatch):
     assert pythons.find("3.12").final is False
 
 
+@pytest.mark.parametrize("version", ["2.7", "2.7.18", "3.1", "3.5.10"])
+def test_an_old_python_is_refused_in_plain_words(monkeypatch, version):
+    with pytest.raises(InterpreterNotFoundError, match=r"too old: environments are made for 3.6 and newer"):
+        planted(monkeypatch, "3.11.2", "3.5.10").find(version)
+
+
 def test_a_final_release_comes_before_a_newer_candidate(monkeypatch):
     assert planted(monkeypatch, "3.12.9rc1", "3.12.1").find("3.12").version == "3.12.1"
 

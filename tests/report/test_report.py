@@ -65,11 +65,12 @@ def test_the_document_has_what_was_promised(report: Report, store: Store) -> Non
 
 def test_one_row_of_the_document(report: Report) -> None:
     low, high = clopper_pearson(3, 18)
-    assert json.loads(json_text(report))["combinations"][4] == {
+    first_bad = json.loads(json_text(report))["combinations"][4]
+    assert len(first_bad.pop("lock")) == 64
+    assert first_bad == {
         "combination": {"python": "3.11", "orjson": "3.9.11"},
         "status": "solvable",
         "reason": "",
-        "lock": "3.11|3.9.11",
         "good": 15,
         "bad": 3,
         "other": 0,

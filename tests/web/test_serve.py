@@ -200,7 +200,8 @@ def test_another_user_of_this_machine_is_not_let_in(tmp_path: Path) -> None:
     with serving(path, "--port", "0") as (told, _):
         address = told.partition("?")[0]
         program = (
-            "import os, sys, urllib.error, urllib.request\nos.setgid(65534); os.setuid(65534)\n"
+            "import encodings.idna, os, sys, urllib.error, urllib.request\n"
+            "os.setgid(65534); os.setuid(65534)\n"
             "try: urllib.request.urlopen(sys.argv[1], timeout=60)\n"
             "except urllib.error.HTTPError as error: print(error.code)"
         )
