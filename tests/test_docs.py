@@ -49,7 +49,6 @@ NOT_RUN = {
     "CUDA_VISIBLE_DEVICES": "needs GPUs",
     "createuser": "needs a PostgreSQL server of one's own; tests/storage/postgres_server.py starts one",
     "createdb": "needs a PostgreSQL server of one's own",
-    "openssl": "makes certificates; tests/cluster/test_tls.py makes its own",
     "chmod": "a folder below /srv",
     "pip install": "installs what `make setup` has installed",
     "make": "run by continuous integration",

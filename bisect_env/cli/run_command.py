@@ -7,7 +7,7 @@ import importlib
 import json
 import shlex
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -130,6 +130,10 @@ def run(
     cache_size: CacheSizeOption = None,
     offline: OfflineOption = None,
     cluster: ClusterOption = Cluster.THREADS,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option("--skip", metavar="[AXIS=]VALUE", help="Do not try this value; may be given again."),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="End as soon as the answer stands, without checking it further.")
     ] = False,
@@ -208,7 +212,7 @@ def run(
             lockfiles = lockfiles or matrix.absolute().parent / "lockfiles"
         else:
             flags.refuse_beside_matrix()
-        loaded = _load(matrix)
+        loaded = _load(matrix, skip or ())
         if flags.asks:
             missing = MissingModules(_axis_packages(loaded))
         conclusion = answer(
@@ -355,10 +359,10 @@ def forgotten(module: str) -> Exception:
     )
 
 
-def _load(path: Path) -> Matrix:
-    from bisect_env.matrix.load import load_matrix
+def _load(path: Path, skip: Sequence[str]) -> Matrix:
+    from bisect_env.matrix.load import load_matrix, skipping
 
-    return load_matrix(path)
+    return skipping(load_matrix(path), skip)
 
 
 def _axis_packages(matrix: Matrix) -> list[str]:

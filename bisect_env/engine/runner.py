@@ -537,7 +537,17 @@ class StudyRunner:
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
         ]
         self._notify(
-            events.Progress(self.search.trials, self.state.hits, dict(running), self.document(), tuple(shown))
+            events.Progress(
+                self.search.trials,
+                self.state.hits,
+                dict(running),
+                self.document(),
+                tuple(shown),
+                {
+                    self.grid.combination(index): (tally.bad, tally.bad + tally.good)
+                    for index, tally in self.state.tallies.items()
+                },
+            )
         )
 
 

@@ -51,6 +51,8 @@ FLAKY_FROM = 4
 asked so often."""
 THOUGHT_THROUGH = 20_000
 """Combinations up to which looking ahead takes less time than it saves."""
+_HOSTS = "allow_host:"
+"""Stands in what is said of a program that is the host's: no combination can change that."""
 _SHORT = 4
 """Lines of a builder's words that are told as a whole."""
 
@@ -425,6 +427,13 @@ class StudyState:
             self._last_void = f"{record.outcome}: {record.detail}"
         else:
             self._voids_in_a_row = 0
+        nowhere = record.outcome is Outcome.NOT_RUNNABLE and not self.search.trials
+        if nowhere and _HOSTS in record.detail:
+            raise UsageError(
+                f"{self._matrix.path}: {record.detail}",
+                tried=" ".join(self._matrix.command(record.combination)),
+                remedy="add that line, then start the same command again",
+            )
         if record.outcome is Outcome.NOT_RUNNABLE:
             tried = [t for t in self.tallies.values() if t.good + t.bad + t.other + t.skip]
             if len(tried) >= min(TRIED_BEFORE_BLAME, len(self.members)) and all(

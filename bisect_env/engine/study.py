@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from bisect_env import __version__
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
 from bisect_env.engine.amplify import settle
@@ -32,12 +32,13 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
-from bisect_env.matrix.expand import expand
+from bisect_env.matrix.expand import expand, refined, to_refine
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import PackageAxis
 from bisect_env.report.document import report_document
 from bisect_env.search.coarse import is_large
+from bisect_env.search.verdict import Status, Verdict
 from bisect_env.storage.records import (
     CombinationStatus,
     Study,
@@ -103,6 +104,7 @@ def run_study(
     grid = expand(matrix, provider.catalogue, as_of)
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
     study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh))
+    grid = _as_refined_before(matrix, grid, study)
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
     _keep_logs_within_limit(store, notify)
 
@@ -114,6 +116,10 @@ def run_study(
                 remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
             )
 
+    # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
+    reuses = not (study.definition.fresh or large) and study.status is not StudyStatus.FINISHED
+    # An answer is checked once every release around it was looked at.
+    refining = any(axis.passed_over for axis in grid.axes) and not every_corner
     # A study that is answered answers again at once, without starting a cluster.
     with EarlyExecutor(make_executor, begin=study.status is not StudyStatus.FINISHED) as cluster:
         locking: Locking | None = None
@@ -122,48 +128,57 @@ def run_study(
             for name, reference in images.items():
                 if (text := moved_tag(name, reference)) is not None:
                     notify(events.Warned(text))
-            locking = open_locking(
-                matrix,
-                grid,
-                as_of,
-                provider,
-                watched,
-                workers=workers,
-                images=images,
-                every=every_lock,
-                known=stored_locks(store, study, grid),
-            )
-            # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
-            reuses = not (study.definition.fresh or large) and study.status is not StudyStatus.FINISHED
-            perturbation = settle(
-                matrix,
-                grid,
-                locking,
-                store,
-                study.id,
-                cluster.get,
-                notify=lambda text: notify(events.Said(text)),
-                stopped=stopped,
-            )
-            save_prepared(store, study, locking.prepared)
-            runner = StudyRunner(
-                matrix,
-                locking,
-                store,
-                study.id,
-                notify=notify,
-                stopped=stopped,
-                machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
-                every_corner=every_corner,
-                quick=quick,
-                perturbation=perturbation,
-            )
-            runner.replay()
-            if not runner.search.finished:
-                if study.status is StudyStatus.FINISHED:
-                    store.reopen(study.id)
-                runner.run(cluster.get)
-            return conclude(matrix, store, study, runner, notify, interrupted=stopped())
+            while True:
+                locking = open_locking(
+                    matrix,
+                    grid,
+                    as_of,
+                    provider,
+                    watched,
+                    workers=workers,
+                    images=images,
+                    every=every_lock,
+                    known=stored_locks(store, study, grid),
+                )
+                perturbation = settle(
+                    matrix,
+                    grid,
+                    locking,
+                    store,
+                    study.id,
+                    cluster.get,
+                    notify=lambda text: notify(events.Said(text)),
+                    stopped=stopped,
+                )
+                save_prepared(store, study, locking.prepared)
+                runner = StudyRunner(
+                    matrix,
+                    locking,
+                    store,
+                    study.id,
+                    notify=notify,
+                    stopped=stopped,
+                    machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
+                    every_corner=every_corner,
+                    quick=quick or refining,
+                    perturbation=perturbation,
+                )
+                runner.replay()
+                if not runner.search.finished:
+                    if store.study(study.id).status is StudyStatus.FINISHED:
+                        store.reopen(study.id)
+                    runner.run(cluster.get)
+                added = {} if stopped() or every_corner else _around(matrix, grid, runner.search.verdict)
+                if added:
+                    listed = "; ".join(f"{name} {', '.join(values)}" for name, values in added.items())
+                    notify(events.Said(f"around the answer, releases that were not listed: {listed}"))
+                    grid = refined(matrix, grid, added)
+                    store.set_grid(study.id, grid_definition(matrix, grid))
+                elif refining and not quick and not stopped():
+                    refining = False
+                else:
+                    return conclude(matrix, store, study, runner, notify, interrupted=stopped())
+                locking.close()
         except BisectEnvError as error:
             _end_with(error, store, study.id)
             notify(events.Failed.of(error))
@@ -174,6 +189,29 @@ def run_study(
                 locking.close()
                 if lockfiles is not None:
                     _write_locks(lockfiles, matrix, locking.prepared)
+
+
+def _around(matrix: Matrix, grid: Grid, verdict: Verdict) -> dict[str, tuple[str, ...]]:
+    """Releases that a range passed over and that lie within a boundary of the answer, by axis."""
+    found: dict[str, tuple[str, ...]] = {}
+    if verdict.status is Status.NONE:
+        return found
+    for boundary in verdict.best.boundaries:
+        axis = grid.axes[boundary.axis]
+        good, bad = (axis.values[side[boundary.axis]] for side in (boundary.good, boundary.bad))
+        if between := to_refine(matrix, axis, good, bad):
+            found[axis.name] = tuple(dict.fromkeys((*found.get(axis.name, ()), *between)))
+    return found
+
+
+def _as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
+    """The grid with the releases that an earlier command added around its answer."""
+    known = {str(axis["name"]): list(axis["values"]) for axis in study.definition.grid}
+    added = {
+        axis.name: tuple(v for v in known.get(axis.name, ()) if v in axis.passed_over) for axis in grid.axes
+    }
+    added = {name: values for name, values in added.items() if values}
+    return refined(matrix, grid, added) if added else grid
 
 
 def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
@@ -224,28 +262,33 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool = False) -> StudyDefinition:
-    """What is stored of a study when it is opened."""
-    axes = [
+def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
+    """The axes of a study as they are stored with it."""
+    return [
         {
             "name": axis.name,
             "kind": str(axis.kind),
             "direction": str(axis.direction),
             "values": list(axis.values),
             "package": _package(matrix, axis.name),
+            "passed_over": list(axis.passed_over),
         }
         for axis in grid.axes
     ]
+
+
+def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool = False) -> StudyDefinition:
+    """What is stored of a study when it is opened."""
     return StudyDefinition(
         name=matrix.name,
         digest=matrix.digest,
         matrix_path=str(matrix.path),
         matrix_text=matrix.text,
         description=matrix.file.description,
-        grid=axes,
+        grid=grid_definition(matrix, grid),
         settings={**matrix.file.search.model_dump(mode="json"), "ends": _ends(grid)},
         exclude_newer=as_of,
-        version=version("bisect-env"),
+        version=__version__,
         host=platform.node(),
         user=_user(),
         fresh=fresh,

@@ -513,6 +513,12 @@ class Store:
             row = study_row(session, study_id)
             row.verdict, row.updated_at = jsonable(verdict), datetime.now(UTC)
 
+    def set_grid(self, study_id: str, grid: Sequence[dict[str, Any]]) -> None:
+        """Store other values of a study's axes, when releases were added around its answer."""
+        with self._writing() as session:
+            row = study_row(session, study_id)
+            row.grid, row.updated_at = [jsonable(axis) for axis in grid], datetime.now(UTC)
+
     def finish_study(self, study_id: str, status: str, verdict: dict[str, Any] | None) -> None:
         """End a study.
 

@@ -1,0 +1,65 @@
+"""Ranges that list some releases: around the answer every release is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bisect_env.engine import events
+from bisect_env.errors import UsageError
+from tests.engine.studies import Studies
+from tests.environments.index_server import IndexServer, serve
+
+FAILS_FROM_TWO = """
+    import sys, lib
+    sys.exit(lib.version >= "2")
+"""
+
+
+@pytest.fixture
+def index() -> Iterator[IndexServer]:
+    found = IndexServer()
+    for version in ("1.0.0", "1.0.1", "1.1.0", "2.0.0", "2.0.1", "2.1.0"):
+        found.add("lib", version)
+    server = serve(found)
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+def question(studies: Studies, index: IndexServer, more: str = "") -> Path:
+    axes = f"lib: {{package: lib, versions: '>=1', step: minor{more}}}"
+    path = studies.matrix(FAILS_FROM_TWO, axes=axes, rest=f"index: {index.url}")
+    path.write_text(path.read_text().replace(" {level}", ""))
+    return path
+
+
+@pytest.mark.integration
+def test_releases_around_the_answer_are_looked_at(studies: Studies, index: IndexServer) -> None:
+    path = question(studies, index)
+    report = studies.run(path).report
+    assert report["verdict"]["first_bad"]["lib"] == "2.0.0"
+    assert report["verdict"]["last_good"]["lib"] == "1.1.0"
+    assert "among those listed" not in report["verdict"]["sentence"]
+    studies.events.clear()
+    again = studies.run(path).report
+    assert again["verdict"]["first_bad"]["lib"] == "2.0.0"
+    assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
+
+
+@pytest.mark.integration
+def test_a_matrix_may_want_the_listed_releases_alone(studies: Studies, index: IndexServer) -> None:
+    report = studies.run(question(studies, index, ", refine: false")).report
+    assert report["verdict"]["first_bad"]["lib"] == "2.0.1"
+    assert "among those listed" in report["verdict"]["sentence"]
+    assert "2.0.0" in report["verdict"]["sentence"]
+
+
+@pytest.mark.integration
+def test_a_program_of_the_host_is_refused_at_once(studies: Studies, index: IndexServer) -> None:
+    path = question(studies, index)
+    path.write_text(path.read_text().replace("python script.py", "tar --version"))
+    with pytest.raises(UsageError, match="allow_host"):
+        studies.run(path)
