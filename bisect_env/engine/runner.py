@@ -240,7 +240,7 @@ class StudyRunner:
         if new:
             self._notify(events.Reused(len(new), tuple(self._store.origins(self._study_id))))
         for row in self._store.combinations(self._study_id):
-            index = self._prepared.groups.get(self.grid.index(row.combination))
+            index = self._group_of(row.combination)
             if row.status == CombinationStatus.UNBUILDABLE and index is not None:
                 self._act(self.state.put_aside(index, "env-unbuildable", row.reason))
         return len(stored)
@@ -258,13 +258,13 @@ class StudyRunner:
         self._learn_stored(new)
         self.state.elsewhere = Counter()
         for combination, number in self._sharing.claimed.items():
-            if (index := self._prepared.groups.get(self.grid.index(combination))) is not None:
+            if (index := self._group_of(combination)) is not None:
                 self.state.elsewhere[index] += number
         return len(new)
 
     def _learn_stored(self, trials: Sequence[StoredTrial]) -> None:
         for trial in trials:
-            index = self._prepared.groups.get(self.grid.index(trial.combination))
+            index = self._group_of(trial.combination)
             if index is not None:
                 self.state.seen.add(trial.lock_hash)
                 self._act(
@@ -272,6 +272,11 @@ class StudyRunner:
                         index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail
                     )
                 )
+
+    def _group_of(self, combination: Combination) -> Index | None:
+        """What stands for a stored combination; None where this command does not look at it."""
+        found = self.grid.find(combination)
+        return None if found is None else self._prepared.groups.get(found)
 
     def run(self, start: Callable[[], Executor]) -> None:
         """Go on until nothing more is to be learnt.

@@ -102,9 +102,11 @@ def run_study(
     """
     as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
     grid = expand(matrix, provider.catalogue, as_of)
+    known = None if fresh else store.find_study(matrix.name, matrix.digest)
+    if known is not None:
+        grid = as_refined_before(matrix, grid, known)
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
     study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh))
-    grid = _as_refined_before(matrix, grid, study)
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
     _keep_logs_within_limit(store, notify)
 
@@ -204,7 +206,7 @@ def _around(matrix: Matrix, grid: Grid, verdict: Verdict) -> dict[str, tuple[str
     return found
 
 
-def _as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
+def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
     """The grid with the releases that an earlier command added around its answer."""
     known = {str(axis["name"]): list(axis["values"]) for axis in study.definition.grid}
     added = {
@@ -362,8 +364,9 @@ def stored_locks(store: Store, study: Study, grid: Grid) -> dict[Index, Lock]:
         if state.lock_hash is not None and state.status != CombinationStatus.EXCLUDED:
             if state.lock_hash not in locks:
                 locks[state.lock_hash] = store.lock(state.lock_hash)
-            if (lock := locks[state.lock_hash]) is not None:
-                found[grid.index(state.combination)] = lock
+            index = grid.find(state.combination)
+            if index is not None and (lock := locks[state.lock_hash]) is not None:
+                found[index] = lock
     return found
 
 

@@ -141,6 +141,13 @@ class Grid:
             tuple((axis.name, axis.values[i]) for axis, i in zip(self.axes, index, strict=True))
         )
 
+    def find(self, combination: Combination) -> Index | None:
+        """The index of a combination, None if a value is not on its axis."""
+        try:
+            return self.index(combination)
+        except ValueError:
+            return None
+
     def index(self, combination: Combination) -> Index:
         """The index of a combination of this grid.
 
