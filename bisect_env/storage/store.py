@@ -23,6 +23,7 @@ import contextlib
 import difflib
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -373,15 +374,24 @@ def _now(session: Session) -> float:
     return float(session.exec(select(clock)).one())
 
 
-def _taken(session: Session, study_id: str, combination_id: int) -> int:
+def _taken(session: Session, study_id: str, places: Collection[int]) -> Counter[int]:
+    """Trials of combinations that are recorded or claimed."""
     recorded = (
-        select(func.count())
-        .select_from(TrialRow)
+        select(TrialRow.combination_id, func.count())
         .where(col(TrialRow.study_id) == study_id)
-        .where(col(TrialRow.combination_id) == combination_id)
+        .where(col(TrialRow.combination_id).in_(places))
+        .group_by(col(TrialRow.combination_id))
     )
-    claimed = select(func.count()).select_from(ClaimRow).where(col(ClaimRow.combination_id) == combination_id)
-    return int(session.exec(recorded).one()) + int(session.exec(claimed).one())
+    claimed = (
+        select(ClaimRow.combination_id, func.count())
+        .where(col(ClaimRow.combination_id).in_(places))
+        .group_by(col(ClaimRow.combination_id))
+    )
+    found: Counter[int] = Counter()
+    for query in (recorded, claimed):
+        for place, number in session.exec(query):
+            found[place] += number
+    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -404,6 +414,7 @@ class Store:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._local = threading.local()
+        self._places: dict[tuple[str, Combination], int] = {}
 
     def close(self) -> None:
         """Give the connections back; may be called twice."""
@@ -722,11 +733,27 @@ class Store:
         Raises:
             ValueError: The study does not have a combination, or a lock is not stored.
         """
+        ids = [record.trial_id for record, _, _ in trials]
         try:
             with self._writing() as session:
-                new = [one for one in trials if not queries.has_trial(session, one[0].trial_id)]
-                for record, evidence, trial_key in new:
-                    self._add_trial(session, study_id, record, evidence, trial_key)
+                known = set(session.exec(select(TrialRow.trial_id).where(col(TrialRow.trial_id).in_(ids))))
+                new = [one for one in trials if one[0].trial_id not in known]
+                places = self._combination_ids(
+                    session, study_id, [record.combination for record, _, _ in new]
+                )
+                now = datetime.now(UTC)
+                added = [
+                    (rows.trial_row(study_id, place, record, evidence, key, now), rows.artefacts_of(record))
+                    for place, (record, evidence, key) in zip(places, new, strict=True)
+                ]
+                session.add_all(row for row, _ in added)
+                session.flush()
+                for row, artefacts in added:
+                    assert row.sequence is not None
+                    for name, content in artefacts.items():
+                        digest = blobs.put(session, self._database.folder, content)
+                        session.add(ArtefactRow(trial_sequence=row.sequence, name=name, content_hash=digest))
+                session.exec(delete(ClaimRow).where(col(ClaimRow.trial_id).in_(ids)))
             return len(new)
         except IntegrityError as error:
             # A back end without our write lock lets two writers both see that a trial is not there yet.
@@ -738,19 +765,23 @@ class Store:
                     return 0
             raise ValueError(f"trial {record.trial_id} names a lock that is not stored") from error
 
-    def _add_trial(
-        self, session: Session, study_id: str, record: TrialRecord, evidence: Evidence, trial_key: str
-    ) -> None:
-        combination = combination_row(session, study_id, record.combination)
-        assert combination.id is not None
-        row = rows.trial_row(study_id, combination.id, record, evidence, trial_key, datetime.now(UTC))
-        session.add(row)
-        session.flush()
-        assert row.sequence is not None
-        for name, content in rows.artefacts_of(record).items():
-            digest = blobs.put(session, self._database.folder, content)
-            session.add(ArtefactRow(trial_sequence=row.sequence, name=name, content_hash=digest))
-        session.exec(delete(ClaimRow).where(col(ClaimRow.trial_id) == record.trial_id))
+    def _combination_ids(
+        self, session: Session, study_id: str, combinations: Sequence[Combination]
+    ) -> list[int]:
+        """Where combinations stand; a row's place never changes, so that each is looked up once.
+
+        Raises:
+            ValueError: The study does not have one.
+        """
+        found = []
+        for combination in combinations:
+            key = (study_id, combination)
+            if key not in self._places:
+                row = combination_row(session, study_id, combination)
+                assert row.id is not None
+                self._places[key] = row.id
+            found.append(self._places[key])
+        return found
 
     def trials(self, study_id: str, *, after: int = 0) -> list[StoredTrial]:
         """Trials that a study recorded, in the order of recording, without logs.
@@ -821,22 +852,22 @@ class Store:
             study_row(session, study_id)
             now = _now(session)
             session.exec(delete(ClaimRow).where(~_stands(now)))
-            for want in wants:
-                combination = combination_row(session, study_id, want.combination)
-                assert combination.id is not None
-                mine = _taken(session, study_id, combination.id) == want.believed
+            places = self._combination_ids(session, study_id, [want.combination for want in wants])
+            taken = _taken(session, study_id, set(places))
+            for place, want in zip(places, wants, strict=True):
+                mine = taken[place] == want.believed
                 answers.append(mine)
                 if mine:
+                    taken[place] += 1
                     session.add(
                         ClaimRow(
                             trial_id=want.trial_id,
                             study_id=study_id,
-                            combination_id=combination.id,
+                            combination_id=place,
                             holder=clean(holder),
                             expires_at=now + lease,
                         )
                     )
-                    session.flush()
             if decision is not None and any(answers):
                 kind, payload = decision
                 row = DecisionRow(
