@@ -21,10 +21,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 RESULTS = Path(__file__).parent / "results" / "everyday.json"
@@ -219,7 +220,13 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def offline(
-    name: str, bundle: Path, workers: Sequence[int], turns: int, folder: Path, python: str
+    name: str,
+    bundle: Path,
+    workers: Sequence[int],
+    turns: int,
+    folder: Path,
+    python: str,
+    versions_asked: str | None = None,
 ) -> dict[str, Any]:
     """One case out of a directory made by `bisect-env fetch`, with several numbers of workers.
 
@@ -230,15 +237,16 @@ def offline(
         turns: How often each is asked, after a first time that does not count.
         folder: For whatever is written.
         python: Version of the environments.
+        versions_asked: Another range than the case's.
     """
-    case = CASES[name]
+    case = replace(CASES[name], versions=versions_asked or CASES[name].versions)
     path = matrix(case, folder / name, python)
     wheels = folder / "wheels"
     wheels.mkdir(exist_ok=True)
     for archive in bundle.glob("archives/*/*.whl"):
         shutil.copy(archive, wheels)
     known = {archive.name.split("-")[1] for archive in wheels.glob(f"{case.package}-*.whl")}
-    versions = sorted(known, key=Version)
+    versions = sorted(SpecifierSet(case.versions).filter(known), key=Version)
     plain = [
         loop(case, path, versions, folder / "plain", python=python, wheels=str(wheels))
         for _ in range(turns + 1)
@@ -271,6 +279,7 @@ def main() -> None:
     parser.add_argument("--offline", type=Path, help="a directory that `bisect-env fetch` wrote for one case")
     parser.add_argument("--workers", type=int, nargs="+", default=[2])
     parser.add_argument("--python", default=PYTHON, help="of the environments, with --offline")
+    parser.add_argument("--versions", help="another range than the case's, with --offline")
     parser.add_argument("--output", type=Path, default=RESULTS)
     asked = parser.parse_args()
     rows: dict[str, Any] = {}
@@ -280,7 +289,13 @@ def main() -> None:
             if asked.offline is not None:
                 (folder / name).mkdir()
                 rows[name] = offline(
-                    name, asked.offline.absolute(), asked.workers, asked.turns, folder, asked.python
+                    name,
+                    asked.offline.absolute(),
+                    asked.workers,
+                    asked.turns,
+                    folder,
+                    asked.python,
+                    asked.versions,
                 )
             else:
                 rows[name] = play(name, asked.turns, folder)

@@ -48,8 +48,18 @@ from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialRe
 # none; documents in JSON have the shapes below, as far as anything of ours relies on them.
 
 _NUMBER = int | float
-_Kind = Annotated[str, AfterValidator(AxisKind)]
-_Direction = Annotated[str, AfterValidator(Direction)]
+
+
+def _is_kind(text: str) -> str:
+    return AxisKind(text)
+
+
+def _is_direction(text: str) -> str:
+    return Direction(text)
+
+
+_Kind = Annotated[str, AfterValidator(_is_kind)]
+_Direction = Annotated[str, AfterValidator(_is_direction)]
 
 
 class _Axis(TypedDict):
