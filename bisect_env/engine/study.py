@@ -36,7 +36,6 @@ from bisect_env.matrix.expand import expand, refined, to_refine
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import PackageAxis
-from bisect_env.report.document import report_document
 from bisect_env.search.coarse import is_large
 from bisect_env.search.verdict import Status, Verdict
 from bisect_env.storage.records import (
@@ -184,7 +183,7 @@ def run_study(
         except BisectEnvError as error:
             _end_with(error, store, study.id)
             notify(events.Failed.of(error))
-            notify(events.Concluded(report_document(store, study.id)))
+            notify(events.Concluded(_report(store, study.id)))
             raise
         finally:
             if locking is not None:
@@ -214,6 +213,13 @@ def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
     }
     added = {name: values for name, values in added.items() if values}
     return refined(matrix, grid, added) if added else grid
+
+
+def _report(store: Store, study_id: str) -> dict[str, Any]:
+    # Imported here, so that the first trial need not wait for what shows the last one.
+    from bisect_env.report.document import report_document
+
+    return report_document(store, study_id)
 
 
 def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
@@ -413,7 +419,7 @@ def conclude(
         if verdict.ends_wrong:
             document = {**document, "status": "none", "reason": _ends_reason(verdict.ends_wrong)}
         store.finish_study(study.id, StudyStatus.FINISHED, document)
-        report = report_document(store, study.id)
+        report = _report(store, study.id)
         # For those who ask in SQL: only the report can put it into words.
         store.save_verdict(study.id, {**document, "sentence": report["verdict"]["sentence"]})
         # Looked at after writing: of two commands that end together, the later verdict knows all trials.
