@@ -544,10 +544,6 @@ def log_event(event: events.Event) -> None:
     """Write an event into the log."""
     if not _log.isEnabledFor(logging.DEBUG):
         return
-    # RECUT-EMPTY
-    from bisect_env.engine import events
-    from bisect_env.matrix.secrets import public_json
-
     if isinstance(event, events.LockProgress | events.Progress):
         return  # what they say follows from the others
     document = public_json(as_json(event))

@@ -183,7 +183,8 @@ def _diagnose(
             command = under_gdb(spec.command)
             if command is None:
                 return None
-            spec = replace(spec, command=tuple(command))
+            # gdb is the host's, and meant to be.
+            spec = replace(spec, command=tuple(command), allow_host=(*spec.allow_host, command[0]))
         return run_trial(
             spec,
             prefix.path,
@@ -263,7 +264,7 @@ def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
                 remedy="install NVIDIA's CUDA toolkit, or leave --sanitizer out",
             )
         under = (found, "--tool", tools.sanitizer, "--target-processes", "all")
-        spec = replace(spec, command=(*under, *spec.command))
+        spec = replace(spec, command=(*under, *spec.command), allow_host=(*spec.allow_host, found))
     return spec
 
 

@@ -53,8 +53,6 @@ def _markdown() -> Callable[[Report], str]:
 
 
 def _json() -> Callable[[Report], str]:
-    # RECUT-EMPTY
-
     return json_text
 
 

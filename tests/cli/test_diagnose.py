@@ -20,6 +20,7 @@ from bisect_env.matrix.signatures import read_signature
 from bisect_env.storage.store import Store
 from bisect_env.trials import cores
 from bisect_env.trials.harness_marks import LINGER
+from bisect_env.trials.tools import find_tool
 from tests.cli.calls import RunCommand
 from tests.trials.test_stacks import DEADLOCK
 
@@ -202,6 +203,24 @@ def test_a_failure_that_does_not_show(diagnose) -> None:  # type: ignore[no-unty
         code, _, err = diagnose(SEGFAULT, "--sanitizer", "memcheck", "--output", "none")
         assert (code, "CUDA toolkit" in err) == (2, True)
         assert not Path("none").exists()
+
+
+def test_a_sanitizer_runs_the_script(  # type: ignore[no-untyped-def]
+    diagnose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Stands in for the toolkit's, which needs a GPU: called as that is, it finds something and runs the rest.
+    tool = tmp_path / "bin" / "compute-sanitizer"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\n[ "$2" = racecheck ] || exit 9\nshift 4\necho "========= Race here"\n"$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    find_tool.cache_clear()
+    try:
+        code, out, err = diagnose(SEGFAULT, "--sanitizer", "racecheck", level="1")
+    finally:
+        find_tool.cache_clear()
+    assert code == 3, err
+    assert "compute-sanitizer: Race here" in out
 
 
 FAULT = """

@@ -33,7 +33,9 @@ def report(store: Store) -> Report:
     reused = {"study_id": "f" * 32, "study": "older", "user": "ann", "host": "box", "trials": 4}
     target = "crash:calm in body, at calm:f < main.py:run (v2)"
     advice = ["say `files: [data.csv]` in `trial`"]
-    return Report.read({**found.document(), "reused": [reused], "target": target, "advice": advice})
+    traced = {"sentence": found.sentence, "study": "e" * 32, "releases": "numpy 2.0 is the first bad version"}
+    changes = {"reused": [reused], "target": target, "advice": advice, "traced": traced}
+    return Report.read({**found.document(), **changes})
 
 
 def needles(report: Report) -> dict[str, list[str]]:
@@ -68,6 +70,7 @@ def needles(report: Report) -> dict[str, list[str]]:
         "difference": ["1 of the axes, 1 along with it", "1.26", "2.0calm"],
         "explanation": ["not torch itself: calm"],
         "explanation.hybrids": ["2 of 7"],
+        "traced": ["numpy 2.0 is the first bad version (study eeeeeeee)"],
         "reproduce": [step.commands[0] for step in report.reproduce],
         "reproduce.all": [command for step in report.reproduce for command in step.commands],
         "combinations.rate": ["38 %", "8.5–76 %"],

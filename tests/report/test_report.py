@@ -29,9 +29,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def report(store: Store) -> Report:
+def study(store: Store) -> StudyBuilder:
     study = orjson_study(store)
     study.finished(orjson_verdict())
+    return study
+
+
+@pytest.fixture
+def report(store: Store, study: StudyBuilder) -> Report:
     return load_report(store, study.study.id)
 
 
@@ -63,7 +68,7 @@ def test_the_document_has_what_was_promised(report: Report, store: Store) -> Non
     assert [one["combination"]["orjson"] for one in document["combinations"]] == list(report.axes[1].values)
 
 
-def test_one_row_of_the_document(report: Report) -> None:
+def test_one_row_of_the_document(report: Report, study: StudyBuilder) -> None:
     low, high = clopper_pearson(3, 18)
     first_bad = json.loads(json_text(report))["combinations"][4]
     assert len(first_bad.pop("lock")) == 64
