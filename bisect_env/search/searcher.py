@@ -300,7 +300,13 @@ class Search:
         chance, doubtful = self._certain_probability
         if chance >= self.settings.confidence or doubtful is None:
             return []
-        return [(doubtful, self.counts(doubtful)[1] + 1)]
+        # One more failure speaks against all that is in doubt, one more pass against the most doubtful.
+        failures, passes = int(self._narrow.total_hits), self.counts(doubtful)[1]
+        least_failed = min(sides, key=lambda cell: self.counts(cell)[0])
+        if_failed, if_passed = self._doubts(failures + 1), self._doubts(failures, {doubtful: passes + 1})
+        if sum(if_failed.values()) < sum(if_passed.values()):
+            return [(least_failed, self.counts(least_failed)[1] + 1)]
+        return [(doubtful, passes + 1)]
 
     def _wrong_end(self) -> Index | None:
         """The stated good end if it failed."""
@@ -323,18 +329,26 @@ class Search:
         and the rules that call one good combination bad, and agree with all else that was seen, count with
         Z(k, n) / Z(k, 0) against those that agree with all.
         """
-        found = self._bisection.found
-        failures = int(self._narrow.total_hits)
-        sure = _flaky_weight(failures, 0, self.settings.min_crash_rate)
-        best = found.answers[0].probability
-        against, doubtful, most = 0.0, None, 0.0
-        for cell, weight in self._bisection.if_bad_instead.items():
-            passes = self.counts(cell)[1]
-            share = weight * _flaky_weight(failures, passes, self.settings.min_crash_rate) / sure
-            against += share
-            if share > most:
-                doubtful, most = cell, share
-        return best / (1.0 + against), doubtful
+        best = self._bisection.found.answers[0].probability
+        doubts = self._doubts(int(self._narrow.total_hits))
+        doubtful = max(doubts, key=lambda cell: doubts[cell], default=None)
+        return best / (1.0 + sum(doubts.values())), doubtful
+
+    def _doubts(self, failures: int, passes: Mapping[Index, int] | None = None) -> dict[Index, float]:
+        """Weight of each good combination that may be bad, in that of the answer; see `_certain_probability`.
+
+        Args:
+            failures: k.
+            passes: n of some, where that is to be another number than what was counted.
+        """
+        least = self.settings.min_crash_rate
+        sure = _flaky_weight(failures, 0, least)
+        weights = self._bisection.if_bad_instead
+        counted = {cell: self.counts(cell)[1] for cell in weights} | dict(passes or {})
+        return {
+            cell: weight * _flaky_weight(failures, counted[cell], least) / sure
+            for cell, weight in weights.items()
+        }
 
     # -- asking ------------------------------------------------------------------------------------------
 
