@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.search_methods import grid_of
 from bisect_env.matrix.grid import Direction
 from bisect_env.search.intervals import clopper_pearson
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.searcher import CERTAIN, Search, SearchSettings
 from bisect_env.search.space import HypothesisSpace
 
 RESULTS = Path(__file__).parent / "results" / "search_calibration.json"
@@ -50,15 +50,15 @@ class Played:
     intervals: int
 
 
-def study(work: tuple[int, tuple[float, float] | None]) -> Played:
+def study(work: tuple[int, tuple[float, float] | None, float]) -> Played:
     """Play one study.
 
     Args:
-        work: Seed, and (p0, p1), or None for rates from the prior.
+        work: Seed, (p0, p1), or None for rates from the prior, and the share of those that are certain.
 
     Trials end at a budget drawn beforehand, so that every level of confidence comes up.
     """
-    seed, fixed = work
+    seed, fixed, share = work
     rng = np.random.default_rng(seed)
     shape = _SHAPES[seed % len(_SHAPES)]
     grid = grid_of(shape)
@@ -72,8 +72,11 @@ def study(work: tuple[int, tuple[float, float] | None]) -> Played:
     bad = hypothesis.bad_cells()
     if fixed is None:
         prior = search.rates
+        certain = bool(rng.random() < share)
         j, k = np.unravel_index(rng.choice(prior.joint.size, p=prior.joint.ravel()), prior.joint.shape)
         rates = np.where(bad, rng.choice(prior.rates, size=shape, p=prior.kernel[j]), prior.p0[k])
+        if certain:
+            rates = bad.astype(float)
     else:
         rates = np.where(bad, fixed[1], fixed[0])
     while not search.finished:
@@ -127,12 +130,12 @@ def _share(right: Sequence[bool]) -> dict[str, Any]:
     }
 
 
-def calibrate(studies: int, fixed: int, seed: int, processes: int) -> dict[str, Any]:
+def calibrate(studies: int, fixed: int, seed: int, processes: int, share: float = CERTAIN) -> dict[str, Any]:
     """Play `studies` studies from the prior and `fixed` for each fixed truth."""
-    work: list[tuple[int, tuple[float, float] | None]] = [
-        (seed * 1_000_000 + i, None) for i in range(studies)
+    work: list[tuple[int, tuple[float, float] | None, float]] = [
+        (seed * 1_000_000 + i, None, share) for i in range(studies)
     ]
-    work += [(seed * 1_000_000 + i, truth) for truth in FIXED for i in range(fixed)]
+    work += [(seed * 1_000_000 + i, truth, share) for truth in FIXED for i in range(fixed)]
     if processes == 1:
         played = [study(one) for one in work]
     else:
@@ -157,9 +160,15 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=2000, help="from the prior")
     parser.add_argument("--fixed", type=int, default=100, help="for each fixed truth")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--certain",
+        type=float,
+        default=CERTAIN,
+        help="share of failures that are certain, as the search believes",
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    found = calibrate(options.studies, options.fixed, options.seed, options.processes)
+    found = calibrate(options.studies, options.fixed, options.seed, options.processes, options.certain)
     for name, one in (
         ("prior", found),
         ("all fixed truths", found["fixed_together"]),

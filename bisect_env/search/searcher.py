@@ -50,7 +50,7 @@ __all__ = ["Search", "SearchSettings", "StudySearch"]
 _BELIEVED = 0.5
 """Posterior from which on a history that is not monotone is searched for whatever else is known. As the prior
 is 0.04 for an axis, it takes a Bayes factor of 24: *strong* evidence in the scale of Kass and Raftery."""
-_CERTAIN = 0.8
+CERTAIN = 0.8
 """Prior that a failure is certain. Of twelve upgrade failures collected from issue trackers ten were."""
 _FAILURES = 2
 """How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly."""
@@ -320,11 +320,11 @@ class Search:
     def _certain_probability(self) -> tuple[float, Index | None]:
         """Probability of the answer if failures may yet be flaky, and the good combination in most doubt.
 
-        A combination that passed n times may be bad if the failure is not certain. With the prior `_CERTAIN`
+        A combination that passed n times may be bad if the failure is not certain. With the prior `CERTAIN`
         that it is, and rates r equally likely on a log scale else, k failures of bad ones and those passes
         weigh
 
-            Z(k, n) = _CERTAIN · [n = 0] + (1 − _CERTAIN) · mean over r of r^k (1 − r)^n
+            Z(k, n) = CERTAIN · [n = 0] + (1 − CERTAIN) · mean over r of r^k (1 − r)^n
 
         and the rules that call one good combination bad, and agree with all else that was seen, count with
         Z(k, n) / Z(k, 0) against those that agree with all.
@@ -634,7 +634,7 @@ class Search:
 def _flaky_weight(failures: int, passes: int, least: float) -> float:
     """Z(k, n) of `Search._certain_probability`."""
     rates = np.geomspace(least, 1.0, 60)
-    return _CERTAIN * (passes == 0) + (1 - _CERTAIN) * float((rates**failures * (1 - rates) ** passes).mean())
+    return CERTAIN * (passes == 0) + (1 - CERTAIN) * float((rates**failures * (1 - rates) ** passes).mean())
 
 
 _HOW = {
