@@ -20,6 +20,9 @@ $(STAMP): pyproject.toml requirements.lock
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r $(VENV)/uv-requirements.txt
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+# uv leaves no bytecode behind: what the commands load is compiled once, here, by loading it.
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import bisect_env.engine.study, bisect_env.report.formats, \
+	    bisect_env.report.text, bisect_env.environments.provider, bisect_env.cluster.pool, bisect_env.cli.app'
 	@touch $@
 
 run: setup      ## bisect a real flaky crash: matrices/quickstart.yaml
