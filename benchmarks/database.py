@@ -21,11 +21,14 @@ from typing import Any
 
 from sqlalchemy import Connection, insert
 
+from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.report.document import load_report
 from bisect_env.report.text import report_text
 from bisect_env.storage.connect import open_any_schema
 from bisect_env.storage.query import ask, condition, package_condition
+from bisect_env.storage.rows import lock_row, package_rows
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
 from bisect_env.trials.records import Machine
@@ -58,23 +61,22 @@ def fill(reference: str, trials: int) -> list[str]:
 
 
 def _locks(connection: Connection) -> list[str]:
-    locks, packages = [], []
+    locks = []
     now = datetime.now(UTC)
     for torch in range(20):
         for cuml in range(20):
-            content_hash = f"{torch:032x}{cuml:032x}"
-            row = {"content_hash": content_hash, "python": "3.11", "platform": "linux-64"}
-            locks.append({**row, "created_at": now, "text": "# a lock\n" * 50})
             versions = {"torch": f"2.{torch}.0", "cuml": f"24.{cuml:02d}.0"}
             versions |= {f"package-{n}": f"{n}.{torch}" for n in range(_PACKAGES)}
-            packages += [
-                {"lock_hash": content_hash, "manager": "pip", "name": name, "version": version}
-                | {"build": "", "url": f"https://files.example/{name}-{version}.whl", "sha256": "0" * 64}
+            packages = [
+                LockedPackage(name, version, "pip", f"https://files.example/{name}-{version}.whl", "0" * 64)
                 for name, version in versions.items()
             ]
-    connection.execute(insert(METADATA.tables["locks"]), locks)
-    connection.execute(insert(METADATA.tables["packages"]), packages)
-    return [str(lock["content_hash"]) for lock in locks]
+            locks.append(make_lock("3.11", "linux-64", packages))
+    rows = [lock_row(lock, now).model_dump() for lock in locks]
+    connection.execute(insert(METADATA.tables["locks"]), rows)
+    rows = [row.model_dump() for lock in locks for row in package_rows(lock)]
+    connection.execute(insert(METADATA.tables["packages"]), rows)
+    return [lock.content_hash for lock in locks]
 
 
 def _study(

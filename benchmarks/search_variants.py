@@ -126,8 +126,8 @@ def changed(variant: str, row: Row) -> Iterator[None]:
     make, names = VARIANTS[variant]
     default = RateGrid.default
 
-    def replaced(min_rate: float = 0.02) -> RateGrid:
-        return make(default(min_rate), row)
+    def replaced(min_rate: float = 0.02, stated: float | None = None, *, two_steps: bool = True) -> RateGrid:
+        return make(default(min_rate, stated, two_steps=two_steps), row)
 
     patches = [patch.multiple(module, **values) for module, values in names.items()]
     if make is not _as_it_is:

@@ -21,7 +21,7 @@ SMALL: dict[str, list[str]] = {
     "everyday": ["--case", "click", "--turns", "1"],
     "harness": ["--trials", "2"],
     "search": ["quickstart", "--scale", "0.001", "--processes", "1"],
-    "search_all": ["--studies", "1"],
+    "search_all": ["6x6:2:0,1", "3x8:3:0,0.5", "--studies", "1"],
     "search_calibration": ["--studies", "2", "--fixed", "1", "--processes", "1"],
     "search_frontiers": ["--seeds", "1"],
     "search_histories": ["--studies", "1", "--processes", "1"],
@@ -54,12 +54,11 @@ def run(script: str, arguments: list[str], folder: Path, limit: float = 280.0) -
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The benchmarks in a folder of their own, since some write results and pictures."""
-    for name in ("benchmarks", "tests", "matrices"):
+    """The benchmarks in a folder of their own, since some write results, pictures and tables in pages."""
+    for name in ("benchmarks", "tests", "matrices", "docs"):
         (tmp_path / name).mkdir()
-    for name in ("benchmarks", "tests", "matrices"):
         for path in (ROOT / name).rglob("*"):
-            if path.suffix in (".py", ".json", ".yaml") and "broken" not in path.parts:
+            if path.suffix in (".py", ".json", ".yaml", ".md") and "broken" not in path.parts:
                 target = tmp_path / path.relative_to(ROOT)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())

@@ -216,8 +216,11 @@ def posterior(
         every_corner: Whether the study looked for further failing corners.
 
     Returns:
-        An empty one for a large matrix, whose answers are told apart only as far as they have to be.
+        An empty one for a large matrix, whose answers are told apart only as far as they have to be, and for
+        one without axes, which has no answers to tell apart.
     """
+    if not axes:
+        return PosteriorReport()
     grid = _grid(axes, settings)
     groups = groups_of(grid, states)
     if not groups or is_large(grid.shape, [axis.direction for axis in grid.axes]):
