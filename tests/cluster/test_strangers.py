@@ -37,6 +37,7 @@ for address in sys.argv[1:]:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.timeout(280)
 def test_another_user_of_this_host_is_not_let_in() -> None:
