@@ -199,8 +199,10 @@ def test_another_user_of_this_machine_is_not_let_in(tmp_path: Path) -> None:
     fill(path)
     with serving(path, "--port", "0") as (told, _):
         address = told.partition("?")[0]
+        # All modules first: the other user may be unable to read ours.
         program = (
-            "import os, sys, urllib.error, urllib.request\nos.setgid(65534); os.setuid(65534)\n"
+            "import encodings.idna, os, sys, urllib.error, urllib.request\n"
+            "os.setgid(65534); os.setuid(65534)\n"
             "try: urllib.request.urlopen(sys.argv[1], timeout=60)\n"
             "except urllib.error.HTTPError as error: print(error.code)"
         )
