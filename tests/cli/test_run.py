@@ -139,7 +139,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 def test_ctrl_c_while_the_cluster_starts_is_no_failure_of_the_cluster(tmp_path: Path) -> None:
     command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
     # A terminal sends Ctrl-C to the whole foreground group: to workers that are still importing, too.
-    process = command.start("--json", "--workers", "2", start_new_session=True)
+    process = command.start("--json", "--workers", "2", "--cluster", "local", start_new_session=True)
     begun = [next(event for event in lines(process) if event["event"] == "locked")]
     wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 2)
     os.killpg(process.pid, signal.SIGINT)
@@ -214,7 +214,7 @@ def test_a_killed_worker_costs_one_void_trial(tmp_path: Path) -> None:
             os.abort()
     """
     command = Command(tmp_path, script)
-    process = command.start("--json", "--workers", "2")
+    process = command.start("--json", "--workers", "2", "--cluster", "local")
     events = []
     killed = False
     for event in lines(process):

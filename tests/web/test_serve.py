@@ -199,6 +199,7 @@ def test_another_user_of_this_machine_is_not_let_in(tmp_path: Path) -> None:
     fill(path)
     with serving(path, "--port", "0") as (told, _):
         address = told.partition("?")[0]
+        # All modules first: the other user may be unable to read ours.
         program = (
             "import encodings.idna, os, sys, urllib.error, urllib.request\n"
             "os.setgid(65534); os.setuid(65534)\n"
