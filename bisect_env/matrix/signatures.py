@@ -62,7 +62,10 @@ def read_signature(text: str) -> SignatureParts:
         ValueError: It is neither.
     """
     if text.startswith("["):
-        version, kind, phase, *frames = json.loads(text)
+        try:
+            version, kind, phase, *frames = json.loads(text)
+        except RecursionError:
+            raise ValueError("nested too deeply for a signature") from None
         if not isinstance(version, int) or not all(isinstance(one, str) for one in (kind, phase, *frames)):
             raise ValueError("not the parts of a signature")
         return SignatureParts(version, kind, phase, tuple(frames))

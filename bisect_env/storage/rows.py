@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import types
 from collections.abc import Mapping
@@ -188,7 +189,7 @@ def _types_of(table: type) -> dict[str, tuple[type, ...]]:
 
 
 def check_types(row: Any, where: str) -> None:
-    """Refuse a row that holds another kind of value than its table says.
+    """Refuse a row that holds another kind of value than its table says, or a number that is none.
 
     Args:
         row: Of one of our tables.
@@ -208,6 +209,9 @@ def check_types(row: Any, where: str) -> None:
                 else shortened(value.value if isinstance(value, Unreadable) else value)
             )
             raise DamageError(where, name, f"it holds {found}, not {kinds}")
+        # SQLite makes an infinity of a number that is too large.
+        if isinstance(value, float) and not math.isfinite(value):
+            raise DamageError(where, name, f"it holds {value}, not a finite number")
 
 
 @cache

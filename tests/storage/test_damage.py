@@ -169,6 +169,17 @@ def test_whatever_stands_in_a_column_ends_in_words(original: tuple[Path, str], t
     assert damage_and_use(original, tmp_path, chosen) > 3
 
 
+def test_no_axes_an_infinite_time_and_a_signature_that_is_too_deep(
+    original: tuple[Path, str], tmp_path: Path
+) -> None:
+    chosen: list[tuple[str, str, object]] = [
+        ("studies", "grid", "[]"),
+        ("trials", "duration", "9" * 5000),
+        ("trials", "signature", "[" * 5000),
+    ]
+    assert damage_and_use(original, tmp_path, chosen) >= 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_damage_ends_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
