@@ -118,10 +118,20 @@ def beta_quantile(a: float, b: float, chance: float) -> float:
 
 
 def binomial_at_most(hits: int, trials: int, rates: FloatArray) -> FloatArray:
-    """Chance of at most so many hits in so many trials, for each rate, shape of `rates`."""
+    """Chance of at most so many hits in so many trials, for each rate, shape of `rates`.
+
+    The sum of the single chances, by their logarithms; of the two tails the shorter one is summed.
+    """
     if hits >= trials:
         return np.ones_like(rates)
     if hits < 0:
         return np.zeros_like(rates)
-    found = [beta_cdf(trials - hits, hits + 1.0, 1.0 - rate) for rate in np.ravel(rates)]
-    return np.asarray(found).reshape(np.shape(rates))
+    if 2 * hits > trials:
+        return 1.0 - binomial_at_most(trials - hits - 1, trials, 1.0 - rates)
+    number = np.arange(hits + 1)
+    # log of "trials choose number", from each to the next.
+    steps = np.log((trials - number[:-1]) / (number[:-1] + 1.0))
+    choose = np.concatenate([[0.0], np.cumsum(steps)])
+    rate = np.asarray(rates, dtype=np.float64)[..., None]
+    logs = choose + xlogy(number, rate) + xlog1py(trials - number, -rate)
+    return np.asarray(np.minimum(np.exp(logs).sum(axis=-1), 1.0))
