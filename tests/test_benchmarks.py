@@ -18,6 +18,7 @@ SMALL: dict[str, list[str]] = {
     "cluster": ["--only", "asking", "--trials", "40"],
     "database": ["--trials", "2000"],
     "environments": ["--repeats", "1"],
+    "hot_path": ["--workers", "2", "--trials", "60"],
     "everyday": ["--case", "click", "--turns", "1"],
     "harness": ["--trials", "2"],
     "search": ["quickstart", "--scale", "0.001", "--processes", "1"],

@@ -65,7 +65,9 @@ def test_other_failures_and_void_trials_never_move_the_posterior(
         if (bad := says_bad(evidence)) is not None:
             everything.tell((cell,), hit=bad)
         if tallies[cell].why_aside() is not None:
+            # That it cannot be tried any more is known to both: an end that is gone changes what is asked.
             everything.set_aside((cell,))
+            counted_alone.set_aside((cell,))
         if evidence in (Evidence.GOOD, Evidence.BAD):
             counted_alone.tell((cell,), hit=evidence is Evidence.BAD)
     np.testing.assert_array_equal(everything.probability_bad(), counted_alone.probability_bad())
