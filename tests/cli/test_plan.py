@@ -63,14 +63,13 @@ def large(tmp_path: Path) -> Path:
 
 
 def test_a_large_matrix_is_counted_not_listed(large: Path, run: RunCommand) -> None:
-    code, out, _ = run("plan", str(large), "--json", "--crash-rate", "1")
+    code, out, _ = run("plan", str(large), "--json", "--crash-rate", "1", "--forecast", "0")
     assert code == 0
     document = json.loads(out)
     assert document["counts"] == {"solvable": 40_000}
     assert document["combinations"] == []
     assert document["environments"] == 1
-    # Hardly one study of so many is played within the second that a forecast may take.
-    assert len(document["forecast"]) <= 1
+    assert document["forecast"] == []
     code, out, _ = run("plan", str(large), "--forecast", "0")
     assert code == 0
     assert "40000 combinations: 40000 buildable; 1 distinct environment" in out
