@@ -227,6 +227,7 @@ def run(
             every_corner=every_corner,
             every_lock=lock_all,
             quick=quick,
+            posterior=json_output,
             missing=missing,
         )
     except KeyboardInterrupt:
@@ -261,6 +262,7 @@ def answer(
     every_corner: bool = False,
     every_lock: bool = False,
     quick: bool = False,
+    posterior: bool = True,
     missing: MissingModules | None = None,
 ) -> Conclusion:
     """Answer a matrix, with everything that is needed opened before and closed after.
@@ -277,6 +279,7 @@ def answer(
         every_corner: Go on to further failing corners.
         every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands.
+        posterior: Whether the report follows the answers through all trials.
         missing: Listens for a module that was forgotten, which ends the study.
 
     Raises:
@@ -311,6 +314,7 @@ def answer(
                 every_corner=every_corner,
                 every_lock=every_lock,
                 quick=quick,
+                posterior=posterior,
             )
         except StudyInterruptedError:
             if missing is not None and missing.module is not None and not stopped.is_set():

@@ -423,6 +423,8 @@ def build_report(
     decisions: Sequence[Decision] = (),
     difference: DifferenceReport | None = None,
     lock: Lock | None = None,
+    *,
+    with_posterior: bool = True,
 ) -> Report:
     """Put a report together.
 
@@ -439,6 +441,7 @@ def build_report(
         decisions: What was decided during it.
         difference: Between the environments of last good and first bad.
         lock: Of the first bad combination.
+        with_posterior: Whether the answers are followed through the trials.
     """
     axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
     states = _in_matrix_order(states, axes)
@@ -501,7 +504,9 @@ def build_report(
             states,
             [*reused, *trials],
             every_corner="no_other" in verdict,
-        ),
+        )
+        if with_posterior
+        else PosteriorReport(),
         timeline=timeline(states, trials, decisions),
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
         difference=difference,
