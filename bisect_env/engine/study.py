@@ -21,7 +21,7 @@ from bisect_env.engine.amplify import settle
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
 from bisect_env.engine.runner import StudyRunner
-from bisect_env.environments.images import image_of, moved_tag
+from bisect_env.environments.images import moved_tag
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lockfiles import write_locks
 from bisect_env.environments.provider import EnvironmentProvider
@@ -398,7 +398,7 @@ def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str
     found = {}
     for state in store.combinations(study.id):
         lock = store.lock(state.lock_hash) if state.lock_hash else None
-        if lock is not None and (reference := image_of(lock)):
+        if lock is not None and (reference := lock.image):
             found[matrix.image(state.combination)] = reference
     return found
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from bisect_env.environments.images import image_of
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import plain_lists
 from bisect_env.matrix import yaml_source
@@ -356,7 +355,7 @@ def steps(
 
 def _by_hand(lock: Lock) -> list[str]:
     """What the README of that directory says."""
-    if image_of(lock):
+    if lock.image:
         return ["docker build --tag repro .", "docker run --rm repro"]
     if lock.is_conda:
         return ["conda-lock install --prefix ./env conda-lock.yml", 'PATH="$PWD/env/bin:$PATH" ./run.sh 100']
