@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -66,7 +67,10 @@ def application(word: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    names = (word,) if word is not None and word in COMMANDS else tuple(COMMANDS)
+    if word == "--version":
+        names: Iterable[str] = ()
+    else:
+        names = (word,) if word is not None and word in COMMANDS else COMMANDS
     for name in names:
         module = importlib.import_module(f"bisect_env.cli.{COMMANDS[name]}")
         if hasattr(module, f"{name}_app"):

@@ -285,14 +285,16 @@ def answer(
     Raises:
         BisectEnvError: Whatever a user can mend.
     """
+    place, provider = where.open(loaded)
+    look_ahead(loaded, provider)
+
+    # Imported here, so that the index answers meanwhile.
     from bisect_env.cluster.pool import default_workers
     from bisect_env.engine.study import run_study
     from bisect_env.errors import StudyInterruptedError
     from bisect_env.storage.store import Store
 
     import_ahead()
-    place, provider = where.open(loaded)
-    look_ahead(loaded, provider)
 
     def enough() -> bool:
         return stopped.is_set() or (missing is not None and missing.module is not None)
