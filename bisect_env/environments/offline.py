@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bisect_env.environments.bundle import Answers, Bundle, request_digest
+from bisect_env.environments.cache import requirements_here
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.environments.request import EnvironmentRequest
@@ -163,6 +164,10 @@ class OfflineEnvironments:
         return ensure_prefix(
             lock, cache_dir=self._cache_dir, allow_source=allow_source, offline=self._bundle.root
         )
+
+    def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
+        """See `EnvironmentProvider.requirements`."""
+        return requirements_here(lock, self._cache_dir)
 
 
 def _as_data(release: Release) -> dict[str, Any]:

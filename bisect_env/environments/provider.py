@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from bisect_env.environments.cache import requirements_here
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.images import ensure_environment, locked_image, without_image
 from bisect_env.environments.index import PypiCatalogue, advice
@@ -320,6 +321,10 @@ class EnvironmentProvider(Protocol):
         """See `bisect_env.environments.images.ensure_environment`."""
         ...
 
+    def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
+        """What each wheel of a lock asks for, by name; None where its prefix is not on this host."""
+        ...
+
 
 class Environments:
     """Environments of conda and PyPI packages on this host.
@@ -384,3 +389,7 @@ class Environments:
             timeout=self._build_timeout,
             interpreters=self._interpreters,
         )
+
+    def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
+        """See `EnvironmentProvider.requirements`."""
+        return requirements_here(lock, self.cache_dir)

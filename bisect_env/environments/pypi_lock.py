@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import re
 import tempfile
 import tomllib
@@ -25,6 +26,8 @@ from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_wo
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
 
+_WANTS_NETWORK = "network was disabled"
+"""What uv says where it would have to download and may not."""
 _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
 
 
@@ -185,9 +188,18 @@ class PypiSolver:
             if request.overrides:
                 (cwd / "overrides.in").write_text("\n".join((*request.overrides, "")), "utf-8")
                 args += ["--overrides", "overrides.in"]
-            if request.exclude_newer_text is not None:
-                args += ["--exclude-newer", request.exclude_newer_text]
-            finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=bool(allow_source))
+            builds = bool(allow_source)
+            if request.archives and without_credentials(uv.index) == uv.index:
+                (cwd / "archives.html").write_text(_links(request.archives), "utf-8")
+                args += ["--no-index", "--find-links", cwd / "archives.html"]
+                # Their metadata never change, yet uv would ask for each again whether they have.
+                finished = uv.run([*args, "--offline"], cwd=cwd, timeout=self._timeout, builds=builds)
+                if finished.returncode != 0 and _WANTS_NETWORK in plain_words(finished.stderr):
+                    finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=builds)
+            else:
+                if request.exclude_newer_text is not None:
+                    args += ["--exclude-newer", request.exclude_newer_text]
+                finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=builds)
         if finished.returncode != 0 or finished.timed_out:
             raise self._failure(finished, request, uv)
         return list(tomllib.loads(finished.stdout).get("packages", ()))
@@ -230,6 +242,16 @@ class PypiSolver:
         return UnsolvableError(words, building=not no_solution and "Failed to build" in words)
 
 
+def _links(archives: Iterable[str]) -> str:
+    """A page that leads to archives, as indexes have it."""
+    lines = (f'<a href="{html.escape(url)}">{html.escape(_filename(url))}</a>' for url in archives)
+    return "\n".join(("<!DOCTYPE html>", "<html><body>", *lines, "</body></html>", ""))
+
+
+def _filename(url: str) -> str:
+    return PurePosixPath(unquote(urlsplit(url).path)).name
+
+
 def _of_conda(version: str) -> Interpreter:
     """An interpreter that does not exist yet, for its tags."""
     major, minor = version.split(".")[:2]
@@ -255,7 +277,7 @@ def _same_version(text: str, version: Version) -> bool:
 
 def _archive(entry: Mapping[str, Any]) -> _Archive:
     url = entry.get("url") or Path(entry["path"]).absolute().as_uri()
-    filename = entry.get("name") or PurePosixPath(unquote(urlsplit(url).path)).name
+    filename = entry.get("name") or _filename(url)
     return _Archive(filename, url, entry.get("hashes", {}).get("sha256", ""))
 
 

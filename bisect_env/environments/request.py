@@ -80,6 +80,8 @@ class EnvironmentRequest:
         conda: What comes from conda channels; None for an environment of PyPI packages alone.
         image: Name, or exact reference, of the container image that it is in; "" for none. With no `python`
             and no `conda` the image itself is the environment.
+        archives: Wheels among which the solver chooses, as URLs that end in `#sha256=…`; none for all that
+            the index has.
 
     Raises:
         UsageError: A requirement cannot be read. Nothing unread is passed on to the solver, where a line
@@ -97,6 +99,7 @@ class EnvironmentRequest:
     exclude_newer: datetime | None = None
     conda: CondaRequest | None = None
     image: str = ""
+    archives: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for text in (*self.requirements, *self.overrides):
@@ -133,6 +136,7 @@ class EnvironmentRequest:
                 "exclude_newer": self.exclude_newer_text,
                 "conda": self.conda.facts() if self.conda else None,
                 **({"image": self.image} if self.image else {}),
+                **({"archives": sorted(self.archives)} if self.archives else {}),
             },
             separators=(",", ":"),
         )
