@@ -313,7 +313,7 @@ class _Builder:
         except (OSError, ValueError):
             return None
         # The link dangles when the interpreter was uninstalled or upgraded since.
-        if marker.get("format") != _FORMAT or not python.exists():
+        if marker.get("format") != _FORMAT or not self._may_start(python):
             return None
         made = (str(self.final), str(marker.get("snapshot")))
         if made not in _unchanged:
@@ -321,6 +321,25 @@ class _Builder:
                 return None
             _unchanged.add(made)
         return Prefix(self.final, python)
+
+    def _may_start(self, python: Path) -> bool:
+        """Whether the interpreter is there and may be executed.
+
+        Raises:
+            InfrastructureError: Not by this user, who cannot make another environment in its place either.
+        """
+        if os.access(python, os.X_OK):
+            return True
+        if python.is_symlink() and not os.access(self.folder, os.W_OK):
+            real = os.path.realpath(python)
+            raise InfrastructureError(
+                f"the environment {self.lock.content_hash[:12]} of the cache {self.cache} uses the Python "
+                f"{real}, which is gone or which this user may not execute; only who may write "
+                "to this cache can make the environment anew",
+                remedy="let its owner take a Python that every user can execute (not one below a home "
+                "directory) and make the environment again, or use a cache of your own with --cache",
+            )
+        return False
 
     def build(self) -> Prefix:
         self._refuse_sources()

@@ -255,12 +255,66 @@ lease.release()
 """
 
 
+BUILDER = """
+import os, sys
+from pathlib import Path
+from bisect_env.environments.lockfiles import read_lock
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.errors import BisectEnvError
+made = read_lock(Path(sys.argv[1]))
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    prefix = ensure_prefix(made, cache_dir=Path(sys.argv[2]))
+except BisectEnvError as error:
+    print(error, "|", error.remedy)
+else:
+    print("used", prefix.path)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_who_may_not_execute_the_python_of_a_shared_cache_is_told_so(  # type: ignore[no-untyped-def]
+    lock, cache: Path, tmp_path: Path
+) -> None:
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    prefix.release()
+    open_to_all(tmp_path)
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    python = prefix.path / "bin" / "python"
+    # The owner's Python in the owner's home, as pyenv and uv have it.
+    (home / "python").symlink_to(os.path.realpath(python))
+    prefix.path.joinpath("bin").chmod(0o755)
+    python.unlink()
+    python.symlink_to(home / "python")
+    stored = tmp_path / "lock.yml"
+    stored.write_text(lock.text)
+    stored.chmod(0o644)
+    said = subprocess.run(
+        [sys.executable, "-c", BUILDER, str(stored), str(cache)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert f"uses the Python {home / 'python'}" in said, said
+    assert "may not execute" in said
+    assert "--cache" in said
+
+
+def open_to_all(folder: Path) -> None:
+    """Let every user read what lies there, as a shared folder does."""
+    for above in (folder, *folder.parents):
+        if above.owner() == "root" and above != Path("/") and above.stat().st_mode & 0o005 != 0o005:
+            above.chmod(above.stat().st_mode | 0o055)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_what_another_user_uses_stays_in_the_cache(lock, cache: Path, tmp_path: Path) -> None:
     ensure_prefix(lock, cache_dir=cache).release()
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.owner() == "root" and folder != Path("/") and folder.stat().st_mode & 0o005 != 0o005:
-            folder.chmod(folder.stat().st_mode | 0o055)
+    open_to_all(tmp_path)
     reader = subprocess.Popen(
         [sys.executable, "-c", READER, str(cache / "prefixes"), lock.content_hash],
         stdin=subprocess.PIPE,
