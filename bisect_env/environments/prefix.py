@@ -185,6 +185,8 @@ def _run(uv: Uv, args: list[str | Path], cwd: Path, timeout: float, *, builds: b
 
 def _failure(finished: Finished, timeout: float, *, builds: bool) -> UnbuildableError:
     words = plain_words(finished.stderr)
+    if finished.stopped:
+        return UnbuildableError(words, transient=is_transient(words))
     if finished.timed_out:
         # A download that stalls says nothing about the environment; a build that never ends does.
         return UnbuildableError(f"not finished in {timeout:.0f} s: {words}", transient=not builds)
