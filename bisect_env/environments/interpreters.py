@@ -10,7 +10,6 @@ import re
 import secrets
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.uv_tool import Uv, plain_words, run_tool
 from bisect_env.errors import InterpreterNotFoundError
 from bisect_env.matrix.secrets import without_credentials
+from bisect_env.temporary import temporary
 
 # --------------------------------------------------------------------------------------------------
 # Python interpreters: those on this machine, else fetched by uv.
@@ -86,11 +86,11 @@ def probe(path: Path) -> Interpreter | None:
     try:
         if not os.access(path, os.X_OK) or _is_script(path):
             return None  # pyenv's shims are scripts that pick an interpreter by the working directory
-        with tempfile.TemporaryDirectory() as empty:
+        with temporary("probe") as empty:
             answer = run_tool(
                 [path, "-E", "-s", "-c", _PROBE],
                 env={"PATH": os.defpath, "HOME": os.environ.get("HOME", "/")},
-                cwd=Path(empty),
+                cwd=empty,
                 timeout=_PROBE_TIMEOUT,
             )
         facts = json.loads(answer.stdout)
@@ -294,8 +294,7 @@ def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> 
         version: Such as `3.11`.
         environ: The environment to start from, ours by default.
     """
-    with tempfile.TemporaryDirectory() as empty:
-        folder = Path(empty)
+    with temporary("python") as folder:
         # Without --no-bin it would put a command of that name where the user's shell looks for commands.
         args = ["python", "install", "--no-bin", version]
         answer = Uv(folder / "cache", environ=environ).run(
@@ -312,8 +311,7 @@ def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> 
 
 def uv_python_versions() -> tuple[str, ...]:
     """Full versions of CPython that uv could fetch for this platform, oldest first; newest of each minor."""
-    with tempfile.TemporaryDirectory() as empty:
-        folder = Path(empty)
+    with temporary("python") as folder:
         answer = Uv(folder / "cache").run(
             ["python", "list", "--only-downloads", "--output-format", "json"],
             cwd=folder,
@@ -360,11 +358,11 @@ def fetch_python(version: str, root: Path) -> str:
 
     uv compares it with the hash that it knows, here and again where it is installed.
     """
-    with tempfile.TemporaryDirectory(prefix="bisect-env-python-") as aside:
+    with temporary("python") as aside:
         environ = {
             **os.environ,
             "UV_PYTHON_CACHE_DIR": str(root / "pythons"),
-            "UV_PYTHON_INSTALL_DIR": aside,
+            "UV_PYTHON_INSTALL_DIR": str(aside),
         }
         reason = fetch_with_uv(version, environ=environ)
     own = os.environ.get("UV_PYTHON_DOWNLOADS_JSON_URL")

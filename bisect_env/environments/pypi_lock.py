@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
+from bisect_env.temporary import temporary
 
 _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
 
@@ -160,9 +160,8 @@ class PypiSolver:
         prefer: Sequence[LockedPackage],
         provided: Mapping[str, str],
     ) -> list[Mapping[str, Any]]:
-        with tempfile.TemporaryDirectory(prefix="bisect-env-lock-") as folder:
-            # An empty folder of its own: uv takes settings from a project that it is started in.
-            cwd = Path(folder)
+        # An empty folder of its own: uv takes settings from a project that it is started in.
+        with temporary("lock") as cwd:
             (cwd / "requirements.in").write_text("\n".join((*request.requirements, "")), "utf-8")
             args: list[str | Path] = ["pip", "compile", "requirements.in", *python]
             args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]

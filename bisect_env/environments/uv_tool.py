@@ -27,6 +27,7 @@ from bisect_env.environments.room import LOOK, Room, remove
 from bisect_env.environments.settings import configured_index, uv_config_files
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import passed_on, without_credentials
+from bisect_env.temporary import FULL, full_file_system, temporary
 
 # --------------------------------------------------------------------------------------------------
 # Running a tool to its end, or to its time limit, with everything that it started.
@@ -201,13 +202,19 @@ class Uv:
             InfrastructureError: uv cannot be started, or its cache cannot be made.
         """
         try:
-            with tempfile.TemporaryDirectory(prefix="bisect-env-uv-") as folder:
+            with temporary("uv") as folder:
                 env = self._environment()
                 if builds:
-                    env = self._for_builds(env, Path(folder) / "netrc")
+                    env = self._for_builds(env, folder / "netrc")
                 room = Room(Path(env["UV_CACHE_DIR"]))
                 return run_tool([uv.find_uv_bin(), *args], env=env, cwd=cwd, timeout=timeout, room=room)
         except OSError as error:
+            if error.errno in FULL and (place := full_file_system(self.cache_dir)):
+                raise InfrastructureError(
+                    f"no space left on the file system of {place}",
+                    remedy="make room there, or name another place: TMPDIR for temporary files, "
+                    "BISECT_ENV_CACHE for the cache",
+                ) from error
             raise InfrastructureError(
                 f"uv cannot be used: {error}",
                 remedy="install bisect-env again (it brings uv), and see that the cache "

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.trials.workdir import left_behind, make_held
+from bisect_env.temporary import left_behind, make_held
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +44,7 @@ def test_nobody_takes_away_what_another_process_has_just_made(private_temp: Path
     """Between its making and its locking a directory looks as if it were left behind."""
     program = """
 import os, shutil, sys
-from bisect_env.trials.workdir import left_behind, make_held
+from bisect_env.temporary import left_behind, make_held
 for _ in range(400):
     path, lock = make_held("p-")
     (path / "file").touch()
