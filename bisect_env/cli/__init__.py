@@ -53,11 +53,11 @@ def _open_closed_streams() -> None:
 def _exit_code() -> int:
     try:
         # Importing the commands can fail too, in an installation that is not whole.
-        from bisect_env.cli.app import app
+        from bisect_env.cli.app import application
 
         signals.interrupt()
         # Standalone, so that typer itself words usage errors and ends with 2.
-        app(prog_name="bisect-env")
+        application(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="bisect-env")
     except SystemExit as end:
         if end.code == ExitCode.INTERRUPTED and signals.is_interrupted():
             _say("stopped")  # typer has nothing to say about it
