@@ -567,8 +567,18 @@ class StudyRunner:
                     self.grid.combination(index): (tally.bad, tally.bad + tally.good)
                     for index, tally in self.state.tallies.items()
                 },
+                self._only_passing(),
             )
         )
+
+    def _only_passing(self) -> tuple[Combination, int, float] | None:
+        """What is known of a failure that nobody has seen yet: see `events.Progress.passing`."""
+        tallies = self.state.tallies
+        if self.state.hits or not tallies:
+            return None
+        end = self._bad_end if self._bad_end in tallies else max(tallies, key=lambda one: tallies[one].good)
+        assert end is not None
+        return self.grid.combination(end), tallies[end].good, self._matrix.file.search.min_crash_rate
 
 
 _STATUS = {

@@ -440,7 +440,8 @@ def conclude(
     if interrupted and not runner.search.finished:
         store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
         raise StudyInterruptedError(
-            f"stopped after {runner.search.trials} trials; every one of them is stored",
+            # Of this study: what it was spared by trials of others was no work of its own.
+            f"stopped after {len(store.trials(study.id))} trials; every one of them is stored",
             remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
         )
     while True:
