@@ -621,7 +621,7 @@ def main() -> int:
     offered.add("faultsdemo", "1.0", modules={"faultsdemo.py": MODULE})
     server = serve(offered)
     number = 0
-    with tempfile.TemporaryDirectory(prefix="bisect-env-faults-") as name:
+    with tempfile.TemporaryDirectory(prefix="faults-") as name:
         while number < chosen.rounds and time.monotonic() < began + 60 * chosen.minutes:
             # Every kind in turn, so that a short run plays as many kinds as it can.
             fault = chosen.only[number % len(chosen.only)]

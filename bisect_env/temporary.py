@@ -16,8 +16,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-PREFIX = "bisect-env-"
-TRIAL = f"{PREFIX}trial-"
+PREFIX = "bisect-env-tmp-"
+"""Of what `temporary` makes, and of nothing else: what stands there is removed, and a user may well have made a
+`bisect-env-something` beside it."""
+TRIAL = "bisect-env-trial-"
 """Of directories of trials, for whose removal more is to be done (see `trials/workdir.py`). Short: paths of
 Unix sockets below them may have 107 characters."""
 
@@ -115,11 +117,10 @@ def left_behind(prefix: str, folder: Path | None = None) -> Iterator[Path]:
 
 
 def remove_left_behind() -> None:
-    """Remove what killed processes left, but for directories of trials."""
+    """Remove what killed processes left of `temporary`."""
     with contextlib.suppress(OSError):
         for old in left_behind(PREFIX):
-            if not old.name.startswith(TRIAL):
-                shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
 
 
 class _Sweep:

@@ -20,7 +20,7 @@ from bisect_env.engine import events
 from bisect_env.engine.amplify import settle
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
-from bisect_env.engine.runner import StudyRunner
+from bisect_env.engine.runner import StudyRunner, TargetSettledError
 from bisect_env.environments.images import moved_tag
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lockfiles import write_locks
@@ -173,7 +173,11 @@ def run_study(
                 if not runner.search.finished:
                     if store.study(study.id).status is StudyStatus.FINISHED:
                         store.reopen(study.id)
-                    runner.run(cluster.get)
+                    try:
+                        runner.run(cluster.get)
+                    except TargetSettledError:
+                        locking.close()
+                        continue
                 added = {} if stopped() or every_corner else _around(matrix, grid, runner.search.verdict)
                 if added:
                     listed = "; ".join(f"{name} {', '.join(values)}" for name, values in added.items())

@@ -1014,6 +1014,23 @@ class Store:
                 )
         return number
 
+    def judge_again(self, study_id: str, judged: Mapping[str, Evidence]) -> None:
+        """Change what trials say in a study, own and reused ones, because it is now known what it is about.
+
+        Args:
+            study_id: Which one.
+            judged: Trial to what it says.
+        """
+        with self._writing() as session:
+            for trial_id, evidence in judged.items():
+                row = session.exec(select(TrialRow).where(TrialRow.trial_id == trial_id)).first()
+                if row is None:
+                    continue
+                said = ReusedRow if row.study_id != study_id else None
+                own: Any = row if said is None else session.get(ReusedRow, (study_id, row.sequence))
+                if own is not None:
+                    own.evidence = str(evidence)
+
     def reused(self, study_id: str) -> list[StoredTrial]:
         """Trials of other studies that a study reuses, with what they say in this one."""
         with self._reading() as session:

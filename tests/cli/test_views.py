@@ -203,7 +203,9 @@ def test_the_clock_of_timings_starts_with_the_process() -> None:
 def test_a_bad_end_that_only_passes_is_told_with_what_that_excludes() -> None:
     passing = replace(progress(), hits=0, passing=(A, 40, 0.02))
     line = describe(passing) or ""
-    assert "pkg=1 has passed 40 times: it fails in less than 7.2 % of runs, if at all; going on to 2 %" in line
+    assert (
+        "pkg=1 has passed 40 times: it fails in less than 7.2 % of runs, if at all; going on to 2 %" in line
+    )
     assert "Ctrl-C ends it here" in line
     assert "min_crash_rate: 0.07" in line
     assert "going on" not in (describe(replace(passing, passing=(A, 400, 0.02))) or "going on")

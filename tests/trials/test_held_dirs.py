@@ -66,3 +66,28 @@ for _ in range(400):
     for old in left_behind("p-"):
         shutil.rmtree(old)
     assert list(private_temp.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_of_the_users(tmp_path: Path) -> None:
+    mine = tmp_path / "bisect-env-notes"
+    mine.mkdir()
+    code = "from bisect_env.temporary import temporary\nwith temporary('lock') as f: print(f, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        assert left.name.startswith("bisect-env-")
+        again = "from bisect_env.temporary import remove_left_behind\nremove_left_behind()"
+        env = {**os.environ, "TMPDIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", again], check=True, timeout=60, env=env)
+        assert left.is_dir(), "it is in use"
+        process.kill()
+    assert left.is_dir()
+    subprocess.run([sys.executable, "-c", again], check=True, timeout=60, env=env)
+    assert not left.exists()
+    assert mine.is_dir()
