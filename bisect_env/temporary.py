@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "bisect-env-tmp-"
-"""Of what `temporary` makes, and of nothing else: what stands there is removed, and a user may well have made a
-`bisect-env-something` beside it."""
+"""Of what `temporary` makes, and of nothing else: such a directory is removed, and a user may well have made
+a `bisect-env-something` beside it."""
 TRIAL = "bisect-env-trial-"
 """Of directories of trials, for whose removal more is to be done (see `trials/workdir.py`). Short: paths of
 Unix sockets below them may have 107 characters."""

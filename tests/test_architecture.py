@@ -42,6 +42,7 @@ MAY_IMPORT = {
         "report",
         "engine",
         "web",
+        "temporary",
         "errors",
     },
 }

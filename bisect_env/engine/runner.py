@@ -32,7 +32,7 @@ from bisect_env.engine.specs import allowed_sources, lost_record, target_of, tri
 from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, gist
 from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock
-from bisect_env.errors import NoEnvironmentError
+from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Direction, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import read_signature, shown
@@ -324,7 +324,11 @@ class StudyRunner:
         deadline = None if budget is None else self._clock() + budget
         # Solvers begin while the place where trials run may still be starting.
         self._lock(self.state.decide(2).lock)
-        self._runner = Runner(self._matrix, start())
+        try:
+            self._runner = Runner(self._matrix, start())
+        except StudyInterruptedError:
+            self._sharing.close()
+            return  # nothing ran, and the study ends as any other that was stopped
         self._locking.on_done = self._runner.executor.wake
         try:
             while self._wants_more(deadline):

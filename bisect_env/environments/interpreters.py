@@ -20,9 +20,9 @@ from urllib.parse import unquote, urlsplit
 
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.uv_tool import Uv, plain_words, run_tool
-from bisect_env.errors import InterpreterNotFoundError
+from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
 from bisect_env.matrix.secrets import without_credentials
-from bisect_env.temporary import temporary
+from bisect_env.temporary import full_file_system, temporary
 
 # --------------------------------------------------------------------------------------------------
 # Python interpreters: those on this machine, else fetched by uv.
@@ -75,6 +75,10 @@ class Interpreter:
         return tuple(int(part) for part in self.version.split("."))
 
 
+_SILENT: set[Path] = set()
+"""Executables that gave no answer: one that was killed may be a Python all the same."""
+
+
 def probe(path: Path) -> Interpreter | None:
     """Ask an executable what it is; None when it is not a CPython that could serve.
 
@@ -93,7 +97,14 @@ def probe(path: Path) -> Interpreter | None:
             )
         facts = json.loads(answer.stdout)
         real = Path(facts["executable"]).resolve(strict=True)
-    except (OSError, ValueError, KeyError, subprocess.SubprocessError):
+    except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+        if place := full_file_system():
+            # It could not be asked, which says nothing of it and must not be remembered.
+            raise InfrastructureError(
+                f"no space left on the file system of {place}",
+                remedy="make room there, or name another place for temporary files with TMPDIR",
+            ) from error
+        _SILENT.add(path)
         return None
     if facts["implementation"] != "CPython" or facts["bits"] != 64 or set(facts["flags"]) & set("td"):
         return None
@@ -245,7 +256,7 @@ def _probed(paths: Sequence[Path]) -> list[Interpreter | None]:
     if asked:
         with ThreadPoolExecutor(4) as pool:
             found |= zip(asked, pool.map(probe, [paths[n] for n in asked]), strict=True)
-        kept = {key: _to_memory(found[n]) for n, key in enumerate(keys) if key}
+        kept = {key: _to_memory(found[n]) for n, key in enumerate(keys) if key and paths[n] not in _SILENT}
         with contextlib.suppress(OSError):
             memory.parent.mkdir(parents=True, exist_ok=True)
             beside = memory.with_name(f".{memory.name}.{secrets.token_hex(4)}")

@@ -71,7 +71,8 @@ for _ in range(400):
 def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_of_the_users(tmp_path: Path) -> None:
     mine = tmp_path / "bisect-env-notes"
     mine.mkdir()
-    code = "from bisect_env.temporary import temporary\nwith temporary('lock') as f: print(f, flush=True); input()"
+    code = "from bisect_env.temporary import temporary\nwith temporary('lock') as f:\n print(f, flush=True)\n"
+    code += " input()"
     with subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
