@@ -8,6 +8,7 @@ import json
 import os
 import re
 import selectors
+import signal
 import socket
 import struct
 import subprocess
@@ -336,6 +337,12 @@ class Launcher:
                 self._process.wait()
         self._requests = self._process = None
 
+    def go_on(self) -> None:
+        """Let the server go on if somebody has stopped it."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None and _is_stopped(self._process.pid):
+                self._process.send_signal(signal.SIGCONT)
+
     def abandon(self, supervisor: int | None) -> None:
         """Kill a supervisor that does not answer with all that is below it, or the server that started none.
 
@@ -387,6 +394,8 @@ os.register_at_fork(after_in_child=LAUNCHER.forget)
 
 TICK = 0.1
 """Seconds between two looks at the cancel flag."""
+START_LOOK = 1.0
+"""Seconds without news of a start after which the server is looked at: a trial may have stopped it."""
 START_GRACE = 30.0
 """Seconds for a process to be started; on a host under load it takes some."""
 ABORT_GRACE = 2.0
@@ -423,6 +432,7 @@ class _Watch:
     aborted_at: float | None = None
     killed_at: float | None = None
     cancelled: bool = False
+    continued: float = field(default_factory=time.monotonic)
 
     def act(self, cancelled: Callable[[], bool]) -> None:
         """Do what the clock or the cancel flag asks for."""
@@ -432,6 +442,9 @@ class _Watch:
                 LAUNCHER.abandon(self.events.get("started", {}).get("supervisor"))
                 raise LaunchError("the trial's supervisor did not answer after the trial was killed")
             return
+        if not self.events and now > self.continued + START_LOOK:
+            LAUNCHER.go_on()
+            self.continued = now
         if not self.events and now > self.started + START_GRACE:
             LAUNCHER.abandon(None)
             raise LaunchError(f"the trial was not started in {START_GRACE:.0f} s: its supervisor is stopped")
