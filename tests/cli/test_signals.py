@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -152,25 +153,42 @@ def test_terminating_the_whole_group_twice_ends_all_of_it(tmp_path: Path, option
         )
 
 
+def child_of(process: subprocess.Popen[str], word: str) -> psutil.Process:
+    """A process below a command, as soon as there is one with this word on its command line."""
+    found: list[psutil.Process] = []
+
+    def look() -> bool:
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(process.pid).children()
+            found.extend(child for child in children if any(word in part for part in child.cmdline()))
+        return bool(found)
+
+    wait_for(look)
+    return found[0]
+
+
 @pytest.mark.slow
 def test_a_worker_that_dies_while_the_cluster_starts_is_started_again(tmp_path: Path) -> None:
     command = Command(tmp_path, CRASH_FROM_SIX)
     process = command.start("--cluster", "local", "--workers", "2")
-    starting: list[psutil.Process] = []
-
-    def found() -> bool:
-        with contextlib.suppress(psutil.Error):
-            starting[:] = [
-                child
-                for child in psutil.Process(process.pid).children()
-                if any("spawn_main" in word for word in child.cmdline())
-            ]
-        return bool(starting)
-
-    wait_for(found)
-    starting[0].kill()
+    child_of(process, "spawn_main").kill()
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "level 6" in out
     assert "started again" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_the_end_of_the_resource_tracker_is_no_news(tmp_path: Path, number: signal.Signals) -> None:
+    command = Command(tmp_path, CRASH_FROM_SIX)
+    process = command.start("--cluster", "local", "--workers", "2")
+    tracker = child_of(process, "resource_tracker")
+    child_of(process, "spawn_main")
+    tracker.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "level 6" in out
+    for word in ("Traceback", "KeyError", "resource_tracker", "leaked"):
+        assert word not in err
