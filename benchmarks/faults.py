@@ -79,6 +79,7 @@ class Round:
         how: What the script does when it fails.
         options: Of the command.
         index: Where its package comes from.
+        budget: Of trials and of seconds, None without one.
         counts: Where findings are counted.
         known: Trials that were stored when it was last looked.
         told: Trials that commands told of.
@@ -90,6 +91,7 @@ class Round:
     how: str
     options: tuple[str, ...]
     index: str
+    budget: tuple[int, int] | None
     counts: Counter[str]
     known: set[str] = field(default_factory=set)
     told: Counter[str] = field(default_factory=Counter)
@@ -100,6 +102,9 @@ class Round:
         for name in ("db", "cache", "tmp"):
             (self.home / name).mkdir()
         pause = self.rng.choice((0.02, 0.1, 0.3))
+        limits = ""
+        if self.budget is not None:
+            limits = f"search: {{max_trials: {self.budget[0]}, budget: {self.budget[1]}s}}\n"
         (self.home / "script.py").write_text(SCRIPT)
         (self.home / "matrix.yaml").write_text(
             f"version: 1\nname: faults\nindex: {self.index}\n"
@@ -107,7 +112,7 @@ class Round:
             f"  level: {{values: [{', '.join(map(str, range(1, LEVELS + 1)))}]}}\n"
             "packages: [faultsdemo]\n"
             f'trial: {{command: "python script.py {{level}} {self.how} {pause}", '
-            "files: [script.py], timeout: 20s}\n"
+            "files: [script.py], timeout: 20s}\n" + limits
         )
         self.mark = f"{os.getpid()}-{self.home.name}"
 
@@ -520,7 +525,7 @@ def oom_kills(group: Path) -> int:
 
 
 def nothing(play: Round) -> None:
-    """No fault but what the script does: it exits with any code, or deletes its environment."""
+    """No fault but what the script does (any exit code, no environment left), or a small budget."""
 
 
 FAULTS: dict[str, Callable[[Round], None]] = {
@@ -542,6 +547,7 @@ FAULTS: dict[str, Callable[[Round], None]] = {
     "terminal": terminal_closed,
     "memory": memory,
     "script": nothing,
+    "budget": nothing,
 }
 DASK = {"worker", "tracker"}
 """Faults that a study on threads cannot have."""
@@ -561,6 +567,14 @@ def answer(play: Round) -> None:
         running = play.start()
         code = running.end()
         play.look()
+        if code in (0, 1) and play.budget is not None:
+            counted = [trial for trial in play.stored() if trial["evidence"] in ("good", "bad")]
+            # What runs when the last one is counted may still come in.
+            if running.verdict() not in ("", expected) or len(counted) > play.budget[0] + 2:
+                play.count(
+                    "wrong verdicts", 1, f"{running.verdict()!r}, {len(counted)} trials: {play.budget}"
+                )
+            return
         if code in (0, 1):
             if running.verdict() != expected and not (play.how in ("0", "125") and code == 1):
                 play.count(
@@ -576,13 +590,14 @@ def play_round(
     """One study from its first command to its answer; gives what happened, line by line."""
     rng = random.Random(f"{seed}-{number}-{fault}")
     hows = ["abort"] * 3 + [str(rng.choice([c for c in range(1, 256) if c != 125])), "prefix"]
+    budget = (rng.randint(1, 60), rng.randint(1, 8)) if fault == "budget" else None
     how = "hungry" if fault == "memory" else rng.choice(hows)
     if fault == "script":
         how = rng.choice(["0", "125", "prefix", str(rng.randrange(256))])
     on_dask = fault in DASK or rng.random() < 0.2
     options = ("--workers", "2", *(("--cluster", "local") if on_dask else ()))
     home = Path(tempfile.mkdtemp(prefix=f"round-{number}-", dir=folder))
-    play = Round(home, rng, how, options, index, counts)
+    play = Round(home, rng, how, options, index, budget, counts)
     play.log.append(f"round {number}: {fault}, {how}, {' '.join(options)}")
     try:
         FAULTS[fault](play)

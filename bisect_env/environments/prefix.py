@@ -229,6 +229,23 @@ class Prefix:
             self.lease.release()
 
 
+def state_of(place: Path) -> str:
+    """What a prefix held when it was made, in a word; "" for what is none of ours."""
+    try:
+        return str(json.loads((place / MARKER).read_text("utf-8"))["snapshot"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def is_still(place: Path, state: str) -> bool:
+    """Whether a prefix still holds what `state_of` said; if not, whoever wants it next makes it anew."""
+    with contextlib.suppress(OSError):
+        if state_of(place) == state and integrity.is_unchanged(place, state, ignore=(MARKER,)):
+            return True
+    _unchanged.discard((str(place), state))
+    return False
+
+
 def ensure_prefix(
     lock: Lock,
     *,
