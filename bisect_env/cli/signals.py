@@ -53,8 +53,8 @@ def ignore() -> None:
 
 def _handle(handler: _Handler) -> None:
     for number in _NUMBERS:
-        # What `nohup` has switched off stays off.
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        # What `nohup` has switched off stays off. A shell's `&` switches Ctrl-C off, which can still be sent.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             with contextlib.suppress(ValueError):
                 signal.signal(number, handler)
 

@@ -192,3 +192,20 @@ def test_the_end_of_the_resource_tracker_is_no_news(tmp_path: Path, number: sign
     assert "level 6" in out
     for word in ("Traceback", "KeyError", "resource_tracker", "leaked"):
         assert word not in err
+
+
+def test_nohup_keeps_a_command_alive_and_a_shells_background_can_be_interrupted(tmp_path: Path) -> None:
+    def without(*numbers: signal.Signals) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+
+    command = Command(tmp_path, CRASH_FROM_SIX)
+    process = command.start(preexec_fn=lambda: without(signal.SIGHUP, signal.SIGINT))
+    wait_for(lambda: (tmp_path / "results.sqlite").exists())
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "stopped" in err
