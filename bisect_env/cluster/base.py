@@ -529,6 +529,8 @@ class DaskExecutor:
                 self.cancel()
             while self._attempts and time.monotonic() < deadline:
                 self.wait(deadline - time.monotonic())
+        self._attempts.clear()
+        self._preparing = 0
         with _despite_lost_connection():
             self._client.close()
         self._give_back()

@@ -198,7 +198,7 @@ def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
 
     A terminal sends it to every process of the foreground group. Workers that are still importing would die
     of it, with a traceback each, and the command would believe that the cluster cannot start. They inherit
-    the mask; trials get a clean one from their supervisor. Here a Ctrl-C waits until the cluster stands.
+    the mask, which is that of the thread that starts them; trials get a clean one from their supervisor.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
