@@ -37,7 +37,7 @@ from bisect_env.cli.asking import (
     ask,
     devices,
 )
-from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
+from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.options import (
     CacheOption,
     CacheSizeOption,
@@ -51,6 +51,7 @@ from bisect_env.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
+from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
 
 if TYPE_CHECKING:

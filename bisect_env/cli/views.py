@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bisect_env import __version__
+from bisect_env.cli.output import with_options
 from bisect_env.engine import events
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination
@@ -208,12 +209,39 @@ def describe(event: events.Event) -> str | None:
             )
         case events.Progress():
             left = event.document["expected_left"]
+            if words := told_passing(event):
+                return f"{event.trials} trials, none of them bad; {words}; about {left:.0f} trials left"
             return (
                 f"{event.trials} trials, {event.hits} of them bad; best answer so far "
                 f"{event.document['probability']:.0%}; about {left:.0f} trials left"
             )
         case _:
             return None
+
+
+FEW_PASSES = 10
+"""Passes below which they exclude too little to be told."""
+
+
+def told_passing(progress: events.Progress) -> str:
+    """What is excluded by a bad end that has only passed so far, and how to end there; else "". Pure."""
+    if progress.passing is None or progress.passing[1] < FEW_PASSES:
+        return ""
+    from bisect_env.search.intervals import clopper_pearson
+
+    combination, passes, floor = progress.passing
+    _, most = clopper_pearson(0, passes, 0.90)  # one-sided: 95 %
+    known = (
+        f"{combination} has passed {passes} times: it fails in less than {_percent(most)} of runs, if at all"
+    )
+    if most <= floor:
+        return known
+    ending = f"Ctrl-C ends it here, `search: {{min_crash_rate: {most:.1g}}}` there by itself"
+    return f"{known}; going on to {_percent(floor)} ({ending})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
 
 
 class JsonView(View):
@@ -328,7 +356,7 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "exit_code": event.exit_code,
                 "what": event.what,
                 "tried": event.tried,
-                "remedy": event.remedy,
+                "remedy": None if event.remedy is None else with_options(event.remedy, sys.argv[1:]),
                 "problems": list(event.problems),
             }
         case events.Concluded():
@@ -416,6 +444,8 @@ class LiveView(View):
         document = progress.document
         left = document["expected_left"]
         # The sentence says its probability itself.
+        if words := told_passing(progress):
+            return Text(f"{self._elapsed()} · {progress.trials} trials, none bad · {clean(words)}")
         return Text(
             f"{self._elapsed()} · {progress.trials} trials, {progress.hits} bad · about {left:.0f} left · "
             f"so far: {clean(sentence(document))}"

@@ -143,6 +143,8 @@ class Progress:
         document: The verdict so far (see `document`).
         probability_bad: Combination and its posterior of being bad, for combinations that can be run.
         counts: Combination to its bad and its counted trials, those of earlier commands included.
+        passing: While nothing has failed: the bad end, how often it has passed, and the rate down to which
+            failures are looked for; else None.
     """
 
     trials: int
@@ -151,6 +153,7 @@ class Progress:
     document: dict[str, Any]
     probability_bad: tuple[tuple[Combination, float], ...]
     counts: Mapping[Combination, tuple[int, int]] = field(default_factory=dict)
+    passing: tuple[Combination, int, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

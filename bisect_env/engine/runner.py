@@ -32,9 +32,10 @@ from bisect_env.engine.specs import allowed_sources, lost_record, target_of, tri
 from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, gist
 from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock
-from bisect_env.errors import NoEnvironmentError
-from bisect_env.matrix.grid import Combination, Index
+from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
+from bisect_env.matrix.grid import Combination, Direction, Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.search.every import AnySearch, SearchAll, is_zoomed
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.search.zoom import search_for
@@ -46,6 +47,7 @@ from bisect_env.storage.records import (
 )
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import NONE, Evidence, Machine, Outcome, Perturbation, TrialRecord
+from bisect_env.trials.signature import matches
 
 LOOK = 0.5
 """Seconds between two looks at the budget and at Ctrl-C while trials run."""
@@ -64,6 +66,14 @@ _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
 _PAUSE = 0.02
 """Seconds, growing with each attempt, that let two commands fall out of step."""
+
+
+class TargetSettledError(Exception):
+    """It has turned out which failure the study is about: what was learnt is to be learnt again."""
+
+
+_AT_EACH_END = 3
+"""Failures at each end before two kinds of them are taken for two problems."""
 
 
 class Runner:
@@ -204,6 +214,8 @@ class StudyRunner:
             ),
         )
         self.state = StudyState(matrix, self._prepared, self.search)
+        self._ends = self._both_ends()
+        self._ways: dict[Index, dict[str, tuple[str, str]]] = {}
         self._sharing = Sharing(store, study_id, clock=clock)
         self._keys: dict[Index, str] = {}
         self._reuse = Reuse(store, study_id, self._keys, self._prepared, self._target, machines)
@@ -212,6 +224,23 @@ class StudyRunner:
         self._began_at = clock()
         self._check_until: float | None = None
         self._shown_at = self._saved_at = float("-inf")
+
+    def _both_ends(self) -> tuple[Index, Index] | None:
+        """What stands for the good and the bad end: as stated, else the ends of the axes; or None."""
+        axes = self.grid.axes
+        if self.grid.good is not None and self.grid.bad is not None:
+            found: tuple[Index, Index] = (self.grid.good, self.grid.bad)
+        elif all(axis.direction in (Direction.REGRESSION, Direction.FIXED) for axis in axes):
+            # An axis with one value has no ends.
+            last = [len(axis.values) - 1 for axis in axes]
+            fixed = [axis.direction is Direction.FIXED for axis in axes]
+            good = tuple(end if turned else 0 for end, turned in zip(last, fixed, strict=True))
+            found = (good, tuple(0 if turned else end for end, turned in zip(last, fixed, strict=True)))
+        else:
+            return None
+        groups = self._prepared.groups
+        good_end, bad_end = groups.get(found[0]), groups.get(found[1])
+        return None if good_end is None or bad_end is None or good_end == bad_end else (good_end, bad_end)
 
     # -- before and after ----------------------------------------------------------------------------------
 
@@ -268,6 +297,7 @@ class StudyRunner:
             index = self._group_of(trial.combination)
             if index is not None:
                 self.state.seen.add(trial.lock_hash)
+                self._note_way(index, trial.evidence, trial.signature, trial.trial_id)
                 self._act(
                     self.state.learn(
                         index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail
@@ -294,7 +324,11 @@ class StudyRunner:
         deadline = None if budget is None else self._clock() + budget
         # Solvers begin while the place where trials run may still be starting.
         self._lock(self.state.decide(2).lock)
-        self._runner = Runner(self._matrix, start())
+        try:
+            self._runner = Runner(self._matrix, start())
+        except StudyInterruptedError:
+            self._sharing.close()
+            return  # nothing ran, and the study ends as any other that was stopped
         self._locking.on_done = self._runner.executor.wake
         try:
             while self._wants_more(deadline):
@@ -326,6 +360,7 @@ class StudyRunner:
                 self._handle(self._runner.wait())
             else:
                 self._locking.wait(LOOK)
+            self._settle()
             self._take_locks()
             if self._sharing.is_due:
                 self.hear_others(elsewhere=False)
@@ -365,7 +400,7 @@ class StudyRunner:
         """The one combination to try while nobody knows which failure is meant; None for all."""
         self._target.look()
         if not self._target.is_open:
-            return None
+            return self._where_ends_differ()
         bad_end = self._bad_end
         if bad_end is None or bad_end in self.state.aside:
             raise NoEnvironmentError(
@@ -374,6 +409,56 @@ class StudyRunner:
                 remedy="state another `bad`, or a `signature` instead of `from-bad-end`",
             )
         return bad_end
+
+    def _where_ends_differ(self) -> Index | None:
+        """An end that has to fail more often before two kinds of failures are taken for two problems."""
+        pair = self._two_problems()
+        few = [end for end in pair if self.state.tallies[end].bad < _AT_EACH_END]
+        return few[0] if few else None
+
+    def _two_problems(self) -> tuple[Index, ...]:
+        """Good and bad end where both have only failed, in ways that have nothing in common; else none."""
+        if self._target.compares or self._ends is None:
+            return ()
+        if any(end in self.state.aside or not self._ways.get(end) for end in self._ends):
+            return ()
+        if any(self.state.tallies[end].good for end in self._ends):
+            return ()
+        good, bad = (set(self._ways[end]) for end in self._ends)
+        return () if good & bad else self._ends
+
+    def _settle(self) -> None:
+        """Take the bad end's failure for the one that is looked for, once that is known to be another one.
+
+        Raises:
+            TargetSettledError: It was settled now.
+        """
+        pair = self._two_problems()
+        if not pair or min(self.state.tallies[end].bad for end in pair) < _AT_EACH_END:
+            return
+        self._handle(self._runner.end())
+        self.state.running.clear()
+        (other, _), (told, (signature, trial_id)) = (next(iter(self._ways[end].items())) for end in pair)
+        self._target.settle(signature, trial_id)
+        judged = {
+            trial.trial_id: Evidence.OTHER
+            for trial in (*self._store.trials(self._study_id), *self._store.reused(self._study_id))
+            if trial.evidence is Evidence.BAD and not matches(trial.signature, self._target.rule.signature)
+        }
+        self._store.judge_again(self._study_id, judged)
+        good, bad = (self.grid.combination(end) for end in pair)
+        wanted = f"`bad: {{signature: '{shown(signature)}'}}` in `trial`"
+        text = (
+            f"two failures that have nothing to do with each other: {good} fails as {other}, {bad} as {told}"
+        )
+        self._warn([f"{text}; this study looks for the latter, as {wanted} says from the start"])
+        raise TargetSettledError
+
+    def _note_way(self, index: Index, evidence: Evidence, signature: str, trial_id: str) -> None:
+        """Remember how an end fails: outcome and exception, and a trial that shows it."""
+        if self._ends is not None and index in self._ends and evidence is Evidence.BAD and signature:
+            way = read_signature(signature).kind
+            self._ways.setdefault(index, {}).setdefault(way, (signature, trial_id))
 
     def _lock(self, indices: Iterable[Index]) -> None:
         self._locking.want(indices)
@@ -513,6 +598,7 @@ class StudyRunner:
                 self.state.build_seconds.add(build_seconds)
                 self._record_build(record.lock_hash, build_seconds)
             self._notify(events.TrialFinished(record, evidence, build_seconds))
+            self._note_way(index, evidence, record.signature, record.trial_id)
             self._act(
                 self.state.learn(
                     index, record.outcome, evidence, duration=record.duration, detail=record.detail
@@ -567,8 +653,18 @@ class StudyRunner:
                     self.grid.combination(index): (tally.bad, tally.bad + tally.good)
                     for index, tally in self.state.tallies.items()
                 },
+                self._only_passing(),
             )
         )
+
+    def _only_passing(self) -> tuple[Combination, int, float] | None:
+        """What is known of a failure that nobody has seen yet: see `events.Progress.passing`."""
+        tallies = self.state.tallies
+        if self.state.hits or not tallies:
+            return None
+        end = self._bad_end if self._bad_end in tallies else max(tallies, key=lambda one: tallies[one].good)
+        assert end is not None
+        return self.grid.combination(end), tallies[end].good, self._matrix.file.search.min_crash_rate
 
 
 _STATUS = {

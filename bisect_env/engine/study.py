@@ -7,20 +7,20 @@ import math
 import platform
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from bisect_env import __version__
 from bisect_env.cluster.protocol import Executor
+from bisect_env.cluster.starting import Starting
 from bisect_env.engine import events
 from bisect_env.engine.amplify import settle
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
-from bisect_env.engine.runner import StudyRunner
+from bisect_env.engine.runner import StudyRunner, TargetSettledError
 from bisect_env.environments.images import moved_tag
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lockfiles import write_locks
@@ -124,7 +124,10 @@ def run_study(
     # An answer is checked once every release around it was looked at.
     refining = any(axis.passed_over for axis in grid.axes) and not every_corner
     # A study that is answered answers again at once, without starting a cluster.
-    with EarlyExecutor(make_executor, begin=study.status is not StudyStatus.FINISHED) as cluster:
+    cluster = _Cluster(make_executor, stopped)
+    if study.status is not StudyStatus.FINISHED:
+        cluster.begin()
+    with closing(cluster):
         locking: Locking | None = None
         try:
             images = recorded_images(matrix, store, study)
@@ -170,7 +173,11 @@ def run_study(
                 if not runner.search.finished:
                     if store.study(study.id).status is StudyStatus.FINISHED:
                         store.reopen(study.id)
-                    runner.run(cluster.get)
+                    try:
+                        runner.run(cluster.get)
+                    except TargetSettledError:
+                        locking.close()
+                        continue
                 added = {} if stopped() or every_corner else _around(matrix, grid, runner.search.verdict)
                 if added:
                     listed = "; ".join(f"{name} {', '.join(values)}" for name, values in added.items())
@@ -437,7 +444,8 @@ def conclude(
     if interrupted and not runner.search.finished:
         store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
         raise StudyInterruptedError(
-            f"stopped after {runner.search.trials} trials; every one of them is stored",
+            # Of this study: what it was spared by trials of others was no work of its own.
+            f"stopped after {len(store.trials(study.id))} trials; every one of them is stored",
             remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
         )
     while True:
@@ -486,39 +494,22 @@ def _user() -> str:
         return ""
 
 
-class EarlyExecutor:
-    """Starts an executor in a thread, and closes it at the end, whether it was used or not.
+class _Cluster:
+    """The place where trials run, started when it is first wanted and closed at the end."""
 
-    Args:
-        make: Starts it.
-        begin: Whether to start now; otherwise it is started when it is asked for.
-    """
-
-    def __init__(self, make: Callable[[], Executor], *, begin: bool) -> None:
+    def __init__(self, make: Callable[[], Executor], stopped: Callable[[], bool]) -> None:
         self._make = make
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="start")
-        self._future = self._pool.submit(make) if begin else None
+        self._stopped = stopped
+        self._starting: Starting | None = None
+
+    def begin(self) -> Starting:
+        if self._starting is None:
+            self._starting = Starting(self._make, self._stopped)
+        return self._starting
 
     def get(self) -> Executor:
-        """The executor, as soon as it stands.
+        return self.begin().get()
 
-        Raises:
-            BisectEnvError: It could not be started.
-        """
-        if self._future is None:
-            self._future = self._pool.submit(self._make)
-        return self._future.result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close what was started; a start that failed without being asked for says nothing to anybody."""
-        self._pool.shutdown(wait=True)
-        if self._future is not None and self._future.exception() is None:
-            self._future.result().close()
+    def close(self) -> None:
+        if self._starting is not None:
+            self._starting.close()

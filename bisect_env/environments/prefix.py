@@ -185,6 +185,8 @@ def _run(uv: Uv, args: list[str | Path], cwd: Path, timeout: float, *, builds: b
 
 def _failure(finished: Finished, timeout: float, *, builds: bool) -> UnbuildableError:
     words = plain_words(finished.stderr)
+    if finished.stopped:
+        return UnbuildableError(words, transient=is_transient(words))
     if finished.timed_out:
         # A download that stalls says nothing about the environment; a build that never ends does.
         return UnbuildableError(f"not finished in {timeout:.0f} s: {words}", transient=not builds)
@@ -225,6 +227,23 @@ class Prefix:
         """Say that the prefix is no longer in use; from then on it may be evicted."""
         if self.lease is not None:
             self.lease.release()
+
+
+def state_of(place: Path) -> str:
+    """What a prefix held when it was made, in a word; "" for what is none of ours."""
+    try:
+        return str(json.loads((place / MARKER).read_text("utf-8"))["snapshot"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def is_still(place: Path, state: str) -> bool:
+    """Whether a prefix still holds what `state_of` said; if not, whoever wants it next makes it anew."""
+    with contextlib.suppress(OSError):
+        if state_of(place) == state and integrity.is_unchanged(place, state, ignore=(MARKER,)):
+            return True
+    _unchanged.discard((str(place), state))
+    return False
 
 
 def ensure_prefix(
@@ -313,7 +332,7 @@ class _Builder:
         except (OSError, ValueError):
             return None
         # The link dangles when the interpreter was uninstalled or upgraded since.
-        if marker.get("format") != _FORMAT or not python.exists():
+        if marker.get("format") != _FORMAT or not self._may_start(python):
             return None
         made = (str(self.final), str(marker.get("snapshot")))
         if made not in _unchanged:
@@ -321,6 +340,25 @@ class _Builder:
                 return None
             _unchanged.add(made)
         return Prefix(self.final, python)
+
+    def _may_start(self, python: Path) -> bool:
+        """Whether the interpreter is there and may be executed.
+
+        Raises:
+            InfrastructureError: Not by this user, who cannot make another environment in its place either.
+        """
+        if os.access(python, os.X_OK):
+            return True
+        if python.is_symlink() and not os.access(self.folder, os.W_OK):
+            real = os.path.realpath(python)
+            raise InfrastructureError(
+                f"the environment {self.lock.content_hash[:12]} of the cache {self.cache} uses the Python "
+                f"{real}, which is gone or which this user may not execute; only who may write "
+                "to this cache can make the environment anew",
+                remedy="let its owner take a Python that every user can execute (not one below a home "
+                "directory) and make the environment again, or use a cache of your own with --cache",
+            )
+        return False
 
     def build(self) -> Prefix:
         self._refuse_sources()

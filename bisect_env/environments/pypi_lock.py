@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import html
 import re
-import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
+from bisect_env.temporary import temporary
 
 _WANTS_NETWORK = "network was disabled"
 """What uv says where it would have to download and may not."""
@@ -163,9 +163,8 @@ class PypiSolver:
         prefer: Sequence[LockedPackage],
         provided: Mapping[str, str],
     ) -> list[Mapping[str, Any]]:
-        with tempfile.TemporaryDirectory(prefix="bisect-env-lock-") as folder:
-            # An empty folder of its own: uv takes settings from a project that it is started in.
-            cwd = Path(folder)
+        # An empty folder of its own: uv takes settings from a project that it is started in.
+        with temporary("lock") as cwd:
             (cwd / "requirements.in").write_text("\n".join((*request.requirements, "")), "utf-8")
             args: list[str | Path] = ["pip", "compile", "requirements.in", *python]
             args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]
@@ -208,6 +207,8 @@ class PypiSolver:
         self, finished: Finished, request: EnvironmentRequest, uv: Uv
     ) -> UnsolvableError | InfrastructureError:
         words = plain_words(finished.stderr)
+        if finished.stopped and not is_transient(words):
+            return UnsolvableError(words, building=True)
         index = without_credentials(uv.index)
         if finished.timed_out:
             if request.allow_source:

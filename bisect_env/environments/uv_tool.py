@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,11 @@ from urllib.parse import unquote, urlsplit
 
 import uv
 
+from bisect_env.environments.room import LOOK, Room, remove
 from bisect_env.environments.settings import configured_index, uv_config_files
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import passed_on, without_credentials
+from bisect_env.temporary import FULL, full_file_system, temporary
 
 # --------------------------------------------------------------------------------------------------
 # Running a tool to its end, or to its time limit, with everything that it started.
@@ -39,17 +42,26 @@ class Finished:
     Attributes:
         returncode: As `subprocess` gives it.
         stdout: The end of its output.
-        stderr: The end of its errors.
-        timed_out: Whether we ended it.
+        stderr: The end of its errors; `stopped` in their place.
+        timed_out: Whether we ended it for its time.
+        stopped: Why we ended it, where it wrote more than it may; else "".
     """
 
     returncode: int
     stdout: str
     stderr: str
     timed_out: bool = False
+    stopped: str = ""
 
 
-def run_tool(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, timeout: float) -> Finished:
+def run_tool(
+    argv: Sequence[str | Path],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    timeout: float,
+    room: Room | None = None,
+) -> Finished:
     """Run a command without a shell in its own process group.
 
     Output goes to files, not pipes: a build back end may leave a server behind that keeps a pipe open
@@ -60,6 +72,7 @@ def run_tool(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, t
         env: All of its environment variables.
         cwd: Its working directory.
         timeout: Seconds after which its process group is killed.
+        room: What it may write, after which its process group is killed, too; None is no limit.
 
     Raises:
         OSError: The command cannot be started.
@@ -76,18 +89,26 @@ def run_tool(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, t
         )
         with _lock:
             _running.add(process.pid)
-        timed_out = True
+        ended, stopped, unfinished = False, "", list[Path]()
         try:
-            timed_out = not _ended(process, timeout)
+            if room is None:
+                ended = _ended(process, timeout)
+            else:
+                ended, stopped = _ended_in(process, timeout, room)
+                if stopped:
+                    unfinished = room.unfinished()
         finally:
             with _lock:
                 # Until it is reaped, which is below, its group id cannot belong to anyone else.
                 _running.discard(process.pid)
             # Also on Ctrl-C: in its own session the tool does not hear of it.
-            if timed_out:
+            if not ended:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        return Finished(process.returncode, _tail(out), _tail(err), timed_out)
+        remove(unfinished)
+        return Finished(
+            process.returncode, _tail(out), stopped or _tail(err), not ended and not stopped, stopped
+        )
 
 
 _lock = threading.Lock()
@@ -110,6 +131,18 @@ def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
         return bool(poll.poll(timeout * 1000))
     finally:
         os.close(pidfd)
+
+
+def _ended_in(process: subprocess.Popen[bytes], timeout: float, room: Room) -> tuple[bool, str]:
+    """Wait as `_ended` does, and give up when more is written than may be; says why."""
+    room.watch(process.pid)
+    deadline = time.monotonic() + timeout
+    while not _ended(process, max(0.0, min(LOOK, deadline - time.monotonic()))):
+        if stopped := room.exceeded():
+            return False, stopped
+        if time.monotonic() >= deadline:
+            return False, ""
+    return True, ""
 
 
 def _tail(stream: IO[bytes]) -> str:
@@ -169,12 +202,19 @@ class Uv:
             InfrastructureError: uv cannot be started, or its cache cannot be made.
         """
         try:
-            with tempfile.TemporaryDirectory(prefix="bisect-env-uv-") as folder:
+            with temporary("uv") as folder:
                 env = self._environment()
                 if builds:
-                    env = self._for_builds(env, Path(folder) / "netrc")
-                return run_tool([uv.find_uv_bin(), *args], env=env, cwd=cwd, timeout=timeout)
+                    env = self._for_builds(env, folder / "netrc")
+                room = Room(Path(env["UV_CACHE_DIR"]))
+                return run_tool([uv.find_uv_bin(), *args], env=env, cwd=cwd, timeout=timeout, room=room)
         except OSError as error:
+            if error.errno in FULL and (place := full_file_system(self.cache_dir)):
+                raise InfrastructureError(
+                    f"no space left on the file system of {place}",
+                    remedy="make room there, or name another place: TMPDIR for temporary files, "
+                    "BISECT_ENV_CACHE for the cache",
+                ) from error
             raise InfrastructureError(
                 f"uv cannot be used: {error}",
                 remedy="install bisect-env again (it brings uv), and see that the cache "

@@ -598,6 +598,9 @@ def _combination(
     for (_, outcome), number in counts.by_outcome.items():
         outcomes[str(outcome)] += number
     called_bad = is_called_bad(verdict, state.combination.as_dict())
+    if called_bad is None and verdict.get("kind") in ("frontier", "pair") and counts.counted:
+        # No sets of values say what is bad: what was seen does.
+        called_bad = counts.bad > 0
     if status not in _CAN_RUN:
         called_bad = None
     return CombinationReport(

@@ -82,3 +82,12 @@ def test_a_forecast_may_take_longer(large: Path, run: RunCommand) -> None:
     assert code == 0
     (cost,) = json.loads(out)["forecast"]
     assert cost["trials"] < 60
+
+
+def test_a_plan_says_that_it_builds_where_sources_are_let_in(matrix: Path, run: RunCommand) -> None:
+    assert "source distributions are built" not in run("plan", str(matrix), *OPTIONS)[2]
+    with matrix.open("a") as stream:
+        stream.write("solver: {allow_source: true}\n")
+    code, _, err = run("plan", str(matrix), *OPTIONS)
+    assert code == 0
+    assert "source distributions are built on this machine, and their build scripts run" in err
