@@ -17,6 +17,7 @@ from bisect_env.cli.env_command import env_app
 from bisect_env.cli.explain_command import explain
 from bisect_env.cli.fetch_command import fetch
 from bisect_env.cli.init_command import init
+from bisect_env.cli.map_command import map_
 from bisect_env.cli.options import Command
 from bisect_env.cli.plan_command import plan
 from bisect_env.cli.query_command import query
@@ -57,6 +58,7 @@ def root(
 app.command(cls=Command)(init)
 app.command(cls=Command)(doctor)
 app.command(cls=Command)(run)
+app.command("map", cls=Command)(map_)
 app.command(cls=Command)(between)
 app.command(cls=Command)(plan)
 app.command(cls=Command)(diagnose)

@@ -30,6 +30,9 @@ _LITTLE, _LITTLE_BITS = 0.75, 0.3
 """What a look must be worth while others are being looked at: one that waits for them is worth more then.
 In combinations that it decides, and in bits."""
 
+_STEPS = (1.0, 0.1)
+"""Weights of a line at which a frontier moves: any frontier, and corners and lines, which are likelier."""
+
 
 def ordered_axes(grid: Grid) -> list[int]:
     """Axes with an order and a choice."""
@@ -155,8 +158,7 @@ class Staircase:
         """
         sizes = [n for axis, n in enumerate(self.least.shape) if axis in self.axes]
         if self.changes == 1 and len(self.axes) == 2:
-            everything = np.ones_like(self._places)
-            named = _chain(everything)[0] - _chain(self._places)[0]
+            named = self._frontiers[0]
         else:
             slices = self.least.size / math.prod(sizes)
             named = slices * self.changes * _log2_frontiers(sizes)
@@ -179,22 +181,39 @@ class Staircase:
         fits = (places >= low[..., None]) & (places <= high[..., None])
         return np.asarray(fits, dtype=np.float64)
 
+    @cached_property
+    def _frontiers(self) -> tuple[float, FloatArray]:
+        """Of frontiers of two axes: bits of what the labels leave, and the share of each place on each line.
+
+        All frontiers are equally likely with one half, else those with fewer steps are likelier.
+        """
+        bits, shares = [], []
+        for step in _STEPS:
+            left, share = _chain(self._places, step)
+            bits.append(_chain(np.ones_like(self._places), step)[0] - left)
+            shares.append(share)
+        weight = 2.0 ** -(np.array(bits) - min(bits))
+        named = min(bits) - float(np.log2(weight.mean()))
+        weight = weight / weight.sum()
+        return named, np.asarray(sum(w * share for w, share in zip(weight, shares, strict=True)))
+
     def _chance(self) -> FloatArray:
         """Share of the frontiers of two axes that call each cell bad."""
-        share = _chain(self._places)[1]
+        share = self._frontiers[1]
         turn = tuple(axis for axis in self.axes if axis in self.back)
         bad = np.moveaxis(np.cumsum(share, axis=-1)[..., :-1], (-2, -1), self.axes)
         return np.asarray(np.clip(np.flip(bad, turn), 0.0, 1.0))
 
 
-def _chain(fits: FloatArray) -> tuple[float, FloatArray]:
+def _chain(fits: FloatArray, step: float) -> tuple[float, FloatArray]:
     """Frontiers as chains: on line r what is bad begins at a place that is no higher than on line r − 1.
 
     Args:
         fits: 1 for each place at which it can begin, 0 else; shape (…, lines, places).
+        step: Weight of a line at which it moves, in that of one at which it stays.
 
     Returns:
-        log2 of how many there are, and the share of each place on each line.
+        log2 of their weight, and the share of each place on each line.
     """
     forward, backward = fits.copy(), np.ones_like(fits)
     bits = 0.0
@@ -203,13 +222,13 @@ def _chain(fits: FloatArray) -> tuple[float, FloatArray]:
         if line:
             before = forward[..., line - 1, :]
             total = np.cumsum(before[..., ::-1], axis=-1)[..., ::-1]
-            now = now * total
+            now = now * (step * total + (1.0 - step) * before)
         whole = np.maximum(now.sum(axis=-1, keepdims=True), 1e-300)
         bits += float(np.log2(whole).sum())
         forward[..., line, :] = now / whole
     for line in range(fits.shape[-2] - 2, -1, -1):
         after = backward[..., line + 1, :] * fits[..., line + 1, :]
-        now = np.cumsum(after, axis=-1)
+        now = step * np.cumsum(after, axis=-1) + (1.0 - step) * after
         backward[..., line, :] = now / np.maximum(now.sum(axis=-1, keepdims=True), 1e-300)
     share = forward * backward
     return bits, share / np.maximum(share.sum(axis=-1, keepdims=True), 1e-300)

@@ -352,8 +352,8 @@ class TableSearch:
         cost = self._known.prices(build_cost) if build_cost else None
         for cell in self._new(-(-(count - len(chosen)) // chunk), looking, cost, allowed):
             take(cell, chunk)
-        if len(chosen) < count and self._no_failure:
-            take(self._suspect, self._enough_passes - self.counts(self._suspect)[1])
+        for cell in self._suspects:
+            take(cell, self._enough_passes - self.counts(cell)[1])
         return chosen
 
     def _new(
@@ -433,19 +433,11 @@ class TableSearch:
         return list(dict.fromkeys([*ends, *near]))
 
     @property
-    def _no_failure(self) -> bool:
-        """Whether nothing failed, though it may yet: the likeliest combination did not pass often enough."""
+    def _suspects(self) -> list[Index]:
+        """Where nothing failed: the ends and corners that did not pass often enough, the newest first."""
         if self._known.total_hits or not self._known.visible_count:
-            return False
-        return self.counts(self._suspect)[1] < self._enough_passes
-
-    @property
-    def _suspect(self) -> Index:
-        """The combination that would fail first: the stated bad end, else the last one."""
-        bad = self._grid.bad
-        if bad is not None and self._known.can_run(bad):
-            return self._known.standing_for(bad)
-        return self._cells(self._visible)[-1]
+            return []
+        return [cell for cell in self._first[::-1] if self.counts(cell)[1] < self._enough_passes]
 
     @property
     def _enough_passes(self) -> int:
@@ -467,7 +459,7 @@ class TableSearch:
     @property
     def is_complete(self) -> bool:
         """Whether every combination is called good or bad at the stated confidence."""
-        if self._again or self._no_failure or any(cell not in self._labels for cell in self._first):
+        if self._again or self._suspects or any(cell not in self._labels for cell in self._first):
             return False
         unknown = self._visible & (self._table < 0)
         description = self._description
@@ -557,7 +549,6 @@ class TableSearch:
             background=background,
             expected_left=0.0 if complete else float(math.isqrt(unknown) + 1),
             expected_environments=0 if complete else math.isqrt(unknown) + 1,
-            monotone=self._description is not None,
             certain=self._is_certain,
         )
 
