@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
-from bisect_env.search.ratetest import upper_bound
+from bisect_env.search.ratetest import share, upper_bound
 from bisect_env.search.stopping import SearchSettings
 from bisect_env.search.stretches import checks as stretches
 from bisect_env.search.verdict import Answer, Cleared
@@ -50,7 +50,12 @@ class Check:
 
 def clean_passes(rate: float, confidence: float) -> int:
     """Passes in a row that exclude a rate, with the one that made the combination the last good."""
-    return 1 + math.ceil(math.log(1.0 - confidence) / math.log1p(-rate) - 1e-9)
+    return 1 + math.ceil(math.log(1.0 - sure_of(0, confidence)) / math.log1p(-rate) - 1e-9)
+
+
+def sure_of(hits: int, confidence: float) -> float:
+    """Confidence of the interval after so many failures: the errors of all numbers add up to the stated."""
+    return 1.0 - (1.0 - confidence) * share(hits)
 
 
 def clean_checks(
@@ -102,7 +107,7 @@ def cleared(
     found = []
     for cell in last_good(best, can_run, tally):
         hits, trials = tally(cell)
-        below = upper_bound(hits, max(trials - 1, hits), settings.confidence)
+        below = upper_bound(hits, max(trials - 1, hits), sure_of(hits, settings.confidence))
         done = below <= settings.clean_rate + 1e-12 or trials >= _PATIENCE * enough
         # Without a failure the number is known; with one, as many again as would do without.
         left = 0 if done else enough - trials if not hits else max(1, _PATIENCE * enough - trials)

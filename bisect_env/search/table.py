@@ -57,6 +57,9 @@ _ALONE = 2
 _SURE, _SURER = 0.2, 0.1
 """Share of the error that a label may have, for it says what others are, too; and of that the share of the
 label of such a combination."""
+_RARE, _MOST = 0.1, 6
+"""A combination that fails no more often than this is not tried on before others were, and none more than so
+many times as often as one usually is."""
 _CORNERS = 4
 """Ordered axes up to which every corner of the lattice is tried first."""
 _HOLDS = 0.5
@@ -129,7 +132,17 @@ class TableSearch:
         self._forget()
 
     def _forget(self) -> None:
-        for name in ("_labels", "_said", "_table", "_description", "_again", "_checks", "called", "verdict"):
+        for name in (
+            "_labels",
+            "_doubtful",
+            "_said",
+            "_table",
+            "_description",
+            "_again",
+            "_checks",
+            "called",
+            "verdict",
+        ):
             self.__dict__.pop(name, None)
 
     def end_checks(self) -> None:
@@ -174,7 +187,27 @@ class TableSearch:
         for cell in self._alone(found):
             if cell not in surer:
                 del found[cell]
-        return found
+        # Before anything is known to be bad, a background looks like a rare failure: then others say more.
+        often = {cell for cell in chance if self._known.tallies.trials[cell] >= self._often}
+        return {cell: p >= 0.5 for cell, p in chance.items() if cell in often and cell not in found} | found
+
+    @property
+    def _often(self) -> int:
+        """Trials after which a combination is called what is likelier until others are known."""
+        return 2 * clean_trials(max(_RARE, self.settings.min_crash_rate))
+
+    @cached_property
+    def _doubtful(self) -> list[Index]:
+        """Combinations that are called what is likelier, and might turn out otherwise."""
+        if self._is_certain:
+            return []
+        chance, usual = self._said
+        error, trials = _SURE * (1.0 - self.settings.confidence), self._known.tallies.trials
+        return [
+            cell
+            for cell, p in chance.items()
+            if min(p, 1.0 - p) > error and trials[cell] < _MOST * usual and self._known.can_run(cell)
+        ]
 
     def _in_table(self, known: Mapping[Index, bool]) -> NDArray[np.int8]:
         """Labels in the shape of the lattice, those of whole groups: 1 bad, 0 good, -1 not known."""
@@ -215,10 +248,10 @@ class TableSearch:
         chance, usual = self._said
         found: dict[Index, int] = {}
         if self._is_certain:
-            bad = sorted(cell for cell, p in chance.items() if p >= 0.5 and self._known.can_run(cell))
+            bad = self._failing
             if bad:
                 found[max(bad, key=lambda cell: counts.trials[cell])] = _FAILURES
-            if sum(counts.trials[cell] - 1 for cell in bad) < _REPEATED:
+            if self._repeats_left:
                 found |= {cell: 2 for cell in bad if counts.trials[cell] < 2}
             if self.trials - len(chance) < _MOST_AGAIN:
                 found |= dict.fromkeys(self._alone(self._labels), _AGAIN)
@@ -230,6 +263,19 @@ class TableSearch:
                 if cell not in self._labels and self._known.can_run(cell)
             }
         return [(cell, wanted) for cell, wanted in found.items() if counts.trials[cell] < wanted]
+
+    @property
+    def _failing(self) -> list[Index]:
+        """Combinations that always failed, where failures are certain by all that was seen."""
+        labels = self._known.unanimous() or {}
+        return sorted(cell for cell, bad in labels.items() if bad and self._known.can_run(cell))
+
+    @property
+    def _repeats_left(self) -> int:
+        """How many failures are still to be repeated before they are taken to be certain."""
+        failing = self._failing
+        repeated = sum(int(self._known.tallies.trials[cell]) - 1 for cell in failing)
+        return max(0, _REPEATED - repeated) if failing else 0
 
     # -- descriptions ------------------------------------------------------------------------------------
 
@@ -352,8 +398,14 @@ class TableSearch:
         cost = self._known.prices(build_cost) if build_cost else None
         for cell in self._new(-(-(count - len(chosen)) // chunk), looking, cost, allowed):
             take(cell, chunk)
-        for cell in self._suspects:
-            take(cell, self._enough_passes - self.counts(cell)[1])
+        if not chosen and not looking:
+            for cell in self._suspects:
+                take(cell, self._enough_passes - self.counts(cell)[1])
+            for cell in self._doubtful:
+                take(cell, chunk)
+            if left := self._repeats_left:
+                cell = min(self._failing, key=lambda one: self.counts(one)[1])
+                take(cell, left)
         return chosen
 
     def _new(
@@ -459,7 +511,12 @@ class TableSearch:
     @property
     def is_complete(self) -> bool:
         """Whether every combination is called good or bad at the stated confidence."""
-        if self._again or self._suspects or any(cell not in self._labels for cell in self._first):
+        if (
+            self._again
+            or self._suspects
+            or self._repeats_left
+            or any(cell not in self._labels for cell in self._first)
+        ):
             return False
         unknown = self._visible & (self._table < 0)
         description = self._description

@@ -99,8 +99,8 @@ def test_no_table_takes_more_than_trying_everything(
     one = Mapped(bad, direction, workers=workers)
     assert len(one.search.called) == bad.size
     again = 10 if bad.any() else 30
-    # Where nothing failed, ends and corners pass until a rate of a tenth is excluded there.
-    again = 10 if any(bad[cell] for cell in one.tried) else 2 ** len(shape) * 28
+    # Where nothing failed, ends and corners pass until `clean_rate` is excluded there.
+    again = 10 if any(bad[cell] for cell in one.tried) else 2 ** len(shape) * 58
     assert one.search.trials <= one.environments + again + workers
     # What was tried is always called what it is.
     assert all(one.search.called[cell].bad == bad[cell] for cell in one.tried)
@@ -154,8 +154,8 @@ def test_nothing_fails() -> None:
     one = Mapped(np.zeros((6, 6), dtype=bool))
     assert one.search.verdict.status is Status.CONFIRMED
     assert one.search.verdict.best.hypothesis.kind == "never"
-    # The corners pass until a rate of a tenth is excluded.
-    assert one.search.counts((5, 5))[1] >= 29
+    # The corners pass until a rate of 0.05 is excluded.
+    assert one.search.counts((5, 5))[1] >= 58
 
 
 def test_what_cannot_be_run_is_not_called_anything() -> None:
