@@ -47,7 +47,7 @@ from bisect_env.cli.run_command import WordsArgument, conduct, show
 from bisect_env.cli.views import LogFileOption, VerboseOption
 
 
-def map_(
+def map(  # noqa: A001 - so is the command called
     words: WordsArgument = None,
     packages: PackagesOption = None,
     with_packages: WithOption = None,

@@ -297,6 +297,7 @@ def conduct(
             goal=goal,
             every_lock=every_lock,
             quick=quick,
+            posterior=json_output,
             missing=missing,
         )
     except KeyboardInterrupt:
@@ -329,6 +330,7 @@ def answer(
     goal: str = "first-bad",
     every_lock: bool = False,
     quick: bool = False,
+    posterior: bool = True,
     missing: MissingModules | None = None,
 ) -> Conclusion:
     """Answer a matrix, with everything that is needed opened before and closed after.
@@ -345,11 +347,16 @@ def answer(
         goal: What is asked, as `search/goals.py` calls it.
         every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands.
+        posterior: Whether the report follows the answers through all trials.
         missing: Listens for a module that was forgotten, which ends the study.
 
     Raises:
         BisectEnvError: Whatever a user can mend.
     """
+    place, provider = where.open(loaded)
+    look_ahead(loaded, provider)
+
+    # Imported here, so that the index answers meanwhile.
     from bisect_env.cluster.pool import default_workers
     from bisect_env.engine.study import run_study
     from bisect_env.errors import StudyInterruptedError
@@ -357,8 +364,6 @@ def answer(
     from bisect_env.storage.store import Store
 
     import_ahead()
-    place, provider = where.open(loaded)
-    look_ahead(loaded, provider)
 
     def enough() -> bool:
         return stopped.is_set() or (missing is not None and missing.module is not None)
@@ -380,6 +385,7 @@ def answer(
                 goal=Goal(goal),
                 every_lock=every_lock,
                 quick=quick,
+                posterior=posterior,
             )
         except StudyInterruptedError:
             if missing is not None and missing.module is not None and not stopped.is_set():

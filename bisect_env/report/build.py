@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from bisect_env.environments.images import image_of
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import plain_lists
 from bisect_env.matrix import yaml_source
@@ -205,7 +204,6 @@ def posterior(
     trials: Sequence[StoredTrial],
     *,
     every_corner: bool,
-    table: bool = False,
 ) -> PosteriorReport:
     """Tell the trials again, and follow the answers that led.
 
@@ -215,13 +213,12 @@ def posterior(
         states: Every combination.
         trials: What the study knows, in the order in which it was told.
         every_corner: Whether the study looked for further failing corners.
-        table: Whether it asked for all combinations, among which no answer leads.
 
     Returns:
         An empty one for a large matrix, whose answers are told apart only as far as they have to be, and for
         one without axes, which has no answers to tell apart.
     """
-    if not axes or table:
+    if not axes:
         return PosteriorReport()
     grid = _grid(axes, settings)
     groups = groups_of(grid, states)
@@ -359,7 +356,7 @@ def steps(
 
 def _by_hand(lock: Lock) -> list[str]:
     """What the README of that directory says."""
-    if image_of(lock):
+    if lock.image:
         return ["docker build --tag repro .", "docker run --rm repro"]
     if lock.is_conda:
         return ["conda-lock install --prefix ./env conda-lock.yml", 'PATH="$PWD/env/bin:$PATH" ./run.sh 100']
@@ -426,6 +423,8 @@ def build_report(
     decisions: Sequence[Decision] = (),
     difference: DifferenceReport | None = None,
     lock: Lock | None = None,
+    *,
+    with_posterior: bool = True,
 ) -> Report:
     """Put a report together.
 
@@ -442,6 +441,7 @@ def build_report(
         decisions: What was decided during it.
         difference: Between the environments of last good and first bad.
         lock: Of the first bad combination.
+        with_posterior: Whether the answers are followed through the trials.
     """
     axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
     states = _in_matrix_order(states, axes)
@@ -504,8 +504,9 @@ def build_report(
             states,
             [*reused, *trials],
             every_corner="no_other" in verdict,
-            table="table" in verdict,
-        ),
+        )
+        if with_posterior and "table" not in verdict
+        else PosteriorReport(),
         timeline=timeline(states, trials, decisions),
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
         difference=difference,
