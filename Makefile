@@ -65,6 +65,7 @@ bench-search: setup ## compare the search with its rivals on planted truths (ARG
 	$(BIN)/python -m benchmarks.search $(ARGS)
 	$(BIN)/python -m benchmarks.search_frontiers
 	$(BIN)/python -m benchmarks.search_tables
+	$(BIN)/python -m benchmarks.search_steps
 	$(BIN)/python -m benchmarks.answers
 
 schema: setup   ## write matrices/schema.json and docs/reference/report-schema.json
