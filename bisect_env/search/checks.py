@@ -13,6 +13,7 @@ background shows there as well, a first step of the regression does not.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -142,6 +143,10 @@ def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally:
     if sum(n > 1 for n in grid.shape) == 1:
         found = stretches(best, grid, can_run, tally, 1.0)
         return [Check(cell, 1, "untested") for cell, _ in found[:1]]
+    if best.hypothesis.kind == "any" and best.first_bad is not None:
+        # Where one axis alone should suffice, and where none does: a band between two frontiers is otherwise.
+        untried = [cell for cell in _corners(best, best.first_bad) if can_run[cell] and not tally(cell)[1]]
+        return [Check(cell, 1, "untested") for cell in untried[:1]]
     if best.hypothesis.kind != "all" or best.first_bad is None:
         return []
     far = [cell for cell in _far_cells(best, grid) if can_run[cell]]
@@ -150,6 +155,15 @@ def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally:
     if any(tally(cell)[1] for cell in elsewhere):
         return []
     return [Check(cell, 1, "untested") for cell in elsewhere[:1]]
+
+
+def _corners(best: Answer, first_bad: Index) -> list[Index]:
+    """Both ends of every culprit axis, each with each, at the first bad combination on the others."""
+    ends = [
+        (0, len(best.hypothesis.sets[axis]) - 1) if axis in best.hypothesis.culprits else (place,)
+        for axis, place in enumerate(first_bad)
+    ]
+    return list(itertools.product(*ends))
 
 
 def _far_cells(best: Answer, grid: Grid) -> list[Index]:
