@@ -15,6 +15,7 @@ COMMANDS = {
     "init": "init_command",
     "doctor": "doctor_command",
     "run": "run_command",
+    "map": "map_command",
     "between": "between_command",
     "plan": "plan_command",
     "diagnose": "diagnose_command",

@@ -36,9 +36,9 @@ from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Direction, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import read_signature, shown
-from bisect_env.search.every import AnySearch, SearchAll, is_zoomed
-from bisect_env.search.searcher import Search, SearchSettings
-from bisect_env.search.zoom import search_for
+from bisect_env.search.every import is_zoomed
+from bisect_env.search.goals import Goal, search_towards
+from bisect_env.search.searcher import Search, SearchSettings, StudySearch
 from bisect_env.storage.records import (
     BUILD_FAILED,
     BUILT,
@@ -162,7 +162,7 @@ class StudyRunner:
         stopped: Looked at between steps; true ends the study in an orderly way.
         machines: Classes of machines on which trials will run: trials that other studies recorded there
             under the same keys are reused. None reuses nothing.
-        every_corner: Whether to go on to further failing corners once one is confirmed.
+        goal: What the study wants to know.
         quick: Whether to end as soon as the answer stands, without checks.
         perturbation: Circumstances under which all trials run.
 
@@ -183,7 +183,7 @@ class StudyRunner:
         clock: Callable[[], float] = time.monotonic,
         stopped: Callable[[], bool] = lambda: False,
         machines: Collection[Machine] = (),
-        every_corner: bool = False,
+        goal: Goal = Goal.FIRST_BAD,
         quick: bool = False,
         perturbation: Perturbation = NONE,
     ) -> None:
@@ -201,7 +201,8 @@ class StudyRunner:
         wanted = matrix.file.trial.bad.signature
         self._target = StudyTarget(target_of(matrix), wanted, store, study_id, self._bad_end)
         settings = matrix.file.search
-        self.search: AnySearch = (SearchAll if every_corner else search_for)(
+        self.search: StudySearch = search_towards(
+            goal,
             self.grid,
             self._prepared.groups,
             SearchSettings(

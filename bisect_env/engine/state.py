@@ -18,7 +18,7 @@ from bisect_env.engine.locking import Prepared
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.search.every import AnySearch
+from bisect_env.search.searcher import StudySearch
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
 OTHER_BEFORE_ASIDE = 3
@@ -244,7 +244,7 @@ class StudyState:
         trial_seconds: Of trials that count.
     """
 
-    def __init__(self, matrix: Matrix, prepared: Prepared, search: AnySearch) -> None:
+    def __init__(self, matrix: Matrix, prepared: Prepared, search: StudySearch) -> None:
         self._matrix = matrix
         self._prepared = prepared
         self._grid = prepared.grid

@@ -37,6 +37,7 @@ from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import PackageAxis
 from bisect_env.search.coarse import is_large
+from bisect_env.search.goals import Goal
 from bisect_env.search.verdict import Status, Verdict
 from bisect_env.storage.records import (
     CombinationStatus,
@@ -75,7 +76,7 @@ def run_study(
     workers: int = 2,
     machines: Callable[[], Collection[Machine]] = lambda: (Machine(platform.machine()),),
     fresh: bool = False,
-    every_corner: bool = False,
+    goal: Goal = Goal.FIRST_BAD,
     every_lock: bool = False,
     quick: bool = False,
     posterior: bool = True,
@@ -93,7 +94,7 @@ def run_study(
         workers: Solvers at the same time.
         machines: Classes of machines on which trials will run; called when trials might be reused.
         fresh: Begin a new study that reuses nothing, whatever has been measured already.
-        every_corner: Go on to further failing corners once one is confirmed.
+        goal: What is asked: where it begins to fail, where else it does, or the whole table.
         quick: End as soon as the answer stands, without checking it further.
         every_lock: Lock every combination before the first trial.
         posterior: Whether the report follows the answers through all trials; see `load_report`.
@@ -107,6 +108,11 @@ def run_study(
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
+    if large and goal is Goal.TABLE:
+        raise UsageError(
+            f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table",
+            remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
+        )
     study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh))
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
     _keep_logs_within_limit(store, notify)
@@ -116,13 +122,13 @@ def run_study(
         if isinstance(event, events.LockProgress) and stopped():
             raise StudyInterruptedError(
                 f"stopped while locking environments ({event.done} of {event.total})",
-                remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
+                remedy=_goes_on(matrix, goal),
             )
 
     # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
     reuses = not (study.definition.fresh or large) and study.status is not StudyStatus.FINISHED
     # An answer is checked once every release around it was looked at.
-    refining = any(axis.passed_over for axis in grid.axes) and not every_corner
+    refining = any(axis.passed_over for axis in grid.axes) and goal is Goal.FIRST_BAD
     # A study that is answered answers again at once, without starting a cluster.
     cluster = _Cluster(make_executor, stopped)
     if study.status is not StudyStatus.FINISHED:
@@ -165,7 +171,7 @@ def run_study(
                     notify=notify,
                     stopped=stopped,
                     machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
-                    every_corner=every_corner,
+                    goal=goal,
                     quick=quick or refining,
                     perturbation=perturbation,
                 )
@@ -178,7 +184,8 @@ def run_study(
                     except TargetSettledError:
                         locking.close()
                         continue
-                added = {} if stopped() or every_corner else _around(matrix, grid, runner.search.verdict)
+                around = goal is Goal.FIRST_BAD and not stopped()
+                added = _around(matrix, grid, runner.search.verdict) if around else {}
                 if added:
                     listed = "; ".join(f"{name} {', '.join(values)}" for name, values in added.items())
                     notify(events.Said(f"around the answer, releases that were not listed: {listed}"))
@@ -195,6 +202,7 @@ def run_study(
                         notify,
                         interrupted=stopped(),
                         posterior=posterior,
+                        goal=goal,
                     )
                 locking.close()
         except BisectEnvError as error:
@@ -207,6 +215,11 @@ def run_study(
                 locking.close()
                 if lockfiles is not None:
                     _write_locks(lockfiles, matrix, locking.prepared)
+
+
+def _goes_on(matrix: Matrix, goal: Goal) -> str:
+    command = "map" if goal is Goal.TABLE else "run"
+    return f"bisect-env {command} {shlex.quote(str(matrix.path))}   goes on from here"
 
 
 def _around(matrix: Matrix, grid: Grid, verdict: Verdict) -> dict[str, tuple[str, ...]]:
@@ -425,6 +438,7 @@ def conclude(
     *,
     interrupted: bool,
     posterior: bool,
+    goal: Goal = Goal.FIRST_BAD,
 ) -> Conclusion:
     """Store the verdict and say how the study ended.
 
@@ -435,6 +449,7 @@ def conclude(
         runner: What is known.
         notify: Hears of the end.
         interrupted: Whether the user stopped it.
+        goal: What was asked.
         posterior: Whether the report follows the answers through all trials.
 
     Raises:
@@ -446,7 +461,7 @@ def conclude(
         raise StudyInterruptedError(
             # Of this study: what it was spared by trials of others was no work of its own.
             f"stopped after {len(store.trials(study.id))} trials; every one of them is stored",
-            remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
+            remedy=_goes_on(matrix, goal),
         )
     while True:
         document, verdict = runner.document(), runner.search.verdict

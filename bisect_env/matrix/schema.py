@@ -681,7 +681,7 @@ class Search(StrictModel):
         description="Failure rates below this need not be found: from 0.0001 to 0.5.",
     )
     clean_rate: float = Field(
-        default=0.1,
+        default=0.05,
         ge=0.0001,
         le=0.5,
         description="Once the answer stands, the last good combination is tried until a failure rate as high "

@@ -46,7 +46,7 @@ from bisect_env.report.model import (
     TimelineReport,
     TracedReport,
     TrialCounts,
-    is_called_bad,
+    calls_bad,
 )
 from bisect_env.report.sentence import bad_values_in_words, sentence
 from bisect_env.search.coarse import is_large
@@ -341,15 +341,16 @@ def steps(
         # Its environments are none of the matrix's: another command made them.
         found.append(StepReport(title="Look for the culprit again", commands=("bisect-env explain",)))
         return tuple(found)
+    asked = "map" if "table" in verdict else "run"
     if study.status is not StudyStatus.FINISHED:
         # `--fresh` would throw away what is there.
-        found.append(StepReport(title="Go on with the search", commands=(f"bisect-env run {path}",)))
+        found.append(StepReport(title="Go on with the search", commands=(f"bisect-env {asked} {path}",)))
         return tuple(found)
     title = "Answer the same matrix again"
     if study.exclude_newer is not None and own_date(study) is None:
         moment = f"{study.exclude_newer:%Y-%m-%dT%H:%M:%SZ}"
         title += f" (in the same environments, with exclude_newer: {moment} in it)"
-    found.append(StepReport(title=title, commands=(f"bisect-env run {path} --fresh",)))
+    found.append(StepReport(title=title, commands=(f"bisect-env {asked} {path} --fresh",)))
     return tuple(found)
 
 
@@ -504,7 +505,7 @@ def build_report(
             [*reused, *trials],
             every_corner="no_other" in verdict,
         )
-        if with_posterior
+        if with_posterior and "table" not in verdict
         else PosteriorReport(),
         timeline=timeline(states, trials, decisions),
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
@@ -569,13 +570,18 @@ def _combinations(
     seconds: defaultdict[Combination, float] = defaultdict(float)
     for trial in trials:
         seconds[trial.combination] += trial.duration
+    is_bad = calls_bad(verdict)
     reports = []
     for state in states:
         measured = [one for one in members[measurement(state)] if one in counts]
         own = state.combination in measured or not measured
         total = _sum([counts[one] for one in measured])
         took = round(seconds[state.combination], 3)
-        reports.append(_combination(state, total, verdict, None if own else measured[0], took))
+        called = is_bad(state.combination.as_dict())
+        if called is None and verdict.get("kind") in ("frontier", "pair") and total.counted:
+            # No sets of values say what is bad: what was seen does.
+            called = total.bad > 0
+        reports.append(_combination(state, total, called, None if own else measured[0], took))
     return tuple(reports)
 
 
@@ -589,7 +595,7 @@ def _sum(counts: Sequence[Counts]) -> Counts:
 def _combination(
     state: CombinationState,
     counts: Counts,
-    verdict: Mapping[str, Any],
+    called_bad: bool | None,
     same_as: Combination | None,
     seconds: float,
 ) -> CombinationReport:
@@ -597,10 +603,6 @@ def _combination(
     outcomes: Counter[str] = Counter()
     for (_, outcome), number in counts.by_outcome.items():
         outcomes[str(outcome)] += number
-    called_bad = is_called_bad(verdict, state.combination.as_dict())
-    if called_bad is None and verdict.get("kind") in ("frontier", "pair") and counts.counted:
-        # No sets of values say what is bad: what was seen does.
-        called_bad = counts.bad > 0
     if status not in _CAN_RUN:
         called_bad = None
     return CombinationReport(
@@ -656,7 +658,8 @@ def _of_bad_ones(verdict: Mapping[str, Any], counts: Mapping[Combination, Counts
     """Bad trials and trials that count of the combinations that a verdict calls bad."""
     if verdict.get("status", "none") == "none":
         return 0, 0
-    found = [count for one, count in counts.items() if is_called_bad(verdict, one.as_dict())]
+    is_bad = calls_bad(verdict)
+    found = [count for one, count in counts.items() if is_bad(one.as_dict())]
     return sum(count.bad for count in found), sum(count.counted for count in found)
 
 

@@ -26,6 +26,7 @@ from bisect_env.report.model import (
     TimelineReport,
 )
 from bisect_env.report.sentence import duration, interval, percent
+from bisect_env.report.table import layout
 from bisect_env.report.untrusted import clean, shortened
 
 
@@ -276,16 +277,6 @@ def heat_map(report: Report) -> HeatMap | None:
         tuple(slices),
         len(groups) - len(slices),
     )
-
-
-def layout(report: Report) -> tuple[AxisInfo, AxisInfo | None, list[AxisInfo]]:
-    """Which axis runs across, which down, and which are left: culprits first, then the longest."""
-    culprits = set(report.verdict.get("culprit_axes") or ())
-    order = sorted(report.axes, key=lambda axis: (axis.name not in culprits, -len(axis.values)))
-    chosen = [axis for axis in order if len(axis.values) > 1][:2] or order[:1]
-    chosen.sort(key=lambda axis: -len(axis.values))
-    further = [axis for axis in report.axes if axis not in chosen]
-    return chosen[0], chosen[1] if len(chosen) > 1 else None, further
 
 
 def _worth(members: Sequence[CombinationReport], report: Report) -> tuple[bool, int, int]:

@@ -6,7 +6,7 @@ inverses, so that a report can be shown again from what was written once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -313,7 +313,7 @@ __all__ = [
     "TimedTrial",
     "TimelineReport",
     "TrialCounts",
-    "is_called_bad",
+    "calls_bad",
 ]
 
 SCHEMA = 1
@@ -532,11 +532,19 @@ class Report(Frozen):
         return cls.model_validate(document)
 
 
-def is_called_bad(verdict: Mapping[str, Any], combination: Mapping[str, str]) -> bool | None:
-    """Whether a verdict calls a combination bad; None if it says nothing.
+def calls_bad(verdict: Mapping[str, Any]) -> Callable[[Mapping[str, str]], bool | None]:
+    """Whether a verdict calls a combination bad; None where it says nothing.
 
-    `all`: bad iff every culprit axis has a bad value there; `any`: iff at least one has.
+    `all`: bad iff every culprit axis has a bad value there; `any`: iff at least one has. A table says it of
+    each combination.
     """
+    if (table := verdict.get("table")) is None:
+        return lambda combination: _is_called_bad(verdict, combination)
+    said = {frozenset(one["combination"].items()): one["verdict"] == "bad" for one in table["calls"]}
+    return lambda combination: said.get(frozenset(combination.items()))
+
+
+def _is_called_bad(verdict: Mapping[str, Any], combination: Mapping[str, str]) -> bool | None:
     if str(verdict.get("status", "none")) == "none":
         return None
     kind = verdict.get("kind")

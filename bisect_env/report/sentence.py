@@ -134,6 +134,8 @@ def sentence(
     """
     kinds = {str(axis["name"]): axis for axis in axes}
     status = verdict.get("status", "none")
+    if table := verdict.get("table"):
+        return _whole_table(verdict, table)
     if status == "none":
         return _no_verdict(verdict, kinds)
     parts = [
@@ -147,6 +149,25 @@ def sentence(
         parts.append(f"{_listed(unimportant)} {'does' if len(unimportant) == 1 else 'do'} not matter")
     parts.append(_how_sure(verdict))
     return "; ".join(parts)
+
+
+def _whole_table(verdict: Mapping[str, Any], table: Mapping[str, Any]) -> str:
+    """How many combinations work and fail, and the rule that describes them if there is one."""
+    good, bad, tried = int(table["good"]), int(table["bad"]), int(table["tried"])
+    number = good + bad
+    if not table["complete"]:
+        known = f"{number} combinations are known so far, of which {bad} fail"
+        return f"No table yet after {verdict.get('trials', 0)} trials: {verdict.get('reason', '')}; {known}"
+    if not bad or not good:
+        which = "work" if not bad else "fail"
+        counted = f"all {number} combinations that can be run {which}"
+    else:
+        counted = f"{good} of {number} combinations work, {bad} fail"
+    told = (verdict.get("compatibility") or {}).get("sentence")
+    parts = [*([told] if told else []), counted, f"{tried} of them were tried"]
+    if good and bad and not told:
+        parts.append("no list of requirements describes them")
+    return "; ".join([*parts, _how_sure(verdict)])
 
 
 def bad_values_in_words(

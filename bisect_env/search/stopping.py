@@ -49,7 +49,7 @@ class SearchSettings:
     min_crash_rate: float = 0.02
     max_trials: int = 5000
     crash_rate: float | None = None
-    clean_rate: float = 0.1
+    clean_rate: float = 0.05
     quick: bool = False
 
     def __post_init__(self) -> None:

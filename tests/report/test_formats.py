@@ -169,7 +169,7 @@ def test_no_key_is_forgotten(report: Report) -> None:
     told = {key.removeprefix("verdict.") for key in needles(report) if key.startswith("verdict.")}
     # What these say is in the sentence, or in other keys.
     assert set(document["verdict"]) - told == {"kind", "bad_values", "directions", "boundaries", "trials"}
-    assert set(FORMATS) == {"text", "html", "md", "json", "junit"}
+    assert set(FORMATS) == {"text", "html", "md", "json", "junit", "csv"}
 
 
 # -- the schema --------------------------------------------------------------------------------------------
