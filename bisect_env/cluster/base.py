@@ -33,6 +33,7 @@ from bisect_env.cluster.protocol import (
     TrialLost,
     TrialRequest,
     WorkerOffer,
+    promised,
     slots,
     why_never,
 )
@@ -204,10 +205,13 @@ class DaskExecutor:
     Args:
         build: Makes prefixes; has to survive a pickle.
         cpus: CPUs that trials may use; empty means those of each worker.
-        gpus_per_trial: GPUs that the trials to come will ask for; `slots` counts accordingly.
+        gpus_per_trial: GPUs that the trials to come will ask for, or the share of one; `slots` counts
+            accordingly.
     """
 
-    def __init__(self, build: PrefixBuilder, *, cpus: tuple[int, ...] = (), gpus_per_trial: int = 0) -> None:
+    def __init__(
+        self, build: PrefixBuilder, *, cpus: tuple[int, ...] = (), gpus_per_trial: float = 0
+    ) -> None:
         self._build = build
         self._reconnect_grace = RECONNECT_GRACE
         self._cpus = cpus
@@ -296,7 +300,7 @@ class DaskExecutor:
             key=("trial", attempt),
             pure=False,
             retries=0,
-            resources={GPU: gpus} if gpus else None,
+            resources={GPU: promised(gpus)} if gpus else None,
             workers=fit,
         )
         known.future.add_done_callback(lambda _future: self._answers.put(attempt))
@@ -408,7 +412,7 @@ class DaskExecutor:
             return TrialLost(attempt.trial_id, reason, host)
         return completion
 
-    def _refuse_missing_gpus(self, gpus: int) -> None:
+    def _refuse_missing_gpus(self, gpus: float) -> None:
         if (why := why_never(self._look(0.0), gpus)) is not None:
             raise self._no_gpus(why)
 

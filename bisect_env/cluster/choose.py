@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from bisect_env.cluster.protocol import Executor
+from bisect_env.cluster.protocol import Executor, trials_per_gpu
 from bisect_env.environments.images import ensure_environment
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError, UsageError
@@ -43,7 +43,7 @@ class Place:
     """
 
     def __init__(
-        self, start: Callable[[], Executor], *, gpus_per_trial: int, gpus: str | None, is_remote: bool
+        self, start: Callable[[], Executor], *, gpus_per_trial: float, gpus: str | None, is_remote: bool
     ) -> None:
         self._start = start
         self._gpus_per_trial = gpus_per_trial
@@ -78,7 +78,7 @@ class Place:
             self._executor.close()
 
 
-def _local_gpus(per_trial: int, selection: str | None) -> frozenset[Machine]:
+def _local_gpus(per_trial: float, selection: str | None) -> frozenset[Machine]:
     from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
 
     nvml = open_nvml()
@@ -96,7 +96,7 @@ WORKERS_PER_CPU = 16
 
 def executor_maker(
     *,
-    gpus_per_trial: int = 0,
+    gpus_per_trial: float = 0,
     workers: int | None = None,
     gpus: str | None = None,
     scheduler: str | None = None,
@@ -171,7 +171,8 @@ def executor_maker(
         ) from error
     refuse_without_dask_cuda()
     chosen = choose_gpus(nvml.gpus(), gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return partial(_deaf_to_ctrl_c, partial(GpuExecutor, build, group_gpus(chosen, gpus_per_trial, workers)))
+    groups = group_gpus(chosen, gpus_per_trial, workers)
+    return partial(_deaf_to_ctrl_c, partial(GpuExecutor, build, groups, trials_per_gpu(gpus_per_trial)))
 
 
 def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:

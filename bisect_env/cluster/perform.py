@@ -73,7 +73,16 @@ class PrefixBuilder(Protocol):
 
 
 class GpuUnavailableError(Exception):
-    """A GPU cannot be used; the trial did not run, or what it did says nothing."""
+    """A GPU cannot be used; the trial did not run, or what it did says nothing.
+
+    Args:
+        reason: For people.
+        crowded: Whether another trial on the same GPU may be to blame.
+    """
+
+    def __init__(self, reason: str, *, crowded: bool = False) -> None:
+        super().__init__(reason)
+        self.crowded = crowded
 
 
 GpuTrial = Callable[[Sequence[str], GpuWatch | None], TrialRecord]
@@ -85,6 +94,8 @@ class GpuLender(Protocol):
 
     def run(self, spec: TrialSpec, trial: GpuTrial) -> TrialRecord:
         """Call `trial` with the UUIDs of as many GPUs as the spec asks for, and with what watches them.
+
+        A share of a GPU is one GPU that others of our trials may use at the same time.
 
         Raises:
             GpuUnavailableError: There are not as many that work.
@@ -141,7 +152,7 @@ def perform(
     except TrialCancelledError:
         return TrialLost(spec.trial_id, CANCELLED)
     except GpuUnavailableError as error:
-        return TrialLost(spec.trial_id, str(error), socket.gethostname())
+        return TrialLost(spec.trial_id, str(error), socket.gethostname(), error.crowded)
     finally:
         prefix.release()
     return TrialCompleted(record, prefix.build_seconds, prefix.notes)
@@ -185,6 +196,6 @@ def refuse_gpus(request: TrialRequest) -> None:
     """
     if request.spec.gpus:
         raise InfrastructureError(
-            f"a trial asks for {request.spec.gpus} GPU(s), and these workers hand out none",
+            f"a trial asks for {request.spec.gpus:g} GPU(s), and these workers hand out none",
             remedy="set `gpus: 0` in the matrix, or use workers that have GPUs",
         )

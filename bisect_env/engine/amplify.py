@@ -289,7 +289,7 @@ class Amplifier:
         started = time.monotonic()
         try:
             while len(records) < trials:
-                room = min(self.executor.slots, trials - len(records)) - len(runner.running)
+                room = min(runner.slots, trials - len(records)) - len(runner.running)
                 for _ in range(room):
                     runner.submit(uuid.uuid4().hex, combination, lock, perturbation=perturbation)
                 self._check()

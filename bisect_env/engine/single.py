@@ -100,7 +100,7 @@ class SingleTrials:
         self._matrix = matrix
         self._store = store
         self._study_id = study_id
-        self._runner = Runner(matrix, executor)
+        self._runner = Runner(matrix, executor, lambda text: self._warn([text]))
         self._notify = notify
         self._stopped = stopped
         wanted = matrix.file.trial.bad.signature
@@ -111,7 +111,7 @@ class SingleTrials:
     @property
     def slots(self) -> int:
         """How many trials can run at the same time."""
-        return self._runner.executor.slots
+        return self._runner.slots
 
     def run(
         self,
@@ -161,8 +161,12 @@ class SingleTrials:
                         case TrialCompleted(record, build_seconds, notes):
                             self._warn(notes)
                             on_evidence(self._record(single, record, tally, build_seconds))
-                        case TrialLost(_, _, host):
-                            tally.lost_on |= {host} - {""}
+                        case TrialLost(_, _, host, crowded):
+                            if crowded:
+                                # Our own doing, and of all that shared the GPU at once: not a row of voids.
+                                self._voids = -1
+                            else:
+                                tally.lost_on |= {host} - {""}
                             on_evidence(self._record(single, _lost(single, completion), tally))
         finally:
             # What had come to its end before it could be ended is recorded, too.

@@ -165,7 +165,7 @@ def run_study(
                     perturbation=perturbation,
                 )
                 runner.replay()
-                if not runner.search.finished:
+                if not runner.finished:
                     if store.study(study.id).status is StudyStatus.FINISHED:
                         store.reopen(study.id)
                     runner.run(cluster.get)
@@ -408,7 +408,7 @@ def conclude(
         StudyInterruptedError: The user stopped it.
         EndsNotAsStatedError: A stated end is not as stated.
     """
-    if interrupted and not runner.search.finished:
+    if interrupted and not runner.finished:
         store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
         raise StudyInterruptedError(
             f"stopped after {runner.search.trials} trials; every one of them is stored",
