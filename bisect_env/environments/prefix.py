@@ -20,7 +20,7 @@ import secrets
 import tempfile
 import time
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from bisect_env.environments import (
     install_manifest,
     integrity,
     lockfiles,
+    pieces,
     validation,
 )
 from bisect_env.environments.bundle import Bundle
@@ -47,7 +48,7 @@ from bisect_env.environments.cache import (
     hold,
     normal_label,
 )
-from bisect_env.environments.download import obtain
+from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, remember
 from bisect_env.environments.interpreters import (
     Interpreter,
@@ -440,7 +441,7 @@ class _Builder:
                 continue
             try:
                 with tempfile.TemporaryDirectory(prefix=".wheel-", dir=self.folder) as folder:
-                    archive = obtain(package, Path(folder))
+                    archive = self._archive(package, Path(folder))
                     wrong = integrity.note_misstated(self.cache, package.sha256, archive, installed)
             except (UnbuildableError, zipfile.BadZipFile) as error:
                 self.notes.append(f"{installed.name} could not be compared with its archive: {error}")
@@ -452,6 +453,11 @@ class _Builder:
                     "with the archive, whose hash is in the lock"
                 )
         return found
+
+    def _archive(self, package: LockedPackage, folder: Path) -> Path:
+        if self.offline is not None:
+            return Bundle(self.offline).path(package, folder)
+        return obtain(package, folder)
 
     @contextlib.contextmanager
     def _archives(self) -> Iterator[None]:
@@ -493,9 +499,12 @@ class _Builder:
     def _fill(self, place: Path, interpreter: Interpreter | None) -> Contents:
         """Let the installers fill a prefix; gives what was in it before the first package."""
         if interpreter is None:
-            conda_process.fill(
-                place, self.final, self.lock, self.cache, self.timeout, archives=self._conda_archives()
-            )
+            joined = place.with_name(f"{place.name}-joined")
+            try:
+                archives = self._conda_archives(joined)
+                conda_process.fill(place, self.final, self.lock, self.cache, self.timeout, archives=archives)
+            finally:
+                integrity.remove_tree(joined)
             if any(not package.is_conda for package in self.lock.packages):
                 self._install(place)
                 move(place, self.final)
@@ -526,12 +535,12 @@ class _Builder:
         }
         (place / MARKER).write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
 
-    def _conda_archives(self) -> dict[str, Path]:
+    def _conda_archives(self, joined: Path) -> dict[str, Path]:
         if self.offline is None:
             return {}
         bundle = Bundle(self.offline)
         packages = [package for package in self.lock.packages if package.is_conda]
-        return {p.url: bundle.path(p, self.cache / "joined") for p in packages}
+        return {p.url: bundle.path(p, joined) for p in packages}
 
     def _wheels(self) -> tuple[LockedPackage, ...]:
         """What is not conda's, with the addresses that the archives are to be taken from."""
@@ -539,13 +548,33 @@ class _Builder:
         if self.offline is None:
             return packages
         bundle = Bundle(self.offline)
-        return tuple(bundle.here(p, self.lock.python, self.cache / "joined") for p in packages)
+        return tuple(bundle.here(p, self.lock.python) for p in packages)
 
-    def _uv_tool(self) -> Uv:
-        return Uv(self.cache, environ=None if self.offline is None else offline_environment(self.offline))
+    def _uv_tool(self, variables: Mapping[str, str] | None = None) -> Uv:
+        if self.offline is None:
+            return Uv(self.cache)
+        return Uv(self.cache, environ={**offline_environment(self.offline), **(variables or {})})
 
     def _install(self, place: Path) -> None:
-        install(self._uv_tool(), place, self._wheels(), self.timeout, date=build_date(self.lock))
+        with self._whole() as variables:
+            uv = self._uv_tool(variables)
+            install(uv, place, self._wheels(), self.timeout, date=build_date(self.lock))
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[dict[str, str]]:
+        """Let uv have archives that lie in pieces, by the variables that are given."""
+        if self.offline is None:
+            yield {}
+            return
+        bundle = Bundle(self.offline)
+        wheels = [package for package in self.lock.packages if not (package.is_conda or package.is_source)]
+        there = {pieces.address(p.sha256, archive_name(p)): bundle.pieces(p) for p in wheels}
+        cut = {url: paths for url, paths in there.items() if paths and not url.endswith(f"/{paths[0].name}")}
+        if not cut:
+            yield {}
+            return
+        with pieces.served(cut) as variables:
+            yield variables
 
 
 def _lock_path(folder: Path, content_hash: str) -> Path:
