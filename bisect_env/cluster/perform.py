@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
+    PrefixProgress,
     PrefixReady,
     PrefixRequest,
     TrialCompleted,
@@ -19,6 +20,7 @@ from bisect_env.cluster.protocol import (
 )
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
+from bisect_env.environments.progress import Seldom, told_to
 from bisect_env.environments.validation import cuda_majors, provided_to_pypi
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
 from bisect_env.trials.harness_marks import Locked
@@ -158,14 +160,22 @@ def perform(
     return TrialCompleted(record, prefix.build_seconds, prefix.notes)
 
 
-def prepare(request: PrefixRequest, build: PrefixBuilder) -> PrefixReady | BuildFailed:
+def prepare(
+    request: PrefixRequest, build: PrefixBuilder, tell: Callable[[PrefixProgress], None] = lambda _step: None
+) -> PrefixReady | BuildFailed:
     """Make a prefix for trials to come; never raises, whatever goes wrong.
 
     A defect in building is left for the first trial to meet, which has a record to keep it in.
+
+    Args:
+        request: What to make.
+        build: Makes it.
+        tell: Hears where it is.
     """
     lock_hash = request.lock.content_hash
     try:
-        prefix = build(request.lock, allow_source=request.allow_source)
+        with told_to(Seldom(lambda step: tell(PrefixProgress(lock_hash, step)))):
+            prefix = build(request.lock, allow_source=request.allow_source)
     except Exception as error:  # noqa: BLE001 - as in `perform`
         return _build_failed(request, error, "") or PrefixReady(lock_hash)
     prefix.release()

@@ -18,6 +18,7 @@ from math import floor
 from typing import Any, Protocol
 
 from bisect_env.environments.lock import Lock
+from bisect_env.environments.progress import Step
 from bisect_env.trials.records import TrialRecord, TrialSpec
 
 # --------------------------------------------------------------------------------------------------
@@ -125,6 +126,19 @@ class PrefixRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixProgress:
+    """A host tells where the making of a prefix is; no answer, which comes later.
+
+    Attributes:
+        lock_hash: Which environment.
+        step: What is done now.
+    """
+
+    lock_hash: str
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixReady:
     """Every host has the prefix.
 
@@ -188,7 +202,7 @@ class TrialLost:
     crowded: bool = False
 
 
-Completion = TrialCompleted | PrefixReady | BuildFailed | TrialLost
+Completion = TrialCompleted | PrefixReady | PrefixProgress | BuildFailed | TrialLost
 
 
 class Executor(Protocol):
@@ -219,7 +233,7 @@ class Executor(Protocol):
         """Block until at least one answer is there, or the timeout (seconds) is over.
 
         Returns:
-            The answers since the last call, empty on timeout.
+            The answers since the last call, and what is told of builds under way; empty on timeout.
 
         Raises:
             InfrastructureError: The cluster as a whole is lost.

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,6 +34,7 @@ from bisect_env.cluster.protocol import (
     GPU,
     BuildFailed,
     Completion,
+    PrefixProgress,
     PrefixReady,
     PrefixRequest,
     TrialLost,
@@ -345,10 +346,17 @@ def machines_of_worker(topic: str, gpus_per_trial: float) -> set[Machine]:
     return {Machine(cpu, model, driver) for model, driver in described}
 
 
-async def prepare_on_worker(request: PrefixRequest, build: PrefixBuilder) -> PrefixReady | BuildFailed:
+async def prepare_on_worker(
+    request: PrefixRequest, build: PrefixBuilder, topic: str, dask_worker: Worker
+) -> PrefixReady | BuildFailed:
     """Called in the worker's event loop: make a prefix in a thread that no trial runs in."""
     loop = asyncio.get_running_loop()
-    answer: PrefixReady | BuildFailed = await loop.run_in_executor(_builders, prepare, request, build)
+
+    def tell(progress: PrefixProgress) -> None:
+        said = {"building": progress.lock_hash, "step": asdict(progress.step)}
+        loop.call_soon_threadsafe(dask_worker.log_event, topic, said)
+
+    answer: PrefixReady | BuildFailed = await loop.run_in_executor(_builders, prepare, request, build, tell)
     return answer
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bisect_env.environments.progress import Step
 from bisect_env.errors import BisectEnvError, MatrixError
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage.records import Origin
@@ -93,6 +94,23 @@ class TrialFinished:
     record: TrialRecord
     evidence: Evidence
     build_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """Where the making of an environment is.
+
+    Attributes:
+        lock_hash: Which one.
+        step: What is done for it now.
+        ready: Environments that are there.
+        building: Environments that are being made.
+    """
+
+    lock_hash: str
+    step: Step
+    ready: int
+    building: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +230,7 @@ Event = (
     | Locked
     | TrialStarted
     | TrialFinished
+    | Building
     | Built
     | SetAside
     | Warned

@@ -17,6 +17,7 @@ from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
     Executor,
+    PrefixProgress,
     PrefixReady,
     PrefixRequest,
     TrialCompleted,
@@ -152,7 +153,7 @@ class Runner:
                     self._make_room(self.running.pop(trial_id, 1), reason)
                 case BuildFailed(trial_id) | TrialLost(trial_id):
                     self.running.pop(trial_id, None)
-                case PrefixReady():
+                case PrefixReady() | PrefixProgress():
                     pass
         return answers
 
@@ -555,6 +556,9 @@ class StudyRunner:
                     lock_hash = self._prepared.locks[index].content_hash
                     record = lost_record(trial_id, combination, lock_hash, reason, host)
                     recorded.append((index, record, 0.0))
+                case PrefixProgress(lock_hash, step):
+                    state = self.state
+                    self._notify(events.Building(lock_hash, step, len(state.ready), len(state.building)))
                 case PrefixReady(lock_hash, seconds, notes):
                     self._warn(notes)
                     self._built(lock_hash, seconds)

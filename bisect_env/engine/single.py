@@ -13,6 +13,7 @@ from datetime import datetime
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Executor,
+    PrefixProgress,
     PrefixReady,
     TrialCompleted,
     TrialLost,
@@ -151,6 +152,8 @@ class SingleTrials:
                     return tally
                 for completion in runner.wait():
                     match completion:
+                        case PrefixProgress(lock_hash, step):
+                            self._notify(events.Building(lock_hash, step, 0, 1))
                         case PrefixReady():
                             ready = True
                             self._made(single, completion)

@@ -20,7 +20,7 @@ import secrets
 import tempfile
 import time
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from bisect_env.environments import (
     integrity,
     lockfiles,
     pieces,
+    progress,
     validation,
 )
 from bisect_env.environments.bundle import Bundle
@@ -147,7 +148,13 @@ def make_empty(uv: Uv, place: Path, interpreter: Interpreter, timeout: float) ->
 
 
 def install(
-    uv: Uv, place: Path, packages: Sequence[LockedPackage], timeout: float, *, date: str | None = None
+    uv: Uv,
+    place: Path,
+    packages: Sequence[LockedPackage],
+    timeout: float,
+    *,
+    date: str | None = None,
+    step: str = "downloading",
 ) -> None:
     """Install packages, and nothing that they depend on.
 
@@ -157,6 +164,7 @@ def install(
         packages: With the addresses that archives are taken from.
         timeout: Seconds.
         date: Newest upload that what a source distribution is built with may have; None for any.
+        step: What takes its time where archives are large.
 
     Raises:
         UnbuildableError: It cannot be done; `transient` tells whether that says anything about the lock.
@@ -172,14 +180,23 @@ def install(
         args.append("--no-build")
     elif date is not None:
         args += ["--exclude-newer", date]
-    _run(uv, args, place, timeout, builds=builds)
+    archives = progress.Archives(step, {package.name: package.version for package in packages}, uv.cache_dir)
+    _run(uv, args, place, timeout, builds=builds, heard=archives.heard)
     listing.unlink()
     # uv's own, against others who install here at the same time: nobody ever does.
     (place / ".lock").unlink(missing_ok=True)
 
 
-def _run(uv: Uv, args: list[str | Path], cwd: Path, timeout: float, *, builds: bool) -> None:
-    finished = uv.run(args, cwd=cwd, timeout=timeout, builds=builds)
+def _run(
+    uv: Uv,
+    args: list[str | Path],
+    cwd: Path,
+    timeout: float,
+    *,
+    builds: bool,
+    heard: Callable[[str], None] | None = None,
+) -> None:
+    finished = uv.run(args, cwd=cwd, timeout=timeout, builds=builds, heard=heard)
     if finished.returncode != 0 or finished.timed_out:
         raise _failure(finished, timeout, builds=builds)
 
@@ -403,6 +420,7 @@ class _Builder:
         for attempt in ("from the cache", "from fresh archives"):
             with self._archives():
                 base = self._fill(place, interpreter)
+            progress.tell(progress.Step("checking"))
             damaged = self._damaged(place)
             if damaged and self._hold_against_archives(place, damaged):
                 damaged = self._damaged(place)
@@ -411,6 +429,7 @@ class _Builder:
                 if keys:
                     with self._archives():
                         version = interpreter.version if interpreter else self.lock.python
+                        progress.tell(progress.Step("compiling"))
                         if problem := bytecode.add(place, self.cache, keys, version, self.timeout):
                             # Trials are what they are without it, and slower.
                             self.notes.append(f"{self.lock.content_hash[:12]}: {problem}")
@@ -557,8 +576,9 @@ class _Builder:
 
     def _install(self, place: Path) -> None:
         with self._whole() as variables:
+            step = "downloading" if self.offline is None else "unpacking"
             uv = self._uv_tool(variables)
-            install(uv, place, self._wheels(), self.timeout, date=build_date(self.lock))
+            install(uv, place, self._wheels(), self.timeout, date=build_date(self.lock), step=step)
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[dict[str, str]]:

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -29,6 +30,7 @@ from bisect_env.matrix.secrets import passed_on, without_credentials
 # --------------------------------------------------------------------------------------------------
 # Running a tool to its end, or to its time limit, with everything that it started.
 
+_LISTEN = 0.2  # seconds between two looks at what a tool says
 _KEEP = 400_000  # bytes of output: a failing C++ build can write gigabytes
 
 
@@ -49,7 +51,14 @@ class Finished:
     timed_out: bool = False
 
 
-def run_tool(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, timeout: float) -> Finished:
+def run_tool(
+    argv: Sequence[str | Path],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    timeout: float,
+    heard: Callable[[str], None] | None = None,
+) -> Finished:
     """Run a command without a shell in its own process group.
 
     Output goes to files, not pipes: a build back end may leave a server behind that keeps a pipe open
@@ -60,6 +69,7 @@ def run_tool(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, t
         env: All of its environment variables.
         cwd: Its working directory.
         timeout: Seconds after which its process group is killed.
+        heard: Called with each line of its errors, a moment after it was written.
 
     Raises:
         OSError: The command cannot be started.
@@ -78,7 +88,7 @@ def run_tool(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, t
             _running.add(process.pid)
         timed_out = True
         try:
-            timed_out = not _ended(process, timeout)
+            timed_out = not _ended(process, timeout, None if heard is None else _Lines(err.fileno(), heard))
         finally:
             with _lock:
                 # Until it is reaped, which is below, its group id cannot belong to anyone else.
@@ -101,15 +111,39 @@ def end_running() -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
+def _ended(process: subprocess.Popen[bytes], timeout: float, lines: _Lines | None) -> bool:
     """Wait for a process without reaping it; `Popen.wait` would notice its end up to 50 ms late."""
     pidfd = os.pidfd_open(process.pid)
+    deadline = time.monotonic() + timeout
     try:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(timeout * 1000))
+        if lines is None:
+            return bool(poll.poll(timeout * 1000))
+        while not (ended := poll.poll(1000 * min(_LISTEN, max(0.0, deadline - time.monotonic())))):
+            lines.pass_on()
+            if time.monotonic() >= deadline:
+                break
+        lines.pass_on()
+        return bool(ended)
     finally:
         os.close(pidfd)
+
+
+class _Lines:
+    """Passes on what a process has written into a file, line by line, while it writes."""
+
+    def __init__(self, fd: int, heard: Callable[[str], None]) -> None:
+        self._fd = fd
+        self._heard = heard
+        self._at = 0
+
+    def pass_on(self) -> None:
+        """What is whole and new; read without moving the place at which the process writes."""
+        text, end, _ = os.pread(self._fd, _KEEP, self._at).rpartition(b"\n")
+        self._at += len(text) + len(end)
+        for line in text.decode("utf-8", "replace").splitlines():
+            self._heard(line)
 
 
 def _tail(stream: IO[bytes]) -> str:
@@ -155,7 +189,15 @@ class Uv:
         self._explicit = index
         self.index = index or configured_index(self._environ)
 
-    def run(self, args: Sequence[str | Path], *, cwd: Path, timeout: float, builds: bool) -> Finished:
+    def run(
+        self,
+        args: Sequence[str | Path],
+        *,
+        cwd: Path,
+        timeout: float,
+        builds: bool,
+        heard: Callable[[str], None] | None = None,
+    ) -> Finished:
         """Run `uv ARGS` in a directory, which should be empty of any project.
 
         Args:
@@ -164,6 +206,7 @@ class Uv:
             timeout: Seconds.
             builds: Whether uv may run code of source distributions, which inherits its environment. Then that
                 is what a trial gets, and what uv itself has to know; credentials go into a file.
+            heard: Called with each line of uv's errors.
 
         Raises:
             InfrastructureError: uv cannot be started, or its cache cannot be made.
@@ -173,7 +216,7 @@ class Uv:
                 env = self._environment()
                 if builds:
                     env = self._for_builds(env, Path(folder) / "netrc")
-                return run_tool([uv.find_uv_bin(), *args], env=env, cwd=cwd, timeout=timeout)
+                return run_tool([uv.find_uv_bin(), *args], env=env, cwd=cwd, timeout=timeout, heard=heard)
         except OSError as error:
             raise InfrastructureError(
                 f"uv cannot be used: {error}",
