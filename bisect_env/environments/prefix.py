@@ -433,7 +433,8 @@ class _Builder:
                         if problem := bytecode.add(place, self.cache, keys, version, self.timeout):
                             # Trials are what they are without it, and slower.
                             self.notes.append(f"{self.lock.content_hash[:12]}: {problem}")
-                        remember(place, self.final, self.cache, keys, self.lock.packages, base)
+                        if remember(place, self.final, self.cache, keys, self.lock.packages, base):
+                            bytecode.share(place, self.cache, keys)
                 self._write_lock(place)
                 return integrity.snapshot(place, ignore=(MARKER,), protect=True)
             text = f"files of {', '.join(damaged)} are not what the archive holds, installed {attempt}"
