@@ -284,6 +284,8 @@ def describe(event: events.Event) -> str | None:
                 f"answer: {sentence(event.document)}; now checking it with up to {event.checks} more trials, "
                 f"for {event.seconds:.0f} s at most (`--quick` leaves that out)"
             )
+        case events.Progress(ends_after=(int(passes), float(rate))):
+            return f"{event.trials} trials, none of them bad; {_what_ends_it(passes, rate)}"
         case events.Progress():
             left = event.document["expected_left"]
             return (
@@ -292,6 +294,11 @@ def describe(event: events.Event) -> str | None:
             )
         case _:
             return None
+
+
+def _what_ends_it(passes: int, rate: float) -> str:
+    more = "1 more pass excludes" if passes == 1 else f"{passes} more passes exclude"
+    return f"{more} a crash rate of {100 * rate:.2g} % everywhere"
 
 
 class JsonView(View):
@@ -410,6 +417,7 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "probability": event.document["probability"],
                 "first_bad": event.document["first_bad"],
                 "expected_left": event.document["expected_left"],
+                "passes_left": event.ends_after and event.ends_after[0],
             }
         case events.Failed():
             return {
@@ -503,6 +511,9 @@ class LiveView(View):
     def _summary(self, progress: events.Progress) -> Text:
         document = progress.document
         left = document["expected_left"]
+        if progress.ends_after is not None:
+            ends = _what_ends_it(*progress.ends_after)
+            return Text(f"{self._elapsed()} · {progress.trials} trials, none of them bad · {ends}")
         # The sentence says its probability itself.
         return Text(
             f"{self._elapsed()} · {progress.trials} trials, {progress.hits} bad · about {left:.0f} left · "

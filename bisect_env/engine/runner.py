@@ -64,6 +64,8 @@ SHOW_EVERY = 0.2
 """Seconds between two pictures of where the search stands."""
 SAVE_EVERY = 5.0
 """Seconds between two verdicts stored on the way, for those who look at a running study."""
+FORETOLD, FORETELL_EVERY = 64, 4.0
+"""Combinations up to which it is played what would end a study without failures; seconds between plays."""
 _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
 _PAUSE = 0.02
@@ -257,6 +259,8 @@ class StudyRunner:
         self._shown_at = self._saved_at = float("-inf")
         self._alone = Alone(self.grid, matrix.file.trial.gpus, store.decisions(study_id))
         self._trials_alone: set[str] = set()
+        self._foretold: int | None = None
+        self._foretold_at = float("-inf")
         self._crowded: set[str] = set()
 
     # -- before and after ----------------------------------------------------------------------------------
@@ -656,8 +660,24 @@ class StudyRunner:
                     self.grid.combination(index): (tally.bad, tally.bad + tally.good)
                     for index, tally in self.state.tallies.items()
                 },
+                self._ends_after(now),
             )
         )
+
+    def _ends_after(self, now: float) -> tuple[int, float] | None:
+        """What would end a study in which nothing fails; played seldom, and on small grids alone."""
+        search = self.search
+        if self.state.hits or not search.trials or not isinstance(search, Search):
+            return None
+        if len(self.state.members) > FORETOLD or search.finished:
+            return None
+        if now >= self._foretold_at + FORETELL_EVERY:
+            self._foretold_at = now
+            left = search.passes_left()
+            self._foretold = None if left is None else search.trials + left
+        if self._foretold is None or self._foretold <= search.trials:
+            return None
+        return self._foretold - search.trials, self._matrix.file.search.min_crash_rate
 
 
 _STATUS = {

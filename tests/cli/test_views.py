@@ -135,6 +135,15 @@ def test_a_build_is_an_event_for_programs() -> None:
     }
 
 
+def test_with_nothing_failing_it_is_said_what_would_end_it() -> None:
+    stream = io.StringIO()
+    progress = next(event for event in EVERY if isinstance(event, events.Progress))
+    PlainView(stream)(replace(progress, trials=46, hits=0, ends_after=(14, 0.05)))
+    assert stream.getvalue() == (
+        "46 trials, none of them bad; 14 more passes exclude a crash rate of 5 % everywhere\n"
+    )
+
+
 def test_plain_lines_tell_what_matters() -> None:
     stream = io.StringIO()
     view = PlainView(stream, clock=lambda: 0.0)
