@@ -184,8 +184,8 @@ class PlainView(View):
         """A line about how far things are, if it is news or has not been said for long."""
         is_doing = not isinstance(event, events.Progress) or not (event.trials or event.running)
         # Before the first trial, what is done for it is all that there is to say.
-        if is_doing:
-            text = self._doing.text or text
+        if is_doing and (self._doing.text or isinstance(event, events.Progress)):
+            text = self._doing.text or "making environments"
         if text is None:
             return None
         # How far one step is changes all the time: that it is another one is news.
