@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -278,9 +279,9 @@ def own_words() -> str:
     return "" if "\n" in line else line
 
 
-def _gpus_of_a_trial(text: str | None) -> int:
-    """`--gpus 1` of a question is what a trial needs; `--gpus 0,2` names devices, one for each trial."""
-    return 0 if text is None else int(text) if _is_number(text) else 1
+def _gpus_of_a_trial(text: str | None) -> float:
+    """`--gpus 1` or `0.25` of a question is what a trial needs; `0,2` names devices, one for each trial."""
+    return 1 if text is not None and not _is_number(text) else float(text or 0)
 
 
 def devices(flags: Flags) -> str | None:
@@ -289,7 +290,7 @@ def devices(flags: Flags) -> str | None:
 
 
 def _is_number(gpus: str) -> bool:
-    return gpus.isdecimal() and gpus != "0"
+    return re.fullmatch(r"[1-9]\d*|0?\.\d*[1-9]\d*", gpus) is not None
 
 
 def kept(text: str, files: Mapping[str, Path], save: Path | None, *, quiet: bool) -> Path:

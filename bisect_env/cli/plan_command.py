@@ -322,5 +322,5 @@ def _gpu_hours(cost: dict[str, Any]) -> str:
     )
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _counted(number: float, noun: str) -> str:
+    return f"{number:g} {noun}" if number <= 1 else f"{number:g} {noun}s"

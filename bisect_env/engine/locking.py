@@ -11,6 +11,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from packaging.utils import canonicalize_name
+
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
@@ -112,7 +114,7 @@ def environment_request(
         pins=pins[Manager.PYPI],
         packages=wheels,
         dependencies=file.solver.dependencies,
-        overrides=tuple(file.solver.overrides),
+        overrides=tuple(_pinned(text, pins[Manager.PYPI]) for text in file.solver.overrides),
         allow_source=allow if isinstance(allow, bool) else frozenset(allow),
         index=file.index,
         platform=matrix.platform,
@@ -120,6 +122,13 @@ def environment_request(
         conda=_conda_request(matrix, pins[Manager.CONDA], builds, conda) if file.uses_conda else None,
         image=image,
     )
+
+
+def _pinned(override: str, pins: Mapping[str, str]) -> str:
+    """An override; the bare name of an axis is that axis's value, whatever other packages ask for."""
+    versions = {str(canonicalize_name(name)): version for name, version in pins.items()}
+    version = versions.get(str(canonicalize_name(override)))
+    return override if version is None else f"{override}=={version}"
 
 
 def _conda_request(

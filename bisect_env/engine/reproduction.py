@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from math import ceil
 
 from bisect_env.environments.difference import difference
 from bisect_env.environments.lock import Lock
@@ -196,7 +197,7 @@ def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, in
     if secrets := _left_out(matrix):
         parts.append(f"Set first, as values that may be secrets are left out: {', '.join(secrets)}.\n")
     if matrix.file.trial.gpus:
-        parts.append(f"It needs {matrix.file.trial.gpus} GPU(s).\n")
+        parts.append(f"It needs {ceil(matrix.file.trial.gpus)} GPU(s).\n")
     if seen.stack:
         stack = "\n".join(clean_lines(seen.stack).splitlines()[:_STACK_LINES])
         fence = "```"

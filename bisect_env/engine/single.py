@@ -13,6 +13,7 @@ from datetime import datetime
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Executor,
+    PrefixProgress,
     PrefixReady,
     TrialCompleted,
     TrialLost,
@@ -100,7 +101,7 @@ class SingleTrials:
         self._matrix = matrix
         self._store = store
         self._study_id = study_id
-        self._runner = Runner(matrix, executor)
+        self._runner = Runner(matrix, executor, lambda text: self._warn([text]))
         self._notify = notify
         self._stopped = stopped
         wanted = matrix.file.trial.bad.signature
@@ -111,7 +112,7 @@ class SingleTrials:
     @property
     def slots(self) -> int:
         """How many trials can run at the same time."""
-        return self._runner.executor.slots
+        return self._runner.slots
 
     def run(
         self,
@@ -151,6 +152,8 @@ class SingleTrials:
                     return tally
                 for completion in runner.wait():
                     match completion:
+                        case PrefixProgress(lock_hash, step):
+                            self._notify(events.Building(lock_hash, step, 0, 1))
                         case PrefixReady():
                             ready = True
                             self._made(single, completion)
@@ -161,8 +164,12 @@ class SingleTrials:
                         case TrialCompleted(record, build_seconds, notes):
                             self._warn(notes)
                             on_evidence(self._record(single, record, tally, build_seconds))
-                        case TrialLost(_, _, host):
-                            tally.lost_on |= {host} - {""}
+                        case TrialLost(_, _, host, crowded):
+                            if crowded:
+                                # Our own doing, and of all that shared the GPU at once: not a row of voids.
+                                self._voids = -1
+                            else:
+                                tally.lost_on |= {host} - {""}
                             on_evidence(self._record(single, _lost(single, completion), tally))
         finally:
             # What had come to its end before it could be ended is recorded, too.

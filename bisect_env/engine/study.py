@@ -176,7 +176,7 @@ def run_study(
                     perturbation=perturbation,
                 )
                 runner.replay()
-                if not runner.search.finished:
+                if not runner.finished:
                     if store.study(study.id).status is StudyStatus.FINISHED:
                         store.reopen(study.id)
                     try:
@@ -456,7 +456,7 @@ def conclude(
         StudyInterruptedError: The user stopped it.
         EndsNotAsStatedError: A stated end is not as stated.
     """
-    if interrupted and not runner.search.finished:
+    if interrupted and not runner.finished:
         store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
         raise StudyInterruptedError(
             # Of this study: what it was spared by trials of others was no work of its own.

@@ -11,6 +11,7 @@ import os
 import secrets
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,6 +195,7 @@ class Entry:
         packages: How many.
         size: Bytes on disk, with what it shares.
         own: Bytes on disk that no other directory of the cache shares: what its removal frees at once.
+        shared: Bytes on disk that other environments have, too; the rest goes with it and its archives.
         last_used: Unix time.
     """
 
@@ -204,6 +206,7 @@ class Entry:
     size: int
     own: int
     last_used: float
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +231,10 @@ class Pruned:
 def entries(cache: Path) -> list[Entry]:
     """The prefixes of a cache, used longest ago first."""
     found = []
-    for path in _prefixes(cache):
+    bytes_of: Inodes = {}
+    files = {path: _inodes(path, bytes_of) for path in _prefixes(cache)}
+    users = Counter(inode for inodes in files.values() for inode in inodes)
+    for path, inodes in files.items():
         try:
             marker = json.loads((path / MARKER).read_text("utf-8"))
             size, own = _sizes(path)
@@ -243,6 +249,7 @@ def entries(cache: Path) -> list[Entry]:
                 size,
                 own,
                 last_use(path.parent, path.name),
+                sum(bytes_of[inode] for inode in inodes if users[inode] > 1),
             )
         )
     return sorted(found, key=lambda entry: (entry.last_used, entry.content_hash))

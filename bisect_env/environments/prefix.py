@@ -20,7 +20,7 @@ import secrets
 import tempfile
 import time
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,6 +33,8 @@ from bisect_env.environments import (
     install_manifest,
     integrity,
     lockfiles,
+    pieces,
+    progress,
     validation,
 )
 from bisect_env.environments.bundle import Bundle
@@ -47,7 +49,7 @@ from bisect_env.environments.cache import (
     hold,
     normal_label,
 )
-from bisect_env.environments.download import obtain
+from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, remember
 from bisect_env.environments.interpreters import (
     Interpreter,
@@ -146,7 +148,13 @@ def make_empty(uv: Uv, place: Path, interpreter: Interpreter, timeout: float) ->
 
 
 def install(
-    uv: Uv, place: Path, packages: Sequence[LockedPackage], timeout: float, *, date: str | None = None
+    uv: Uv,
+    place: Path,
+    packages: Sequence[LockedPackage],
+    timeout: float,
+    *,
+    date: str | None = None,
+    step: str = "downloading",
 ) -> None:
     """Install packages, and nothing that they depend on.
 
@@ -156,6 +164,7 @@ def install(
         packages: With the addresses that archives are taken from.
         timeout: Seconds.
         date: Newest upload that what a source distribution is built with may have; None for any.
+        step: What takes its time where archives are large.
 
     Raises:
         UnbuildableError: It cannot be done; `transient` tells whether that says anything about the lock.
@@ -171,14 +180,23 @@ def install(
         args.append("--no-build")
     elif date is not None:
         args += ["--exclude-newer", date]
-    _run(uv, args, place, timeout, builds=builds)
+    archives = progress.Archives(step, {package.name: package.version for package in packages}, uv.cache_dir)
+    _run(uv, args, place, timeout, builds=builds, heard=archives.heard)
     listing.unlink()
     # uv's own, against others who install here at the same time: nobody ever does.
     (place / ".lock").unlink(missing_ok=True)
 
 
-def _run(uv: Uv, args: list[str | Path], cwd: Path, timeout: float, *, builds: bool) -> None:
-    finished = uv.run(args, cwd=cwd, timeout=timeout, builds=builds)
+def _run(
+    uv: Uv,
+    args: list[str | Path],
+    cwd: Path,
+    timeout: float,
+    *,
+    builds: bool,
+    heard: Callable[[str], None] | None = None,
+) -> None:
+    finished = uv.run(args, cwd=cwd, timeout=timeout, builds=builds, heard=heard)
     if finished.returncode != 0 or finished.timed_out:
         raise _failure(finished, timeout, builds=builds)
 
@@ -440,6 +458,7 @@ class _Builder:
         for attempt in ("from the cache", "from fresh archives"):
             with self._archives():
                 base = self._fill(place, interpreter)
+            progress.tell(progress.Step("checking"))
             damaged = self._damaged(place)
             if damaged and self._hold_against_archives(place, damaged):
                 damaged = self._damaged(place)
@@ -448,10 +467,12 @@ class _Builder:
                 if keys:
                     with self._archives():
                         version = interpreter.version if interpreter else self.lock.python
+                        progress.tell(progress.Step("compiling"))
                         if problem := bytecode.add(place, self.cache, keys, version, self.timeout):
                             # Trials are what they are without it, and slower.
                             self.notes.append(f"{self.lock.content_hash[:12]}: {problem}")
-                        remember(place, self.final, self.cache, keys, self.lock.packages, base)
+                        if remember(place, self.final, self.cache, keys, self.lock.packages, base):
+                            bytecode.share(place, self.cache, keys)
                 self._write_lock(place)
                 return integrity.snapshot(place, ignore=(MARKER,), protect=True)
             text = f"files of {', '.join(damaged)} are not what the archive holds, installed {attempt}"
@@ -478,7 +499,7 @@ class _Builder:
                 continue
             try:
                 with tempfile.TemporaryDirectory(prefix=".wheel-", dir=self.folder) as folder:
-                    archive = obtain(package, Path(folder))
+                    archive = self._archive(package, Path(folder))
                     wrong = integrity.note_misstated(self.cache, package.sha256, archive, installed)
             except (UnbuildableError, zipfile.BadZipFile) as error:
                 self.notes.append(f"{installed.name} could not be compared with its archive: {error}")
@@ -490,6 +511,11 @@ class _Builder:
                     "with the archive, whose hash is in the lock"
                 )
         return found
+
+    def _archive(self, package: LockedPackage, folder: Path) -> Path:
+        if self.offline is not None:
+            return Bundle(self.offline).path(package, folder)
+        return obtain(package, folder)
 
     @contextlib.contextmanager
     def _archives(self) -> Iterator[None]:
@@ -531,9 +557,12 @@ class _Builder:
     def _fill(self, place: Path, interpreter: Interpreter | None) -> Contents:
         """Let the installers fill a prefix; gives what was in it before the first package."""
         if interpreter is None:
-            conda_process.fill(
-                place, self.final, self.lock, self.cache, self.timeout, archives=self._conda_archives()
-            )
+            joined = place.with_name(f"{place.name}-joined")
+            try:
+                archives = self._conda_archives(joined)
+                conda_process.fill(place, self.final, self.lock, self.cache, self.timeout, archives=archives)
+            finally:
+                integrity.remove_tree(joined)
             if any(not package.is_conda for package in self.lock.packages):
                 self._install(place)
                 move(place, self.final)
@@ -564,12 +593,12 @@ class _Builder:
         }
         (place / MARKER).write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
 
-    def _conda_archives(self) -> dict[str, Path]:
+    def _conda_archives(self, joined: Path) -> dict[str, Path]:
         if self.offline is None:
             return {}
         bundle = Bundle(self.offline)
         packages = [package for package in self.lock.packages if package.is_conda]
-        return {p.url: bundle.path(p, self.cache / "joined") for p in packages}
+        return {p.url: bundle.path(p, joined) for p in packages}
 
     def _wheels(self) -> tuple[LockedPackage, ...]:
         """What is not conda's, with the addresses that the archives are to be taken from."""
@@ -577,13 +606,34 @@ class _Builder:
         if self.offline is None:
             return packages
         bundle = Bundle(self.offline)
-        return tuple(bundle.here(p, self.lock.python, self.cache / "joined") for p in packages)
+        return tuple(bundle.here(p, self.lock.python) for p in packages)
 
-    def _uv_tool(self) -> Uv:
-        return Uv(self.cache, environ=None if self.offline is None else offline_environment(self.offline))
+    def _uv_tool(self, variables: Mapping[str, str] | None = None) -> Uv:
+        if self.offline is None:
+            return Uv(self.cache)
+        return Uv(self.cache, environ={**offline_environment(self.offline), **(variables or {})})
 
     def _install(self, place: Path) -> None:
-        install(self._uv_tool(), place, self._wheels(), self.timeout, date=build_date(self.lock))
+        with self._whole() as variables:
+            step = "downloading" if self.offline is None else "unpacking"
+            uv = self._uv_tool(variables)
+            install(uv, place, self._wheels(), self.timeout, date=build_date(self.lock), step=step)
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[dict[str, str]]:
+        """Let uv have archives that lie in pieces, by the variables that are given."""
+        if self.offline is None:
+            yield {}
+            return
+        bundle = Bundle(self.offline)
+        wheels = [package for package in self.lock.packages if not (package.is_conda or package.is_source)]
+        there = {pieces.address(p.sha256, archive_name(p)): bundle.pieces(p) for p in wheels}
+        cut = {url: paths for url, paths in there.items() if paths and not url.endswith(f"/{paths[0].name}")}
+        if not cut:
+            yield {}
+            return
+        with pieces.served(cut) as variables:
+            yield variables
 
 
 def _lock_path(folder: Path, content_hash: str) -> Path:

@@ -84,7 +84,7 @@ class Question:
     prereleases: bool = False
     step: str = ""
     timeout: str = ""
-    gpus: int = 0
+    gpus: float = 0
     env: Mapping[str, str] = field(default_factory=dict)
     confidence: float | None = None
     name: str = ""
@@ -264,7 +264,7 @@ def _trial(question: Question, axes: Iterable[str]) -> list[str]:
         listed = ", ".join(f"{name}: {_q(value)}" for name, value in question.env.items())
         lines.append(f"  env: {{{listed}}}")
     if question.gpus:
-        lines.append(f"  gpus: {question.gpus}")
+        lines.append(f"  gpus: {question.gpus:g}")
     if question.index:
         lines.insert(0, f"index: {_q(question.index)}")
     return [*lines, *search_lines(question.rate, question.confidence)]

@@ -411,6 +411,22 @@ def _text_is_one(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+_MOST_ON_A_GPU = 32
+SHARING_DISTURBS = frozenset({"cuda-oom", "cuda-init"})
+"""Outcomes that no trial on a shared GPU can be held to: they are what running beside others looks like."""
+
+
+def _whole_or_share(value: float) -> float:
+    """Whole GPUs are an `int`, so that they are written as one."""
+    if value >= 1 and value != int(value):
+        raise ValueError(
+            "a trial needs whole GPUs (1, 2, ...) or a share of one (0.5, 0.25, ...); write either"
+        )
+    if 0 < value < 1 / _MOST_ON_A_GPU:
+        raise ValueError(f"at most {_MOST_ON_A_GPU} trials share a GPU; write {1 / _MOST_ON_A_GPU:g} or more")
+    return int(value) if value == int(value) else value
+
+
 class Trial(StrictModel):
     """How the script is run once."""
 
@@ -445,7 +461,13 @@ class Trial(StrictModel):
         "take longer to start than to run.",
     )
     env: dict[EnvName, Value] = Field(default_factory=dict, description="Environment variables to add.")
-    gpus: int = Field(default=0, ge=0, le=64, description="GPUs that one trial needs.")
+    gpus: Annotated[float, AfterValidator(_whole_or_share)] = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="GPUs that one trial needs; below 1, the share of one, such as 0.25 for four trials on "
+        "each GPU at the same time. Nothing divides its memory among them.",
+    )
     allow_host: Annotated[
         tuple[Text, ...],
         BeforeValidator(_text_is_one),
@@ -461,6 +483,12 @@ class Trial(StrictModel):
     def _something_to_run(self) -> Self:
         if not self.command and not self.files:
             raise ValueError("the trial has nothing to run; add `command`, or `files` with the script first")
+        disturbed = sorted(SHARING_DISTURBS & set(self.bad.outcomes))
+        if 0 < self.gpus < 1 and disturbed:
+            raise ValueError(
+                f"with `gpus: {self.gpus:g}` trials share a GPU, and {', '.join(disturbed)} of one can be "
+                "the doing of another; write `gpus: 1`, or leave it out of `bad.outcomes`"
+            )
         if self.repeat_within > 1 and not runs_python_body(self.effective_command):
             raise ValueError(
                 "`repeat_within` runs a Python script's body again, and the command is none; "

@@ -24,6 +24,7 @@ that is worth its time rests. `set_aside` may be called at any time.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -582,6 +583,22 @@ class Search:
             return None
         log_beta = math.lgamma(hits + 1) + math.lgamma(trials - hits + 1) - math.lgamma(trials + 2)
         return -log_beta / math.log(10.0)
+
+    def passes_left(self, most: int = 1000) -> int | None:
+        """How many trials more end the search if every one of them passes; None if that takes too many.
+
+        Played on a copy: what is asked next depends on what passed before.
+
+        Args:
+            most: Too many.
+        """
+        other = copy.deepcopy(self)
+        for played in range(most):
+            chosen = [] if other.finished else other.ask(1)
+            if not chosen:
+                return played
+            other.tell(chosen[0], hit=False)
+        return None
 
     @property
     def is_monotone(self) -> bool:
