@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from bisect_env.environments.commit_source import CommitBuild, CommitSource
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
@@ -18,7 +19,7 @@ from bisect_env.environments.validation import cuda_version, lock_warnings, virt
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.scalars import cutoff
-from bisect_env.matrix.schema import DateAxis, EnvironmentAxis, PackageAxis, ValueAxis
+from bisect_env.matrix.schema import CommitAxis, DateAxis, EnvironmentAxis, PackageAxis, ValueAxis
 from bisect_env.matrix.versions import Manager
 from bisect_env.storage.records import CombinationState, CombinationStatus
 
@@ -87,6 +88,7 @@ def environment_request(
     limit = cutoff(file.exclude_newer) if file.exclude_newer else as_of
     pins: dict[Manager, dict[str, str]] = {manager: {} for manager in Manager}
     builds: dict[str, str] = {}
+    commits: list[CommitSource] = []
     wheels, conda = tuple(file.packages.pypi), tuple(file.packages.conda)
     for name, axis in file.axes.items():
         value = combination[name]
@@ -104,6 +106,8 @@ def environment_request(
                 whole = axis.environments[value]
                 python = whole.python or python
                 wheels, conda = (*wheels, *whole.pypi), (*conda, *whole.conda)
+            case CommitAxis():
+                commits.append(commit_source(matrix, axis, value))
             case ValueAxis():
                 pass
     allow = file.solver.allow_source
@@ -119,6 +123,27 @@ def environment_request(
         exclude_newer=limit,
         conda=_conda_request(matrix, pins[Manager.CONDA], builds, conda) if file.uses_conda else None,
         image=image,
+        commits=tuple(commits),
+    )
+
+
+def commit_source(matrix: Matrix, axis: CommitAxis, commit: str) -> CommitSource:
+    """What is built where an axis has a commit. Pure."""
+    build = axis.build
+    newest = cutoff(build.exclude_newer).strftime("%Y-%m-%dT%H:%M:%SZ") if build.exclude_newer else ""
+    return CommitSource(
+        axis.package,
+        matrix.repository(axis),
+        commit,
+        CommitBuild(
+            subdirectory=axis.subdirectory,
+            env=tuple(sorted(build.env.items())),
+            requires=build.requires,
+            exclude_newer=newest,
+            time_limit=build.time_limit,
+            memory=build.memory or 0,
+            partial=build.partial,
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from bisect_env.engine.locking import Prepared
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
-from bisect_env.matrix.grid import Index
+from bisect_env.matrix.grid import AxisKind, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.every import AnySearch
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
@@ -244,6 +244,7 @@ class StudyState:
 
     def __init__(self, matrix: Matrix, prepared: Prepared, search: AnySearch) -> None:
         self._matrix = matrix
+        self._of_commits = any(axis.kind is AxisKind.COMMIT for axis in prepared.grid.axes)
         self._prepared = prepared
         self._grid = prepared.grid
         self.search = search
@@ -523,6 +524,9 @@ class StudyState:
             free = max(0, free)
             now = [only] * free if self.is_ready(only) else []
             return Wanted(tuple(now), *self._to_make([] if now else [only], slots))
+        if self._of_commits and self.looks_certain:
+            # One look tells, and a build is dear: two at once would need more of them than one after another.
+            free = min(free, 1 - len(self.running))
         costs = self._costs()
         pending = self.pending()
         chosen = self.search.ask(free, pending=pending, build_cost=costs) if free > 0 else []
@@ -558,6 +562,9 @@ class StudyState:
         room = max(1, slots // BUILDERS)
         known = (self.search.trials, len(self.running), len(self.ready), sum(pending.values()))
         if len(self.building) >= room or not pending or len(self.members) > THOUGHT_THROUGH:
+            return []
+        if self._of_commits:
+            # A trial takes less time than a build, which would be for nothing every other time.
             return []
         if known == self._foreseen_at:
             return []

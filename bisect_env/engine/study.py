@@ -6,7 +6,7 @@ import getpass
 import math
 import platform
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,9 +33,9 @@ from bisect_env.errors import (
     UsageError,
 )
 from bisect_env.matrix.expand import expand, refined, to_refine
-from bisect_env.matrix.grid import Grid, Index
+from bisect_env.matrix.grid import AxisKind, Grid, GridAxis, Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.schema import PackageAxis
+from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.search.coarse import is_large
 from bisect_env.search.verdict import Status, Verdict
 from bisect_env.storage.records import (
@@ -100,8 +100,8 @@ def run_study(
         BisectEnvError: Whatever a user can mend; everything finished by then is stored.
     """
     as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
-    grid = expand(matrix, provider.catalogue, as_of)
     known = None if fresh else store.find_study(matrix.name, matrix.digest)
+    grid = expand(matrix, provider.catalogue, as_of, settled_ends(known))
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
@@ -171,8 +171,7 @@ def run_study(
                     runner.run(cluster.get)
                 added = {} if stopped() or every_corner else _around(matrix, grid, runner.search.verdict)
                 if added:
-                    listed = "; ".join(f"{name} {', '.join(values)}" for name, values in added.items())
-                    notify(events.Said(f"around the answer, releases that were not listed: {listed}"))
+                    notify(events.Said(f"around the answer, {_told(matrix, added)}"))
                     grid = refined(matrix, grid, added)
                     store.set_grid(study.id, grid_definition(matrix, grid))
                 elif refining and not quick and not stopped():
@@ -192,6 +191,17 @@ def run_study(
                     _write_locks(lockfiles, matrix, locking.prepared)
 
 
+def _told(matrix: Matrix, added: Mapping[str, Sequence[str]]) -> str:
+    """What is looked at around an answer: releases by name, commits by number."""
+    texts = []
+    for name, values in added.items():
+        if isinstance(matrix.file.axes[name], CommitAxis):
+            texts.append(f"{len(values)} commits of {name}")
+        else:
+            texts.append(f"{name} {', '.join(values)}")
+    return f"what was not listed: {'; '.join(texts)}"
+
+
 def _around(matrix: Matrix, grid: Grid, verdict: Verdict) -> dict[str, tuple[str, ...]]:
     """Releases that a range passed over and that lie within a boundary of the answer, by axis."""
     found: dict[str, tuple[str, ...]] = {}
@@ -205,11 +215,22 @@ def _around(matrix: Matrix, grid: Grid, verdict: Verdict) -> dict[str, tuple[str
     return found
 
 
+def settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
+    """Of the axes of commits of a study both ends, which it goes on with, wherever branches point by now."""
+    axes = () if study is None else study.definition.grid
+    return {
+        str(axis["name"]): (str(axis["values"][0]), str(axis["values"][-1]))
+        for axis in axes
+        if axis.get("kind") == AxisKind.COMMIT
+    }
+
+
 def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
     """The grid with the releases that an earlier command added around its answer."""
     known = {str(axis["name"]): list(axis["values"]) for axis in study.definition.grid}
+    left = {axis.name: frozenset(axis.passed_over) for axis in grid.axes}
     added = {
-        axis.name: tuple(v for v in known.get(axis.name, ()) if v in axis.passed_over) for axis in grid.axes
+        axis.name: tuple(v for v in known.get(axis.name, ()) if v in left[axis.name]) for axis in grid.axes
     }
     added = {name: values for name, values in added.items() if values}
     return refined(matrix, grid, added) if added else grid
@@ -279,10 +300,20 @@ def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
             "direction": str(axis.direction),
             "values": list(axis.values),
             "package": _package(matrix, axis.name),
-            "passed_over": list(axis.passed_over),
+            **_left_out(axis),
         }
         for axis in grid.axes
     ]
+
+
+def _left_out(axis: GridAxis) -> dict[str, Any]:
+    """What an axis does not list; of commits, which may be many, their number, and what they are called."""
+    if axis.history is None:
+        return {"passed_over": list(axis.passed_over)}
+    return {
+        "labels": {value: axis.history.label(value) for value in axis.values},
+        "left_out": axis.history.left_out(axis.values),
+    }
 
 
 def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool = False) -> StudyDefinition:
@@ -306,7 +337,7 @@ def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool
 def _package(matrix: Matrix, axis: str) -> str:
     """The package that an axis moves, "" if it moves none."""
     found = matrix.file.axes[axis]
-    return found.canonical_package if isinstance(found, PackageAxis) else ""
+    return found.canonical_package if isinstance(found, PackageAxis | CommitAxis) else ""
 
 
 def _ends(grid: Grid) -> dict[str, dict[str, str] | None]:

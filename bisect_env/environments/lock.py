@@ -99,6 +99,11 @@ class LockedPackage:
         """Whether installing it has to build it first."""
         return self.manager == "pip" and not self.url.partition("#")[0].endswith(".whl")
 
+    @property
+    def is_commit(self) -> bool:
+        """Whether it is built from a commit of a repository; its hash is then that of how it is built."""
+        return self.url.startswith("git+")
+
 
 # What a lock says goes into Dockerfiles, requirements and command lines, and may come from a database or a
 # file that somebody else wrote, from an index or a channel: nothing else than these forms gets into one.
@@ -109,7 +114,10 @@ _FORMS = {
     "sha256": re.compile(r"[0-9a-f]{64}"),
     "md5": re.compile(r"([0-9a-f]{32})?"),
     # The characters of RFC 3986, and letters, without those that mean something to a shell or in quotes.
-    "url": re.compile(r"(https?://[\w\[]|file:///)[\w.~:/?#\[\]@!&,=%+-]{0,4000}"),
+    "url": re.compile(
+        r"(https?://[\w\[]|file:///|git\+(https?|ssh|git)://[\w\[]|git\+file:///)"
+        r"[\w.~:/?#\[\]@!&,=%+-]{0,4000}"
+    ),
 }
 _IMAGE_FORMS = {
     **_FORMS,

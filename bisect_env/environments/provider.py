@@ -24,15 +24,17 @@ from bisect_env.environments.lock import (
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.pypi_lock import PypiSolver
+from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.validation import provided_to_pypi
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
+from bisect_env.matrix.history import History
 from bisect_env.matrix.versions import Manager, host_platform
 
 # --------------------------------------------------------------------------------------------------
-# What there is to choose from: releases on a PyPI-like index and in conda channels.
+# What there is to choose from: releases on a PyPI-like index and in conda channels, commits of a repository.
 
 
 class Catalogue:
@@ -41,11 +43,13 @@ class Catalogue:
     Args:
         pypi: The index.
         conda: Knows where channels are.
+        cache_dir: Our cache directory, which mirrors of repositories are in.
     """
 
-    def __init__(self, pypi: PypiCatalogue, conda: CondaSolver) -> None:
+    def __init__(self, pypi: PypiCatalogue, conda: CondaSolver, cache_dir: Path) -> None:
         self.pypi = pypi
         self._conda = conda
+        self._cache_dir = cache_dir
 
     def versions(
         self, package: str, *, manager: Manager = Manager.PYPI, index: str | None = None
@@ -65,6 +69,10 @@ class Catalogue:
     def python_versions(self) -> list[str]:
         """See `PypiCatalogue.python_versions`."""
         return self.pypi.python_versions()
+
+    def commits(self, repository: str, first: str, last: str, *, every: bool = False) -> History:
+        """See `VersionCatalogue.commits`."""
+        return Repository(repository, self._cache_dir).history(first, last, every=every)
 
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None = None
@@ -344,7 +352,9 @@ class Environments:
         self.cache_dir = (cache_dir or default_cache_dir()).absolute()
         self._interpreters = interpreters or machine_interpreters()
         conda = CondaSolver(self.cache_dir, timeout=lock_timeout)
-        self._catalogue = Catalogue(PypiCatalogue(index, interpreters=self._interpreters), conda)
+        self._catalogue = Catalogue(
+            PypiCatalogue(index, interpreters=self._interpreters), conda, self.cache_dir
+        )
         self._locker = Locker(
             self.cache_dir, interpreters=self._interpreters, timeout=lock_timeout, conda=conda
         )

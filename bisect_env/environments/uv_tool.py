@@ -49,7 +49,14 @@ class Finished:
     timed_out: bool = False
 
 
-def run_tool(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, timeout: float) -> Finished:
+def run_tool(
+    argv: Sequence[str | Path],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    timeout: float,
+    keep: int | None = _KEEP,
+) -> Finished:
     """Run a command without a shell in its own process group.
 
     Output goes to files, not pipes: a build back end may leave a server behind that keeps a pipe open
@@ -60,6 +67,7 @@ def run_tool(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, t
         env: All of its environment variables.
         cwd: Its working directory.
         timeout: Seconds after which its process group is killed.
+        keep: Bytes of output that are kept, from its end; None for all.
 
     Raises:
         OSError: The command cannot be started.
@@ -87,7 +95,7 @@ def run_tool(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, t
             if timed_out:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        return Finished(process.returncode, _tail(out), _tail(err), timed_out)
+        return Finished(process.returncode, _tail(out, keep), _tail(err, keep), timed_out)
 
 
 _lock = threading.Lock()
@@ -112,9 +120,9 @@ def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
         os.close(pidfd)
 
 
-def _tail(stream: IO[bytes]) -> str:
+def _tail(stream: IO[bytes], keep: int | None) -> str:
     size = stream.seek(0, os.SEEK_END)
-    stream.seek(max(0, size - _KEEP))
+    stream.seek(0 if keep is None else max(0, size - keep))
     return stream.read().decode("utf-8", "replace")
 
 
@@ -137,6 +145,25 @@ _ADDRESSES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_UR
 # Longest silence that is taken for an answer on its way; uv tries four times in all.
 _HTTP_TIMEOUT = "30"
 
+# Runs the command within a limit, and ends it with all that it started when the process that asked for it is
+# gone: a build that nobody waits for would go on for hours. It leads the process group, and is told of the
+# death of its parent by the kernel (PR_SET_PDEATHSIG is 1).
+_WATCHED = """
+import ctypes, os, resource, signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+limit = int(sys.argv[2])
+def within():
+    if limit:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+status = subprocess.Popen(sys.argv[3:], preexec_fn=within).wait()
+if status < 0:
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
+
 
 class Uv:
     """uv with one cache and one index.
@@ -155,7 +182,17 @@ class Uv:
         self._explicit = index
         self.index = index or configured_index(self._environ)
 
-    def run(self, args: Sequence[str | Path], *, cwd: Path, timeout: float, builds: bool) -> Finished:
+    def run(
+        self,
+        args: Sequence[str | Path],
+        *,
+        cwd: Path,
+        timeout: float,
+        builds: bool,
+        extra: Mapping[str, str] | None = None,
+        watched: bool = False,
+        memory: int = 0,
+    ) -> Finished:
         """Run `uv ARGS` in a directory, which should be empty of any project.
 
         Args:
@@ -164,6 +201,9 @@ class Uv:
             timeout: Seconds.
             builds: Whether uv may run code of source distributions, which inherits its environment. Then that
                 is what a trial gets, and what uv itself has to know; credentials go into a file.
+            extra: Environment variables besides.
+            watched: Whether all of it ends when this process does, however that ends.
+            memory: Of what is watched, bytes of address space that each process may take; 0 for no limit.
 
         Raises:
             InfrastructureError: uv cannot be started, or its cache cannot be made.
@@ -173,7 +213,10 @@ class Uv:
                 env = self._environment()
                 if builds:
                     env = self._for_builds(env, Path(folder) / "netrc")
-                return run_tool([uv.find_uv_bin(), *args], env=env, cwd=cwd, timeout=timeout)
+                argv: list[str | Path] = [uv.find_uv_bin(), *args]
+                if watched:
+                    argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
+                return run_tool(argv, env={**env, **(extra or {})}, cwd=cwd, timeout=timeout)
         except OSError as error:
             raise InfrastructureError(
                 f"uv cannot be used: {error}",

@@ -17,6 +17,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import plain_lists
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis, Index
+from bisect_env.matrix.history import readable
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.doubts import (
@@ -48,6 +49,7 @@ from bisect_env.report.model import (
     TracedReport,
     TrialCounts,
     is_called_bad,
+    labels,
 )
 from bisect_env.report.sentence import bad_values_in_words, sentence
 from bisect_env.search.coarse import is_large
@@ -291,10 +293,12 @@ def _answer(hypothesis: Hypothesis, grid: Grid) -> AnswerReport:
         for i in hypothesis.culprits
     }
     return AnswerReport(
-        label=bad_values_in_words(
-            hypothesis.kind,
-            bad,
-            {axis.name: {"values": axis.values, "direction": str(axis.direction)} for axis in grid.axes},
+        label=readable(
+            bad_values_in_words(
+                hypothesis.kind,
+                bad,
+                {axis.name: {"values": axis.values, "direction": str(axis.direction)} for axis in grid.axes},
+            )
         ),
         kind=hypothesis.kind,
         bad_values=bad,
@@ -455,6 +459,7 @@ def build_report(
         _outcome_at(verdict.get("first_bad"), counts, failures),
         _changed(difference, _explanation(decisions)),
     )
+    verdict["sentence"] = readable(verdict["sentence"], labels(axes))
     steady = stability(trials)
     traced = _traced(decisions)
     if traced is not None:

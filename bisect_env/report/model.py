@@ -314,6 +314,7 @@ __all__ = [
     "TimelineReport",
     "TrialCounts",
     "is_called_bad",
+    "labels",
 ]
 
 SCHEMA = 1
@@ -321,13 +322,30 @@ SCHEMA = 1
 
 
 class AxisInfo(Frozen):
-    """One axis, its values in ascending order, and the releases that the step of its range left out."""
+    """One axis and its values in ascending order.
+
+    Attributes:
+        name: Of the axis.
+        kind: What it changes.
+        direction: Where the bad values may lie.
+        values: Ascending.
+        passed_over: Releases that the step of its range left out.
+        labels: How people read values that are hashes of commits.
+        left_out: How many commits stand directly before a value without being one.
+    """
 
     name: str
     kind: str = "package"
     direction: str = "regression"
     values: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    left_out: dict[str, int] = Field(default_factory=dict)
+
+
+def labels(axes: Sequence[AxisInfo]) -> dict[str, str]:
+    """How people read the hashes of commits that are values."""
+    return {value: label for axis in axes for value, label in axis.labels.items()}
 
 
 class StudyInfo(Frozen):

@@ -103,7 +103,7 @@ Axes = Sequence[Mapping[str, Any]]
 
 _CHANGED = 3
 """Packages that a sentence names."""
-_NOUN = {"package": "version", "value": "value", "date": "day", "environment": "one"}
+_NOUN = {"package": "version", "value": "value", "date": "day", "environment": "one", "commit": "commit"}
 _VERB = {
     "crash": "crashed",
     "hang": "hung",
@@ -218,7 +218,10 @@ def _where(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], *
     if direction == "either":
         return _window(verdict, axis, kinds, probably)
     kind = noun(str(kinds.get(axis, {}).get("kind", "package")))
+    beyond = kinds.get(axis, {}).get("left_out", {}).get(first)
     listed = " among those listed" if between(kinds.get(axis, {}).get("passed_over", ()), last, first) else ""
+    if beyond:
+        listed = f" among those tried (one of it and the {beyond} before it, which were not)"
     return f"{axis} {first} is {probably}the first bad {kind}{listed} (last good {last})"
 
 

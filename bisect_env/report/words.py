@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from bisect_env.matrix.history import readable
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.model import (
     ChangeReport,
@@ -20,6 +21,7 @@ from bisect_env.report.model import (
     FailureReport,
     PackageReport,
     Report,
+    labels,
 )
 from bisect_env.report.sentence import (
     do_not_matter,
@@ -58,7 +60,7 @@ class Row:
     """One line of the table.
 
     Attributes:
-        values: Axis to its value, or to `first … last`.
+        values: Axis to its value as people read it, or to `first … last`.
         members: The combinations that it stands for.
     """
 
@@ -102,9 +104,10 @@ def rows(report: Report) -> Rows:
     """The rows of the table, with the culprit axes moving fastest."""
     ordered = _ordered(report)
     kept = boundary_cells(report)
-    result = _collapsed(ordered, kept, Detail.ALL)
+    known = labels(report.axes)
+    result = _collapsed(ordered, kept, Detail.ALL, known)
     if len(result) > ROWS:
-        result = _collapsed(ordered, kept, Detail.SIDE)
+        result = _collapsed(ordered, kept, Detail.SIDE, known)
     if len(result) <= ROWS:
         return Rows(tuple(result))
 
@@ -161,7 +164,10 @@ def _kind(one: CombinationReport, detail: Detail) -> tuple[str, ...] | None:
 
 
 def _collapsed(
-    ordered: Sequence[CombinationReport], kept: Sequence[Mapping[str, str]], detail: Detail
+    ordered: Sequence[CombinationReport],
+    kept: Sequence[Mapping[str, str]],
+    detail: Detail,
+    known: Mapping[str, str],
 ) -> list[Row]:
     result: list[Row] = []
     run: list[CombinationReport] = []
@@ -169,11 +175,11 @@ def _collapsed(
     for one in ordered:
         here = None if one.combination in kept else _kind(one, detail)
         if run and (here is None or here != kind or not _is_line([*run, one])):
-            result += _rows_of(run, detail)
+            result += _rows_of(run, detail, known)
             run = []
         run.append(one)
         kind = here
-    return result + _rows_of(run, detail)
+    return result + _rows_of(run, detail, known)
 
 
 def _is_line(run: Sequence[CombinationReport]) -> bool:
@@ -186,12 +192,16 @@ def _is_line(run: Sequence[CombinationReport]) -> bool:
     )
 
 
-def _rows_of(run: Sequence[CombinationReport], detail: Detail) -> list[Row]:
+def _rows_of(run: Sequence[CombinationReport], detail: Detail, known: Mapping[str, str]) -> list[Row]:
     if len(run) < detail:
-        return [Row(one.combination, (one,)) for one in run]
+        return [
+            Row({axis: readable(value, known) for axis, value in one.combination.items()}, (one,))
+            for one in run
+        ]
     first, last = run[0].combination, run[-1].combination
     values = {
-        axis: value if value == last[axis] else f"{value} … {last[axis]}" for axis, value in first.items()
+        axis: readable(value, known) if value == last[axis] else readable(f"{value} … {last[axis]}")
+        for axis, value in first.items()
     }
     return [Row(values, tuple(run))]
 
@@ -216,7 +226,7 @@ _STATUS_WORDS = {
 
 def named(cell: Mapping[str, str]) -> str:
     """A combination: `python=3.11 orjson=3.9.11`."""
-    return clean(" ".join(f"{axis}={value}" for axis, value in cell.items()))
+    return clean(readable(" ".join(f"{axis}={value}" for axis, value in cell.items())))
 
 
 def summary(report: Report) -> str:
