@@ -33,7 +33,7 @@ from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, gist
 from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import NoEnvironmentError
-from bisect_env.matrix.grid import Combination, Index
+from bisect_env.matrix.grid import AxisKind, Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.every import AnySearch, SearchAll, is_zoomed
 from bisect_env.search.searcher import Search, SearchSettings
@@ -201,6 +201,7 @@ class StudyRunner:
                 clean_rate=settings.clean_rate,
                 crash_rate=settings.crash_rate,
                 quick=quick,
+                thrifty=any(axis.kind is AxisKind.COMMIT for axis in self.grid.axes),
             ),
         )
         self.state = StudyState(matrix, self._prepared, self.search)

@@ -112,7 +112,9 @@ def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str,
     """
     source = matrix.file.axes[axis.name]
     if axis.history is not None:
-        return axis.history.inside(good, bad)
+        # What cannot be built lies between the two as well, and is known.
+        known = set(axis.values)
+        return tuple(commit for commit in axis.history.inside(good, bad) if commit not in known)
     if not isinstance(source, PackageAxis) or not source.refine:
         return ()
     return between(axis.passed_over, good, bad)

@@ -12,6 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bisect_env.matrix.history import SHORT
+
 # --------------------------------------------------------------------------------------------------
 # The parts of a report that stand for themselves: packages, the course, the timeline, ways on. Pure.
 
@@ -43,7 +45,9 @@ class PackageReport(Frozen):
 
     @property
     def label(self) -> str:
-        """Version and, where there is one, build."""
+        """Version and, where there is one, build or commit."""
+        if self.url.startswith("git+"):
+            return f"{self.version} at {self.url.partition('#')[0].rpartition('@')[2][:SHORT]}"
         return f"{self.version} {self.build}".rstrip()
 
 

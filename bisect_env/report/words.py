@@ -305,7 +305,7 @@ def assumed(report: Report) -> str:
             if one["called_bad"]
             else f"{claim} ({counted} there; a failure as frequent goes unnoticed with probability {chance})"
         )
-    return clean("; ".join(texts))
+    return clean(readable("; ".join(texts)))
 
 
 def between(found: ExplanationReport) -> list[tuple[str, str, str]]:
@@ -398,6 +398,8 @@ def change(one: ChangeReport) -> tuple[str, str, str, str]:
             told.append(f"{old.manager or 'interpreter'} → {new.manager or 'interpreter'}")
         if old.source != new.source:
             told.append(f"{old.source} → {new.source}")
+        elif one.kind == "rebuilt" and new.url.startswith("git+"):
+            told.append("built from another commit")
         elif one.kind == "rebuilt":
             told.append(f"same version, another archive ({old.sha256[:12]} → {new.sha256[:12]})")
     elif (only := new or old) is not None:

