@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from bisect_env.cli.app import app
+from bisect_env.cli.app import application
 from bisect_env.matrix.load import load_matrix
 from tests.cli.calls import caller
 
@@ -89,7 +89,7 @@ def what_is_wrong_with(line: str) -> str | None:
     if ours:
         # What stands behind `--` is the user's own command.
         ours = ours[: ours.index("--")] if "--" in ours else ours
-        command = typer.main.get_command(app)
+        command = typer.main.get_command(application())
         for word in ours:
             if not hasattr(command, "commands"):
                 break
@@ -135,7 +135,7 @@ def inline_commands() -> list[tuple[str, str]]:
 
 
 def test_commands_in_the_midst_of_a_text_exist() -> None:
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(application())
     wrong = []
     for page, line in inline_commands():
         here = command

@@ -15,7 +15,7 @@ from typing import Any
 import typer.main
 from sqlalchemy import create_engine
 
-from bisect_env.cli.app import app
+from bisect_env.cli.app import application
 from bisect_env.errors import EXIT_CODES
 from bisect_env.matrix.schema import matrix_json_schema
 from bisect_env.storage import backend
@@ -40,7 +40,7 @@ def commands_page() -> str:
         "What `bisect-env COMMAND --help` says. How each ends: [exit codes](exit-codes.md).",
         "",
     ]
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(application())
     lines += _command("bisect-env", root, 2)
     return "\n".join(lines).rstrip("\n") + "\n"
 

@@ -48,10 +48,10 @@ def _open_closed_streams() -> None:
 def _exit_code() -> int:
     try:
         # Importing the commands can fail too, in an installation that is not whole.
-        from bisect_env.cli.app import app
+        from bisect_env.cli.app import application
 
         # Standalone, so that typer itself words usage errors and ends with 2.
-        app(prog_name="bisect-env")
+        application(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="bisect-env")
     except SystemExit as end:
         return _code_of(end)
     except BisectEnvError as error:

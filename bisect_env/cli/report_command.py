@@ -46,9 +46,10 @@ def report(
     from bisect_env.report.text import print_report
     from bisect_env.storage.store import Store
 
+    on_terminal = form is Format.TEXT and output is None
     with Store.open(db, read_only=True) as store:
-        found = load_report(store, store.study(study).id)
-    if form is Format.TEXT and output is None:
+        found = load_report(store, store.study(study).id, posterior=not on_terminal)
+    if on_terminal:
         print_report(found, completed=lambda text: with_options(text, sys.argv[1:]))
     else:
         deliver(formatted(found, form.value), output)

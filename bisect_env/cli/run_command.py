@@ -227,6 +227,7 @@ def run(
             every_corner=every_corner,
             every_lock=lock_all,
             quick=quick,
+            posterior=json_output,
             missing=missing,
         )
     except KeyboardInterrupt:
@@ -261,6 +262,7 @@ def answer(
     every_corner: bool = False,
     every_lock: bool = False,
     quick: bool = False,
+    posterior: bool = True,
     missing: MissingModules | None = None,
 ) -> Conclusion:
     """Answer a matrix, with everything that is needed opened before and closed after.
@@ -277,19 +279,22 @@ def answer(
         every_corner: Go on to further failing corners.
         every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands.
+        posterior: Whether the report follows the answers through all trials.
         missing: Listens for a module that was forgotten, which ends the study.
 
     Raises:
         BisectEnvError: Whatever a user can mend.
     """
+    place, provider = where.open(loaded)
+    look_ahead(loaded, provider)
+
+    # Imported here, so that the index answers meanwhile.
     from bisect_env.cluster.pool import default_workers
     from bisect_env.engine.study import run_study
     from bisect_env.errors import StudyInterruptedError
     from bisect_env.storage.store import Store
 
     import_ahead()
-    place, provider = where.open(loaded)
-    look_ahead(loaded, provider)
 
     def enough() -> bool:
         return stopped.is_set() or (missing is not None and missing.module is not None)
@@ -311,6 +316,7 @@ def answer(
                 every_corner=every_corner,
                 every_lock=every_lock,
                 quick=quick,
+                posterior=posterior,
             )
         except StudyInterruptedError:
             if missing is not None and missing.module is not None and not stopped.is_set():

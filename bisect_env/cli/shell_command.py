@@ -34,7 +34,6 @@ def shell(
     from bisect_env.cli.execution_options import ExecutionOptions
     from bisect_env.engine.single import look_up
     from bisect_env.engine.specs import allowed_sources, trial_files
-    from bisect_env.environments.images import image_of
     from bisect_env.environments.prefix import ensure_prefix
     from bisect_env.errors import UsageError
     from bisect_env.matrix.load import load_matrix
@@ -47,7 +46,7 @@ def shell(
     place.close()  # nothing of it is started
     with Store.open(db) as store:
         single = look_up(loaded, at, store=store, provider=provider, notify=tell).single
-    if image := image_of(single.lock):
+    if image := single.lock.image:
         raise UsageError(
             f"{single.combination} runs in a container, and this command opens shells on the host alone",
             remedy=f"`podman run --rm -it {image} sh`, or docker in its place",

@@ -13,6 +13,7 @@ from bisect_env.cluster.perform import PrefixBuilder, perform, prepare, refuse_g
 from bisect_env.cluster.protocol import Completion, PrefixRequest, TrialRequest
 from bisect_env.environments.uv_tool import end_running
 from bisect_env.errors import InfrastructureError
+from bisect_env.trials.launch import LAUNCHER
 
 _T = TypeVar("_T")
 
@@ -50,6 +51,7 @@ class PoolExecutor:
         builders = min(self._slots, default_workers(), 8)
         self._workers = _threads("trial", self._slots, self._trials)
         self._builders = _threads("build", builders, self._builds)
+        LAUNCHER.prepare()
 
     @property
     def slots(self) -> int:

@@ -17,7 +17,6 @@ from bisect_env.engine.single import Single, SingleTrials
 from bisect_env.engine.state import Tally, build_cost
 from bisect_env.engine.stored import StoredCombination, axis_packages, stored_combination, stored_grid
 from bisect_env.environments.difference import PackageChange, PackageState, difference
-from bisect_env.environments.images import image_of
 from bisect_env.environments.lock import Lock, LockedPackage, LockResult
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
@@ -540,7 +539,7 @@ class CulpritStudy:
         as_of = self.study.exclude_newer or self.study.created_at
         request = environment_request(self.matrix, bad.combination, as_of)
         between = Between.of(good.lock, bad.lock, request, axis_packages(self.study))
-        if image_of(good.lock) != image_of(bad.lock):
+        if good.lock.image != bad.lock.image:
             raise UsageError(
                 f"{good.combination} and {bad.combination} are different container images",
                 remedy="what is in an image is not known to this tool: give the matrix packages as axes",

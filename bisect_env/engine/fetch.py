@@ -14,7 +14,7 @@ from bisect_env.engine.locking import Prepared, environment_request, lock_all
 from bisect_env.environments.bundle import Answers, Bundle, request_digest
 from bisect_env.environments.conda_config import mirrors_of_urls, read_conda_config
 from bisect_env.environments.download import archive_name, download_conda, obtain
-from bisect_env.environments.images import image_of, without_image
+from bisect_env.environments.images import without_image
 from bisect_env.environments.interpreters import Interpreters, fetch_python, machine_interpreters
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import build_date
@@ -85,7 +85,7 @@ def fetch_study(
         locks = {lock.content_hash: lock for lock in prepared.locks.values()}
         bare = [without_image(lock) for lock in locks.values()]
         warnings = _archives(bundle, answers, bare, cache_dir, on_progress, interpreters)
-        if found := sorted({image for lock in locks.values() if (image := image_of(lock))}):
+        if found := sorted({image for lock in locks.values() if (image := lock.image)}):
             warnings.append(f"images are not fetched, load them on the hosts yourself: {', '.join(found)}")
         if pythons:
             warnings += _pythons(bundle, locks.values())

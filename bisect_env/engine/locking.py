@@ -218,6 +218,10 @@ def leaning(matrix: Matrix, grid: Grid, indices: Iterable[Index]) -> tuple[list[
     return ordered, models
 
 
+SOLVERS = 4
+"""Solvers of wheels at the same time, at least."""
+
+
 class Locking:
     """The locks of a study's combinations, made when they are wanted.
 
@@ -252,6 +256,9 @@ class Locking:
     ) -> None:
         self._matrix, self._grid, self._provider, self._as_of = matrix, grid, provider, as_of
         self._images = images
+        # A solver of wheels mostly waits for the index; one of conda packages has a core's worth to do.
+        if not matrix.file.channels:
+            workers = max(SOLVERS, workers)
         self._pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="lock")
         self.on_done: Callable[[], None] = lambda: None
         self._locks: dict[Index, Lock] = dict((known if whole is None else whole.locks) or {})

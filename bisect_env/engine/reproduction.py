@@ -11,7 +11,6 @@ import shlex
 from dataclasses import dataclass
 
 from bisect_env.environments.difference import difference
-from bisect_env.environments.images import image_of
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import explicit_text, requirements_text
 from bisect_env.matrix.grid import Combination
@@ -102,7 +101,7 @@ def reproduction(
     wheels = [package for package in lock.packages if package.manager == "pip"]
     if lock.is_conda:
         texts[EXPLICIT] = explicit_text(lock.packages)
-    if wheels or not (lock.is_conda or image_of(lock)):
+    if wheels or not (lock.is_conda or lock.image):
         texts[REQUIREMENTS] = requirements_text(wheels)
     files = {name: BundleFile(text.encode(), name == RUN) for name, text in texts.items()}
     for file in matrix.files:
@@ -157,7 +156,7 @@ def _left_out(matrix: Matrix) -> list[str]:
 
 def _dockerfile(lock: Lock, index: str) -> str:
     option = f" --index-url {shlex.quote(index)}" if index else ""
-    image = image_of(lock)
+    image = lock.image
     if lock.is_conda:
         return f"""FROM {image or "mambaorg/micromamba:latest"}
 COPY . /repro
@@ -241,7 +240,7 @@ conda run --prefix ./env sh {RUN} 100
 
 Or in a container: `{container}`.
 """
-    if image_of(lock):
+    if lock.image:
         return f"""It is a container image:
 
 ```sh

@@ -209,6 +209,7 @@ class StudyRunner:
         self._keys: dict[Index, str] = {}
         self._reuse = Reuse(store, study_id, self._keys, self._prepared, self._target, machines)
         self._locks_answered = 0
+        self._unsaved: list[Index] = []
         self._began_at = clock()
         self._check_until: float | None = None
         self._shown_at = self._saved_at = float("-inf")
@@ -305,6 +306,7 @@ class StudyRunner:
                 if not self._runner.running and not self.search.ask(1):
                     break
         finally:
+            self._save_locked()
             self._sharing.close()
         if not self._stopped():
             self.state.check_anything_ran()
@@ -382,8 +384,7 @@ class StudyRunner:
         if not answered:
             return
         prepared = self._prepared
-        self._store.save_locks(self._study_id, [prepared.locks[i] for i in answered if i in prepared.locks])
-        self._store.save_combinations(self._study_id, [prepared.state(index) for index in answered])
+        self._unsaved += answered
         for index in answered:
             self._act(self.state.locked(index))
         self._locks_answered += len(answered)
@@ -393,6 +394,17 @@ class StudyRunner:
         if self._know(new) and (taken := self._reuse.look(new)):
             self._learn_stored(taken)
             self._notify(events.Reused(len(taken), tuple(self._store.origins(self._study_id))))
+
+    def _save_locked(self) -> None:
+        """Store what was locked since the last time: before anything that names it, and not for itself."""
+        if not self._unsaved:
+            return
+        locks = self._prepared.locks
+        self._store.save_locks(self._study_id, [locks[index] for index in self._unsaved if index in locks])
+        self._store.save_combinations(
+            self._study_id, [self._prepared.state(index) for index in self._unsaved]
+        )
+        self._unsaved = []
 
     def _know(self, indices: Collection[Index]) -> bool:
         """Make the keys under which trials of other studies may be found."""
@@ -416,7 +428,9 @@ class StudyRunner:
             "after_trials": self.search.trials,
             "best": self.search.verdict.best.probability,
         }
-        won = self._sharing.claim(wants, self._claims().values(), ("ask", decision))
+        with self._store.together():
+            self._save_locked()
+            won = self._sharing.claim(wants, self._claims().values(), ("ask", decision))
         for index, (trial_id, combination), ours in zip(chosen, wants, won, strict=True):
             if ours:
                 lock = self._prepared.locks[index]
@@ -512,6 +526,7 @@ class StudyRunner:
             if not isinstance(finding, PutAside):
                 self._warn([finding.text])
                 continue
+            self._save_locked()
             members = tuple(self.grid.combination(member) for member in self.state.members[finding.index])
             status = _STATUS.get(finding.status, CombinationStatus.SET_ASIDE)
             if status is not CombinationStatus.UNSOLVABLE:

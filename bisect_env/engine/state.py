@@ -11,7 +11,7 @@ change its mind.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bisect_env.engine.locking import Prepared
@@ -46,6 +46,8 @@ BUILDERS = 4
 BUILDS_AT_ONCE = (2, 6)
 """Builds under way, at least and at most: what is made and what is next, so that no host waits for us in
 between; as many as there are places for trials, since at first each of them waits for an environment."""
+LOCKS_AT_ONCE = 8
+"""Combinations that are given to be locked at a time: a solver mostly waits for the index."""
 FLAKY_FROM = 4
 """Trials of one combination from which on failures do not look certain any more: what fails surely is not
 asked so often."""
@@ -536,8 +538,9 @@ class StudyState:
             # Cores that build are not lent out to trials that nobody waits for.
             room = min(len(later), max(0, slots - len(self.building) - len(self.running) - len(now)))
             now += self._backfill(room, pending + Counter(chosen), slots)
-        wanted = [*later, *self._ahead(costs, pending + Counter(chosen), slots, busy=bool(later))]
-        return Wanted(tuple(now), *self._to_make(wanted, slots))
+        ahead = self._ahead(costs, pending + Counter(chosen), slots, busy=bool(later))
+        build, lock = self._to_make([*later, *ahead], slots)
+        return Wanted(tuple(now), build, (*lock, *self._after(ahead, pending + Counter(chosen), costs)))
 
     def _costs(self) -> dict[Index, float]:
         price = build_cost(self.build_seconds.value, self.trial_seconds.value)
@@ -559,7 +562,7 @@ class StudyState:
         self, costs: Mapping[Index, float], pending: Counter[Index], slots: int, *, busy: bool
     ) -> list[Index]:
         """With room for a build, and something new known: what is likely to be wanted next."""
-        room = max(1, slots // BUILDERS)
+        room = max(BUILDS_AT_ONCE[0], slots // BUILDERS)
         known = (self.search.trials, len(self.running), len(self.ready), sum(pending.values()))
         if len(self.building) >= room or not pending or len(self.members) > THOUGHT_THROUGH:
             return []
@@ -571,6 +574,15 @@ class StudyState:
         self._foreseen_at = known
         again = [] if busy else self.search.ask(max(1, len(self.running)), pending=pending, build_cost=costs)
         return [*again, *self.search.foresee(pending, costs)]
+
+    def _after(
+        self, ahead: Sequence[Index], pending: Counter[Index], costs: Mapping[Index, float]
+    ) -> list[Index]:
+        """What may be wanted after what comes next: locking it costs little but waiting."""
+        if not ahead or not self.looks_certain:
+            return []
+        then = self.search.foresee(pending + Counter(ahead), costs)
+        return [index for index in then if index not in self._prepared.locks]
 
     def _to_make(self, wanted: Iterable[Index], slots: int) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
         """Environments to make and combinations to lock, of those wanted, as far as there is room."""
@@ -586,4 +598,4 @@ class StudyState:
             elif locks[index].content_hash not in self.ready | begun and len(build) < room:
                 begun.add(locks[index].content_hash)
                 build.append(index)
-        return tuple(build), tuple(lock[: max(1, room)])
+        return tuple(build), tuple(lock[:LOCKS_AT_ONCE])

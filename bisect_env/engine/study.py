@@ -21,7 +21,7 @@ from bisect_env.engine.amplify import settle
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
 from bisect_env.engine.runner import StudyRunner
-from bisect_env.environments.images import image_of, moved_tag
+from bisect_env.environments.images import moved_tag
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lockfiles import write_locks
 from bisect_env.environments.provider import EnvironmentProvider
@@ -78,6 +78,7 @@ def run_study(
     every_corner: bool = False,
     every_lock: bool = False,
     quick: bool = False,
+    posterior: bool = True,
 ) -> Conclusion:
     """Answer a matrix: begin its study, or go on with it where it stopped.
 
@@ -95,6 +96,7 @@ def run_study(
         every_corner: Go on to further failing corners once one is confirmed.
         quick: End as soon as the answer stands, without checking it further.
         every_lock: Lock every combination before the first trial.
+        posterior: Whether the report follows the answers through all trials; see `load_report`.
 
     Raises:
         BisectEnvError: Whatever a user can mend; everything finished by then is stored.
@@ -177,12 +179,20 @@ def run_study(
                 elif refining and not quick and not stopped():
                     refining = False
                 else:
-                    return conclude(matrix, store, study, runner, notify, interrupted=stopped())
+                    return conclude(
+                        matrix,
+                        store,
+                        study,
+                        runner,
+                        notify,
+                        interrupted=stopped(),
+                        posterior=posterior,
+                    )
                 locking.close()
         except BisectEnvError as error:
             _end_with(error, store, study.id)
             notify(events.Failed.of(error))
-            notify(events.Concluded(_report(store, study.id)))
+            notify(events.Concluded(_report(store, study.id, posterior=posterior)))
             raise
         finally:
             if locking is not None:
@@ -236,11 +246,11 @@ def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
     return refined(matrix, grid, added) if added else grid
 
 
-def _report(store: Store, study_id: str) -> dict[str, Any]:
+def _report(store: Store, study_id: str, *, posterior: bool) -> dict[str, Any]:
     # Imported here, so that the first trial need not wait for what shows the last one.
     from bisect_env.report.document import report_document
 
-    return report_document(store, study_id)
+    return report_document(store, study_id, posterior=posterior)
 
 
 def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
@@ -419,7 +429,7 @@ def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str
     found = {}
     for state in store.combinations(study.id):
         lock = store.lock(state.lock_hash) if state.lock_hash else None
-        if lock is not None and (reference := image_of(lock)):
+        if lock is not None and (reference := lock.image):
             found[matrix.image(state.combination)] = reference
     return found
 
@@ -431,9 +441,25 @@ def save_prepared(store: Store, study: Study, prepared: Prepared) -> None:
 
 
 def conclude(
-    matrix: Matrix, store: Store, study: Study, runner: StudyRunner, notify: Notify, *, interrupted: bool
+    matrix: Matrix,
+    store: Store,
+    study: Study,
+    runner: StudyRunner,
+    notify: Notify,
+    *,
+    interrupted: bool,
+    posterior: bool,
 ) -> Conclusion:
     """Store the verdict and say how the study ended.
+
+    Args:
+        matrix: As loaded.
+        store: Open for writing.
+        study: As stored.
+        runner: What is known.
+        notify: Hears of the end.
+        interrupted: Whether the user stopped it.
+        posterior: Whether the report follows the answers through all trials.
 
     Raises:
         StudyInterruptedError: The user stopped it.
@@ -450,7 +476,7 @@ def conclude(
         if verdict.ends_wrong:
             document = {**document, "status": "none", "reason": _ends_reason(verdict.ends_wrong)}
         store.finish_study(study.id, StudyStatus.FINISHED, document)
-        report = _report(store, study.id)
+        report = _report(store, study.id, posterior=posterior)
         # For those who ask in SQL: only the report can put it into words.
         store.save_verdict(study.id, {**document, "sentence": report["verdict"]["sentence"]})
         # Looked at after writing: of two commands that end together, the later verdict knows all trials.

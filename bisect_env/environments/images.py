@@ -13,12 +13,11 @@ from typing import Any
 from bisect_env.containers import images
 from bisect_env.containers.engine import find_engine
 from bisect_env.containers.trial import Inside
-from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError, UnsolvableError
+from bisect_env.environments.lock import IMAGE, Lock, LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.lockfiles import build_date, make_lock
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.errors import InfrastructureError
 
-_MANAGER = "image"
 _SHORT = 12
 _SHARED = (Path("/"), Path("/usr"), Path("/usr/local"))
 """Where an interpreter cannot be mounted from: the image has its own things there."""
@@ -32,7 +31,7 @@ def image_package(reference: str) -> LockedPackage:
     """
     digest = reference.rpartition("sha256:")[2]
     name = images.repository(reference) if "@" in reference else "image"
-    return LockedPackage(name, digest[:_SHORT], _MANAGER, reference, digest)
+    return LockedPackage(name, digest[:_SHORT], IMAGE, reference, digest)
 
 
 def locked_image(name: str) -> LockedPackage:
@@ -48,14 +47,9 @@ def locked_image(name: str) -> LockedPackage:
         raise UnsolvableError(str(error)) from error
 
 
-def image_of(lock: Lock) -> str:
-    """The reference of the image in a lock, or "". Pure."""
-    return next((package.url for package in lock.packages if package.manager == _MANAGER), "")
-
-
 def without_image(lock: Lock) -> Lock:
     """What a lock holds beside its image: the same lock as without containers. Pure."""
-    packages = [package for package in lock.packages if package.manager != _MANAGER]
+    packages = [package for package in lock.packages if not package.is_image]
     return make_lock(lock.python, lock.platform, packages, build_date(lock))
 
 
@@ -91,7 +85,7 @@ def ensure_environment(lock: Lock, **options: Any) -> Prefix:
         InterpreterNotFoundError: As `ensure_prefix`.
         InfrastructureError: As `ensure_prefix`; or no engine works on this host.
     """
-    reference = image_of(lock)
+    reference = lock.image
     if not reference:
         return ensure_prefix(lock, **options)
     engine = find_engine()

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import requests
-
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.uv_tool import Uv, plain_words, run_tool
 from bisect_env.errors import InterpreterNotFoundError
@@ -375,6 +373,9 @@ def fetch_python(version: str, root: Path) -> str:
 
 def _keep_list(source: str, root: Path) -> str:
     """Keep the user's own list of interpreters: elsewhere uv would know only those that it came with."""
+    # Imported here: hardly anybody has a list of their own, and most that use this module ask nobody.
+    import requests
+
     try:
         if "://" in source and not source.startswith("file:"):
             answer = requests.get(source, timeout=30)

@@ -95,6 +95,11 @@ class LockedPackage:
         return self.manager == "conda"
 
     @property
+    def is_image(self) -> bool:
+        """Whether it is a container image, and its URL the reference of that."""
+        return self.manager == IMAGE
+
+    @property
     def is_source(self) -> bool:
         """Whether installing it has to build it first."""
         return self.manager == "pip" and not self.url.partition("#")[0].endswith(".whl")
@@ -107,6 +112,8 @@ class LockedPackage:
 
 # What a lock says goes into Dockerfiles, requirements and command lines, and may come from a database or a
 # file that somebody else wrote, from an index or a channel: nothing else than these forms gets into one.
+IMAGE = "image"
+"""The manager of a container image, which is a package of a lock, too."""
 _FORMS = {
     "name": re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"),
     "version": re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+!~-]{0,199}"),
@@ -151,7 +158,7 @@ def check_forms(
     if exclude_newer is not None and not _MOMENT.fullmatch(exclude_newer):
         raise ValueError(f"{exclude_newer!a:.80} is no date")
     for package in packages:
-        forms = {"pip": _FORMS, "conda": _FORMS, "image": _IMAGE_FORMS}.get(package.manager)
+        forms = {"pip": _FORMS, "conda": _FORMS, IMAGE: _IMAGE_FORMS}.get(package.manager)
         if forms is None:
             raise ValueError(f"{package.manager!a:.80} is no package manager")
         for attribute, form in forms.items():
@@ -198,6 +205,11 @@ class Lock:
     def is_conda(self) -> bool:
         """Whether its prefix is a conda environment, which brings its own interpreter."""
         return any(package.is_conda for package in self.packages)
+
+    @property
+    def image(self) -> str:
+        """The reference of the container image in which it is used, or ""."""
+        return next((package.url for package in self.packages if package.is_image), "")
 
     def __reduce__(self) -> tuple[object, ...]:
         return Lock, (self.content_hash, self.python, self.platform, self.packages, self.text)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from bisect_env.environments.images import image_of
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import plain_lists
 from bisect_env.matrix import yaml_source
@@ -360,7 +359,7 @@ def steps(
 
 def _by_hand(lock: Lock) -> list[str]:
     """What the README of that directory says."""
-    if image_of(lock):
+    if lock.image:
         return ["docker build --tag repro .", "docker run --rm repro"]
     if lock.is_conda:
         return ["conda-lock install --prefix ./env conda-lock.yml", 'PATH="$PWD/env/bin:$PATH" ./run.sh 100']
@@ -427,6 +426,8 @@ def build_report(
     decisions: Sequence[Decision] = (),
     difference: DifferenceReport | None = None,
     lock: Lock | None = None,
+    *,
+    with_posterior: bool = True,
 ) -> Report:
     """Put a report together.
 
@@ -443,6 +444,7 @@ def build_report(
         decisions: What was decided during it.
         difference: Between the environments of last good and first bad.
         lock: Of the first bad combination.
+        with_posterior: Whether the answers are followed through the trials.
     """
     axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
     states = _in_matrix_order(states, axes)
@@ -506,7 +508,9 @@ def build_report(
             states,
             [*reused, *trials],
             every_corner="no_other" in verdict,
-        ),
+        )
+        if with_posterior
+        else PosteriorReport(),
         timeline=timeline(states, trials, decisions),
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
         difference=difference,

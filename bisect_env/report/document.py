@@ -19,8 +19,14 @@ FAILURES = 5
 """Ways of failing that a report gives examples of."""
 
 
-def load_report(store: Store, study_id: str) -> Report:
+def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Report:
     """The report of a study as it stands now; one state of the database, whatever others write.
+
+    Args:
+        store: Where the study is.
+        study_id: Its whole id.
+        posterior: Whether to follow the answers through all trials, for formats that show it; that takes as
+            long as the search did.
 
     Raises:
         UsageError: There is no such study.
@@ -46,12 +52,13 @@ def load_report(store: Store, study_id: str) -> Report:
             store.decisions(study.id),
             _difference(study, good, bad),
             bad,
+            with_posterior=posterior,
         )
 
 
-def report_document(store: Store, study_id: str) -> dict[str, Any]:
+def report_document(store: Store, study_id: str, *, posterior: bool = True) -> dict[str, Any]:
     """The report of a study as a JSON object: what `--format json` prints and `run --json` ends with."""
-    return load_report(store, study_id).document()
+    return load_report(store, study_id, posterior=posterior).document()
 
 
 def _lock(store: Store, study: Study, states: Sequence[CombinationState], end: str) -> Lock | None:

@@ -355,6 +355,8 @@ def _newest(session: Session, name: str, digest: str) -> StudyRow | None:
 # made that was set back since. A trial is recorded whether its claim still stands or not: to drop results
 # of slow trials would favour quick ones.
 
+_NAMED = 500
+"""Combinations that are asked for by name; of more, all are read."""
 LONGEST_LEASE = 600.0
 """Seconds. A claim that would stand longer was made by a clock that has been set back since."""
 _CLOCKS = {
@@ -447,6 +449,16 @@ class Store:
                 self._local.session = None
 
     @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """All that this thread writes inside is there at its end, or none of it."""
+        with self._writing() as session:
+            self._local.writer = session
+            try:
+                yield
+            finally:
+                self._local.writer = None
+
+    @contextlib.contextmanager
     def _reading(self) -> Iterator[Session]:
         if (shared := getattr(self._local, "session", None)) is not None:
             yield shared
@@ -456,6 +468,9 @@ class Store:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Session]:
+        if (shared := getattr(self._local, "writer", None)) is not None:
+            yield shared
+            return
         with speaking(self.shown), Session(self._database.engine) as session:
             yield session
             session.commit()
@@ -654,10 +669,14 @@ class Store:
         """
         with self._writing() as session, constraints("a lock that is not stored"):
             study_row(session, study_id)
+            named = [(clean(state.combination.key), state) for state in states]
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
+            if len(named) <= _NAMED:
+                # The others of a large matrix would all be read for one that was locked.
+                query = query.where(col(CombinationRow.key).in_([key for key, _ in named]))
             known = {row.key: row for row in session.exec(query)}
-            for state in states:
-                key, status = clean(state.combination.key), CombinationStatus(state.status)
+            for key, state in named:
+                status = CombinationStatus(state.status)
                 row = known.get(key)
                 if row is None:
                     row = CombinationRow(study_id=study_id, key=key, status="", reason="")

@@ -254,6 +254,12 @@ class Launcher:
             assert self._requests is not None
             socket.send_fds(self._requests, [b"+"], fds)
 
+    def prepare(self) -> None:
+        """Start the server before it is needed; what goes wrong is said by the first `start`."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._process is None:
+                self._start_server()
+
     def _start_server(self) -> None:
         self._discard()
         # Packets, so that one receive is one request with its descriptors.

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -190,13 +191,56 @@ def test_the_installed_command_in_a_narrow_world(db: Path) -> None:
     gone.wait(timeout=60)
     assert b"Traceback" not in err
     assert gone.returncode in (0, 1)
-    code = (
-        "import sys; sys.argv = ['bisect-env', '--help']\n"
-        "from bisect_env.cli import main\n"
-        "try: main()\n"
-        "finally: print([m for m in ('numpy', 'dask', 'sqlalchemy', 'pydantic') if m in sys.modules])\n"
+
+
+LOADED = """
+import sys
+sys.argv = ["bisect-env", *sys.argv[1:]]
+from bisect_env.cli import main
+try:
+    main()
+finally:
+    print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+FEW = {"annotated_doc", "bisect_env", "packaging", "psutil", "shellingham", "typer", "yaml"}
+"""What every command may load: the command line."""
+TOLD = {"attr", "markdown_it", "mdurl", "pygments", "rich"}
+"""What shows text on a terminal, and help."""
+MODELS = {"annotated_types", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"}
+STORE = {"filelock", "greenlet", "platformdirs", "sqlalchemy", "sqlmodel", *MODELS}
+REPORT = {"numpy", "ruamel", *TOLD}
+INDEX = {"backports", "certifi", "charset_normalizer", "idna", "requests", "urllib3", "uv"}
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [
+        (["--help"], TOLD | MODELS),
+        (["--version"], set[str]()),
+        (["plan", "--help"], TOLD | MODELS),
+        (["run", "--help"], TOLD | MODELS),
+        (["studies"], STORE),
+        (["trials"], STORE),
+        (["query", "select 1"], STORE),
+        (["report", "orjson_crash"], STORE | REPORT),
+        (["report", "orjson_crash", "-f", "html"], STORE | REPORT | {"jinja2", "markupsafe"}),
+        (["plan", "m.yaml"], INDEX | MODELS | REPORT | {"filelock", "platformdirs", "pypi_simple"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_a_command_loads(
+    db: Path, tmp_path: Path, words: list[str], allowed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No command waits for what it does not need: Dask, solvers and statistics above all."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.yaml").write_text(
+        "version: 1\nname: m\naxes: {size: {values: [1, 2]}}\ntrial: {command: python -c 1}\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", LOADED, *words], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stderr.splitlines()[-1].split()[1:])
+    public = {name for name in loaded if not name.startswith("_")}
+    installed = {str(name) for name in metadata.packages_distributions()}
+    assert public & installed <= FEW | allowed

@@ -1,5 +1,8 @@
 import io
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -185,3 +188,13 @@ def test_the_table_keeps_what_is_open_in_the_grids_order() -> None:
 @pytest.mark.parametrize(("fraction", "filled"), [(0.0, 0), (0.5, 5), (1.0, 10)])
 def test_bar(fraction: float, filled: int) -> None:
     assert bar(fraction, 10).count("█") == filled
+
+
+def test_the_clock_of_timings_starts_with_the_process() -> None:
+    code = "from bisect_env.cli import views; print(views.process_age())"
+    before = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    # A tick of the kernel's clock is a hundredth of a second.
+    assert 0.02 < float(done.stdout) <= time.monotonic() - before + 0.02
