@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bisect_env.cluster.protocol import (
@@ -224,6 +224,32 @@ class StudyRunner:
     def document(self) -> dict[str, Any]:
         """The verdict by now."""
         return verdict_document(self.grid, self.search, self.missing)
+
+    def tried(self, axis: str, document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+        """What was tried along an axis, all else as in the first bad combination: value, verdict, and why.
+
+        Args:
+            axis: Its name.
+            document: The verdict.
+        """
+        # Here: nobody needs the model of reports before there is an answer.
+        from bisect_env.report.model import is_called_bad
+
+        first = document["first_bad"]
+        place = next(i for i, one in enumerate(self.grid.axes) if one.name == axis)
+        found = []
+        missing = self.missing
+        for value in self.grid.axes[place].values:
+            index = self.grid.find(Combination.of({**first, axis: value}))
+            if index is None:
+                continue
+            tally = self.state.tallies.get(self._prepared.groups.get(index, index))
+            if tally is not None and tally.bad + tally.good:
+                said = "bad" if is_called_bad(document, {**first, axis: value}) else "good"
+                found.append((value, said, f"({tally.bad} of {tally.bad + tally.good} trials failed)"))
+            elif index in missing:
+                found.append((value, "skip", f"({missing[index][0]})"))
+        return found
 
     def replay(self) -> int:
         """Tell the search what the database has already.

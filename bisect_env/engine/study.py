@@ -18,6 +18,7 @@ from bisect_env import __version__
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
 from bisect_env.engine.amplify import settle
+from bisect_env.engine.culprit_commit import MOST_UNTRIED, bisect_log, chapter, named_commits
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
 from bisect_env.engine.runner import StudyRunner
@@ -32,13 +33,15 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
+from bisect_env.matrix.catalogue import VersionCatalogue
 from bisect_env.matrix.expand import expand, refined, to_refine
-from bisect_env.matrix.grid import AxisKind, Grid, GridAxis, Index
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.search.coarse import is_large
 from bisect_env.search.verdict import Status, Verdict
 from bisect_env.storage.records import (
+    COMMIT,
     CombinationStatus,
     Study,
     StudyDefinition,
@@ -185,6 +188,7 @@ def run_study(
                         study,
                         runner,
                         notify,
+                        provider.catalogue,
                         interrupted=stopped(),
                         posterior=posterior,
                     )
@@ -446,6 +450,7 @@ def conclude(
     study: Study,
     runner: StudyRunner,
     notify: Notify,
+    catalogue: VersionCatalogue,
     *,
     interrupted: bool,
     posterior: bool,
@@ -458,6 +463,7 @@ def conclude(
         study: As stored.
         runner: What is known.
         notify: Hears of the end.
+        catalogue: Knows what commits say of themselves.
         interrupted: Whether the user stopped it.
         posterior: Whether the report follows the answers through all trials.
 
@@ -476,6 +482,7 @@ def conclude(
         if verdict.ends_wrong:
             document = {**document, "status": "none", "reason": _ends_reason(verdict.ends_wrong)}
         store.finish_study(study.id, StudyStatus.FINISHED, document)
+        _keep_commit(matrix, store, study.id, runner, catalogue, document)
         report = _report(store, study.id, posterior=posterior)
         # For those who ask in SQL: only the report can put it into words.
         store.save_verdict(study.id, {**document, "sentence": report["verdict"]["sentence"]})
@@ -491,6 +498,34 @@ def conclude(
     notify(events.Concluded(report))
     decided = document["status"] != "none"
     return Conclusion(report, ExitCode.VERDICT if decided else ExitCode.NO_VERDICT)
+
+
+def _keep_commit(
+    matrix: Matrix,
+    store: Store,
+    study_id: str,
+    runner: StudyRunner,
+    catalogue: VersionCatalogue,
+    document: Mapping[str, Any],
+) -> None:
+    """Write down what is known of the first bad commit, if the answer is one."""
+    for name, axis in matrix.file.axes.items():
+        if not isinstance(axis, CommitAxis) or axis.direction is Direction.FIXED:
+            continue
+        if (named := named_commits(document, name)) is None:
+            continue
+        first, last, between = named
+        details, forge = catalogue.commit_details(
+            matrix.repository(axis), [first, last, *between[:MOST_UNTRIED]]
+        )
+        found = chapter(name, axis.canonical_package, details[0], details[1], details[2:], forge)
+        history = next(one.history for one in runner.grid.axes if one.name == name)
+        labels = {} if history is None else {one: history.subject(one) for one in history.place}
+        log = bisect_log(runner.tried(name, document), first, labels, is_sure=not between)
+        payload = {**found, "log": log}
+        known = [one.payload for one in store.decisions(study_id) if one.kind == COMMIT]
+        if not known or known[-1] != payload:
+            store.record_decision(study_id, COMMIT, payload)
 
 
 def _ends_reason(wrong: tuple[str, ...]) -> str:

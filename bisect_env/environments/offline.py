@@ -16,7 +16,7 @@ from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
-from bisect_env.matrix.history import History
+from bisect_env.matrix.history import CommitDetails, History
 from bisect_env.matrix.secrets import public_channel, without_credentials
 from bisect_env.matrix.versions import Manager
 
@@ -63,6 +63,14 @@ class RecordingCatalogue:
         """
         raise _no_commits(repository)
 
+    def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
+        """As for `commits`.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise _no_commits(repository)
+
 
 class OfflineCatalogue:
     """Answers what a `RecordingCatalogue` kept.
@@ -92,6 +100,14 @@ class OfflineCatalogue:
 
     def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
         """What was fetched holds no commits.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise _no_commits(repository)
+
+    def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
+        """As for `commits`.
 
         Raises:
             UsageError: Always.

@@ -30,7 +30,7 @@ from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.validation import provided_to_pypi
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
-from bisect_env.matrix.history import History
+from bisect_env.matrix.history import CommitDetails, History
 from bisect_env.matrix.versions import Manager, host_platform
 
 # --------------------------------------------------------------------------------------------------
@@ -73,6 +73,11 @@ class Catalogue:
     def commits(self, repository: str, first: str, last: str, *, every: bool = False) -> History:
         """See `VersionCatalogue.commits`."""
         return Repository(repository, self._cache_dir).history(first, last, every=every)
+
+    def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
+        """See `VersionCatalogue.commit_details`."""
+        found = Repository(repository, self._cache_dir)
+        return [found.details(commit) for commit in commits], found.forge()
 
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None = None

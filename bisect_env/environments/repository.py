@@ -13,7 +13,6 @@ import re
 import secrets
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import filelock
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.history import Commit, History
+from bisect_env.matrix.history import Commit, CommitDetails, History
 from bisect_env.matrix.secrets import passed_on, without_credentials
 
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -49,31 +48,6 @@ _TRANSPORT = ("SSH_AUTH_SOCK", "GIT_SSH_COMMAND", "GIT_SSH", "GIT_ASKPASS", "SSH
 
 class CommitNotFoundError(UsageError):
     """A repository has no such commit."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommitDetails:
-    """What a commit says of itself.
-
-    Attributes:
-        commit: Its hash.
-        author: Name.
-        authored: When it was written.
-        committed: When it came to where it is.
-        subject: First line of its message.
-        parents: Hashes.
-        files: What it changes from its first parent: path, lines added and removed, None for binary files.
-        tags: That point to it.
-    """
-
-    commit: str
-    author: str
-    authored: datetime
-    committed: datetime
-    subject: str
-    parents: tuple[str, ...]
-    files: tuple[tuple[str, int | None, int | None], ...] = ()
-    tags: tuple[str, ...] = ()
 
 
 class Repository:
@@ -236,6 +210,17 @@ class Repository:
         """When a commit came to where it is, in UTC."""
         text = self._read("log", "-1", "--format=%ct", "--no-show-signature", commit, "--").strip()
         return datetime.fromtimestamp(int(text), UTC)
+
+    def forge(self) -> str:
+        """Where people look at the repository: its own address, or the one that a clone was made from."""
+        if "://" in self.source:
+            return self.shown
+        for config in (Path(self.source) / ".git" / "config", Path(self.source) / "config"):
+            if config.is_file():
+                args: list[str | Path] = ["config", "--file", config, "--no-includes"]
+                found = self._run([*args, "--get", "remote.origin.url"], cwd=None).stdout.strip()
+                return without_credentials(found) if "://" in found else found
+        return ""
 
     def tags(self) -> list[str]:
         """Names of all tags."""

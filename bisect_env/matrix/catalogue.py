@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from bisect_env.matrix.history import History
+from bisect_env.matrix.history import CommitDetails, History
 from bisect_env.matrix.versions import Manager
 
 
@@ -82,5 +82,17 @@ class VersionCatalogue(Protocol):
         Raises:
             UsageError: There is no such repository or commit, or nothing lies between the two.
             InfrastructureError: The repository cannot be reached, or git is missing.
+        """
+        ...
+
+    def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
+        """What commits say of themselves, and where people look at their repository.
+
+        Args:
+            repository: As for `commits`, which was asked before.
+            commits: Hashes.
+
+        Raises:
+            InfrastructureError: The mirror cannot be read.
         """
         ...

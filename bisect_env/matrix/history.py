@@ -12,6 +12,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 
 AT_ONCE = 500
@@ -123,10 +124,14 @@ class History:
     def _after(self, low: str, line: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(commit for commit in line if self.place.get(commit, -1) > self.place[low])
 
+    def subject(self, commit: str) -> str:
+        """First line of a commit's message."""
+        known = self.commits.get(commit)
+        return known.subject if known else self.first_subject
+
     def label(self, commit: str) -> str:
         """How people read a commit: its hash, shortened, and its subject."""
-        known = self.commits.get(commit)
-        subject = known.subject if known else self.first_subject
+        subject = self.subject(commit)
         return f"{commit[:SHORT]} ({subject})" if subject else commit[:SHORT]
 
     def _below(self, commit: str) -> tuple[str, ...]:
@@ -140,6 +145,31 @@ class History:
                 return
             commit = parents[0]
             yield commit
+
+
+@dataclass(frozen=True, slots=True)
+class CommitDetails:
+    """What a commit says of itself.
+
+    Attributes:
+        commit: Its hash.
+        author: Name.
+        authored: When it was written.
+        committed: When it came to where it is.
+        subject: First line of its message.
+        parents: Hashes.
+        files: What it changes from its first parent: path, lines added and removed, None for binary files.
+        tags: That point to it.
+    """
+
+    commit: str
+    author: str
+    authored: datetime
+    committed: datetime
+    subject: str
+    parents: tuple[str, ...]
+    files: tuple[tuple[str, int | None, int | None], ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 def thinned(line: Iterable[str]) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from bisect_env.report.model import (
     AnswerReport,
     AxisInfo,
     CombinationReport,
+    CommitReport,
     DifferenceReport,
     ExplanationReport,
     FailureReport,
@@ -61,6 +62,7 @@ from bisect_env.search.trace import trace
 from bisect_env.storage.records import (
     BUILD_FAILED,
     BUILT,
+    COMMIT,
     EXPLAINED,
     TARGET,
     TRACED,
@@ -467,6 +469,9 @@ def build_report(
     if traced is not None:
         # That the one environment is bad and the other is not was only the first step.
         verdict["sentence"] = traced.sentence
+    commit = _commit(decisions)
+    if commit is not None and commit.study:
+        verdict["sentence"] = f"{verdict['sentence']}; by its commits: {commit.sentence}"
     ways = tuple(_failure(group, example) for group, example in failures)
     return Report(
         study=StudyInfo(
@@ -516,6 +521,7 @@ def build_report(
         difference=difference,
         explanation=_explanation(decisions),
         traced=traced,
+        commit=commit,
         reproduce=steps(study, axes, verdict, lock),
     )
 
@@ -670,6 +676,11 @@ def _explanation(decisions: Sequence[Decision]) -> ExplanationReport | None:
 def _traced(decisions: Sequence[Decision]) -> TracedReport | None:
     found = [decision.payload for decision in decisions if decision.kind == TRACED]
     return TracedReport.model_validate(found[-1]) if found else None
+
+
+def _commit(decisions: Sequence[Decision]) -> CommitReport | None:
+    found = [decision.payload for decision in decisions if decision.kind == COMMIT]
+    return CommitReport.model_validate(found[-1]) if found else None
 
 
 def _target(decisions: Sequence[Decision]) -> str:

@@ -94,6 +94,8 @@ def _template() -> Any:
         described=words.described,
         change=words.change,
         between=words.between,
+        told_commit=words.commit,
+        diffstat=lambda found: words.diffstat(found, 200),
         cell_note=cell_note,
         is_address=_is_address,
     )

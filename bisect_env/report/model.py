@@ -164,6 +164,61 @@ class TracedReport(Frozen):
     releases: str = ""
 
 
+class NamedCommit(Frozen):
+    """A commit by hash and subject."""
+
+    commit: str
+    subject: str = ""
+
+
+class CommitReport(Frozen):
+    """The first bad commit.
+
+    Attributes:
+        axis: Whose value it is.
+        package: That was built from it.
+        repository: Where people look at it, "" where nobody knows.
+        commit: Full hash.
+        subject: First line of its message.
+        author: Name.
+        authored: When it was written.
+        committed: When it came to where it is.
+        is_merge: Whether it has several parents.
+        pull_request: Number, if its subject names one.
+        files: What it changes from its first parent: path, lines added and removed, None for binary files.
+        changed: How many files.
+        added: Lines.
+        removed: Lines.
+        compare: Address of the comparison with the last good one, "" where the forge is not known.
+        last_good: The last good commit.
+        untried: Those between the two that could not be tried: one of them may be it.
+        log: What was tried, for `git bisect replay`.
+        study: Id of the study that found it, "" if it is this one.
+        sentence: What that study says.
+    """
+
+    axis: str
+    package: str
+    repository: str = ""
+    commit: str
+    subject: str = ""
+    author: str = ""
+    authored: datetime
+    committed: datetime
+    is_merge: bool = False
+    pull_request: int | None = None
+    files: tuple[tuple[str, int | None, int | None], ...] = ()
+    changed: int = 0
+    added: int = 0
+    removed: int = 0
+    compare: str = ""
+    last_good: NamedCommit
+    untried: tuple[NamedCommit, ...] = ()
+    log: tuple[str, ...] = ()
+    study: str = ""
+    sentence: str = ""
+
+
 class AnswerReport(Frozen):
     """An answer whose probability is followed.
 
@@ -300,12 +355,14 @@ __all__ = [
     "AxisInfo",
     "ChangeReport",
     "CombinationReport",
+    "CommitReport",
     "DifferenceReport",
     "ExplanationReport",
     "FailureReport",
     "HybridReport",
     "MachineReport",
     "MovedReport",
+    "NamedCommit",
     "OriginReport",
     "PackageReport",
     "PointReport",
@@ -505,6 +562,7 @@ class Report(Frozen):
         difference: Packages that differ between last good and first bad; None without both.
         explanation: Which of them carry the failure; None until `bisect-env explain` was asked.
         traced: Where that led, in studies that `bisect-env between` began.
+        commit: The first bad commit, where commits were asked about, here or by `bisect-env narrow`.
         reproduce: How to see the failure again.
     """
 
@@ -528,6 +586,7 @@ class Report(Frozen):
     difference: DifferenceReport | None = None
     explanation: ExplanationReport | None = None
     traced: TracedReport | None = None
+    commit: CommitReport | None = None
     reproduce: tuple[StepReport, ...] = ()
 
     @property

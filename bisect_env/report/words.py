@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from bisect_env.matrix.history import readable
+from bisect_env.matrix.history import SHORT, readable
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.model import (
     ChangeReport,
     CombinationReport,
+    CommitReport,
     ExplanationReport,
     FailureReport,
+    NamedCommit,
     PackageReport,
     Report,
     labels,
@@ -306,6 +308,41 @@ def assumed(report: Report) -> str:
             else f"{claim} ({counted} there; a failure as frequent goes unnoticed with probability {chance})"
         )
     return clean(readable("; ".join(texts)))
+
+
+def commit(found: CommitReport) -> list[tuple[str, str]]:
+    """What is known of the first bad commit, each with its title."""
+    lines = [
+        ("commit", f"{clean(found.commit)}{' (a merge)' if found.is_merge else ''}"),
+        ("subject", shortened(clean(found.subject), REASON_WIDTH)),
+        ("author", clean(f"{found.author}, {found.authored:%Y-%m-%d %H:%M} {found.authored:%z}")),
+        ("changes", f"{_plural(found.changed, 'file')}, +{found.added} −{found.removed} lines"),
+    ]
+    if found.pull_request is not None:
+        lines.append(("pull request", f"#{found.pull_request}"))
+    if found.untried:
+        lines.append(("or one of", clean(", ".join(_short(one) for one in found.untried))))
+    lines.append(("last good", clean(_short(found.last_good))))
+    if found.compare:
+        lines.append(("compare", clean(found.compare)))
+    if found.study:
+        lines.append(("found by", f"study {clean(found.study)[:SHORT_ID]}"))
+    return lines
+
+
+def diffstat(found: CommitReport, limit: int) -> list[str]:
+    """What a commit changes, a line for each file; of many the first ones."""
+    lines = []
+    for path, added, removed in found.files[:limit]:
+        size = "binary" if added is None or removed is None else f"+{added} −{removed}"
+        lines.append(f"{shortened(clean(path), REASON_WIDTH)}  {size}")
+    if found.changed > len(lines):
+        lines.append(f"… and {found.changed - len(lines)} more")
+    return lines
+
+
+def _short(one: NamedCommit) -> str:
+    return f"{one.commit[:SHORT]} ({one.subject})" if one.subject else one.commit[:SHORT]
 
 
 def between(found: ExplanationReport) -> list[tuple[str, str, str]]:

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from benchmarks.repositories import Change, git, in_tree, module, pure, write
+from bisect_env.engine.culprit_commit import comparison, pull_request
 from bisect_env.errors import UsageError
+from bisect_env.report.html import html_text
+from bisect_env.report.markdown import markdown_text
+from bisect_env.report.model import Report
+from bisect_env.report.text import report_text
 from bisect_env.storage.store import Store
 from tests.engine.studies import PYTHON, Studies
 from tests.planted import plant
@@ -167,3 +172,57 @@ def test_what_is_no_commit_is_refused_before_anything_is_built(studies: Studies)
     with pytest.raises(UsageError, match="no commit v7"):
         studies.run(path)
     assert not studies.db.exists() or not Store.open(str(studies.db)).studies()
+
+
+def test_the_report_says_whose_commit_it_is_and_what_it_changes(studies: Studies, tmp_path: Path) -> None:
+    place, commits = repository(studies, pure("demo", 12, 8, files=in_tree("demo")))
+    git(place, "remote", "add", "origin", "git@github.example.org:ann/demo.git")
+    report = studies.run(matrix(studies, place, rest=ENDS)).report
+    found = report["commit"]
+    assert (found["commit"], found["last_good"]["commit"]) == (commits[7], commits[6])
+    assert (found["author"], found["subject"]) == ("Ann Author", "Change number 8 (#1008)")
+    assert (found["pull_request"], found["is_merge"]) == (1008, False)
+    assert found["files"] == [["demo.py", 2, 2]]
+    assert found["compare"] == f"https://github.example.org/ann/demo/compare/{commits[6]}...{commits[7]}"
+    # What was tried can be told to git again, in a clone of one's own.
+    log = tmp_path / "bisect.log"
+    log.write_text("\n".join(found["log"]) + "\n")
+    git(tmp_path, "clone", "--quiet", str(place), "own")
+    assert f"{commits[7]} is the first bad commit" in git(tmp_path / "own", "bisect", "replay", str(log))
+    for text in (
+        report_text(Report.read(report)),
+        markdown_text(Report.read(report)),
+        html_text(Report.read(report)),
+    ):
+        assert commits[7] in text
+        assert "demo.py  +2 −2" in text
+        assert "#1008" in text
+
+
+@pytest.mark.parametrize(
+    ("subject", "number"),
+    [
+        ("Fix it (#12)", 12),
+        ("Merge pull request #7 from ann/x", 7),
+        ("Speed up (!34)", 34),
+        ("See #12", None),
+        ("Fix (#12) again", None),
+    ],
+)
+def test_subjects_that_name_a_pull_request(subject: str, number: int | None) -> None:
+    assert pull_request(subject) == number
+
+
+@pytest.mark.parametrize(
+    ("forge", "address"),
+    [
+        ("https://github.com/numpy/numpy.git", "https://github.com/numpy/numpy/compare/a...b"),
+        ("git@gitlab.com:group/sub/demo.git", "https://gitlab.com/group/sub/demo/-/compare/a...b"),
+        ("ssh://git@forge.example.org:2222/ann/demo", "https://forge.example.org/ann/demo/compare/a...b"),
+        ("/home/ann/demo", ""),
+        ("", ""),
+        ("https://example.org/", ""),
+    ],
+)
+def test_forges_that_compare(forge: str, address: str) -> None:
+    assert comparison(forge, "a", "b") == address
