@@ -16,6 +16,7 @@ COMMANDS = {
     "doctor": "doctor_command",
     "run": "run_command",
     "between": "between_command",
+    "narrow": "narrow_command",
     "plan": "plan_command",
     "diagnose": "diagnose_command",
     "amplify": "amplify_command",

@@ -68,7 +68,7 @@ def plan(
     """
     from datetime import UTC, datetime
 
-    from bisect_env.engine.locking import lock_all
+    from bisect_env.engine.locking import lock_all, of_commits, unlocked
     from bisect_env.environments.provider import Environments
     from bisect_env.matrix.expand import expand
     from bisect_env.matrix.load import load_matrix
@@ -83,7 +83,7 @@ def plan(
     provider = Environments(cache.absolute() if cache else None, index=loaded.file.index)
     as_of = datetime.now(UTC)
     grid = expand(loaded, provider.catalogue, as_of)
-    prepared = lock_all(loaded, grid, provider, as_of)
+    prepared = unlocked(grid) if of_commits(grid) else lock_all(loaded, grid, provider, as_of)
     rates = (crash_rate,) if crash_rate else (1.0, max(0.1, loaded.file.search.min_crash_rate))
     forecasts = [
         _forecast(loaded, prepared, rate, background, workers, forecast / len(rates)) for rate in rates

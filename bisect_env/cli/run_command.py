@@ -22,8 +22,11 @@ from bisect_env.cli.asking import (
     EnvOption,
     FilesOption,
     Flags,
+    FromOption,
+    GitOption,
     GoodOption,
     IndexOption,
+    MergesOption,
     NameOption,
     PackagesOption,
     PreOption,
@@ -32,7 +35,9 @@ from bisect_env.cli.asking import (
     SaveOption,
     SinceOption,
     StepOption,
+    SubdirectoryOption,
     TimeoutOption,
+    ToOption,
     WithOption,
     ask,
     devices,
@@ -89,6 +94,11 @@ def run(
     good: GoodOption = None,
     bad: BadOption = None,
     since: SinceOption = None,
+    git: GitOption = "",
+    first: FromOption = "",
+    last: ToOption = "",
+    merges: MergesOption = False,
+    subdirectory: SubdirectoryOption = "",
     rate: RateOption = None,
     always: AlwaysOption = False,
     files: FilesOption = None,
@@ -149,8 +159,8 @@ def run(
     """Find the first bad combination of a matrix, or of what the command line asks.
 
     `bisect-env run "orjson>=3.8" repro.py` asks which release of orjson broke a script. With several
-    packages, `-p` names each, and the command stands behind `--`. The same command after an interruption
-    goes on where it stopped.
+    packages, `-p` names each, and the command stands behind `--`. With `--git PATH --from v1 --to v2` it
+    asks for the commit. The same command after an interruption goes on where it stopped.
     """
     # Imported here, so that `bisect-env --help` need not wait for Dask and numpy.
     import sys
@@ -182,6 +192,11 @@ def run(
         name=name,
         index=index,
         gpus=gpus,
+        git=git,
+        first=first,
+        last=last,
+        merges=merges,
+        subdirectory=subdirectory,
     )
     dask = cluster is Cluster.LOCAL
     where = ExecutionOptions(
@@ -262,6 +277,7 @@ def answer(
     every_corner: bool = False,
     every_lock: bool = False,
     quick: bool = False,
+    careful: bool = False,
     posterior: bool = True,
     missing: MissingModules | None = None,
 ) -> Conclusion:
@@ -279,6 +295,7 @@ def answer(
         every_corner: Go on to further failing corners.
         every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands.
+        careful: Try both stated ends before anything between them, whatever that costs.
         posterior: Whether the report follows the answers through all trials.
         missing: Listens for a module that was forgotten, which ends the study.
 
@@ -316,6 +333,7 @@ def answer(
                 every_corner=every_corner,
                 every_lock=every_lock,
                 quick=quick,
+                careful=careful,
                 posterior=posterior,
             )
         except StudyInterruptedError:
@@ -372,6 +390,7 @@ def _load(path: Path, skip: Sequence[str]) -> Matrix:
 
 
 def _axis_packages(matrix: Matrix) -> list[str]:
-    from bisect_env.matrix.schema import PackageAxis
+    from bisect_env.matrix.schema import CommitAxis, PackageAxis
 
-    return [axis.canonical_package for axis in matrix.file.axes.values() if isinstance(axis, PackageAxis)]
+    axes = matrix.file.axes.values()
+    return [axis.canonical_package for axis in axes if isinstance(axis, PackageAxis | CommitAxis)]

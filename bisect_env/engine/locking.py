@@ -269,8 +269,7 @@ class Locking:
         self._done: queue.SimpleQueue[Index] = queue.SimpleQueue()
         # Without days on an axis no two combinations can turn out to be the same environment with the same
         # values: each names other versions, or is asked for as such.
-        alone = {index: index for index in grid.indices() if index not in grid.excluded}
-        groups = alone if whole is None else whole.groups
+        groups = unlocked(grid).groups if whole is None else whole.groups
         self.prepared = Prepared(grid, self._locks, self._unsolvable, groups, self._warnings)
 
     def _request(self, index: Index) -> EnvironmentRequest:
@@ -442,6 +441,16 @@ def lock_all(
         if found := environment_warnings(request, result):
             warnings |= dict.fromkeys(asked[first], found)
     return Prepared(grid, locks, unsolvable, group(grid, locks), warnings)
+
+
+def of_commits(grid: Grid) -> bool:
+    """Whether combinations name commits: to lock one may mean to build it. Pure."""
+    return any(axis.kind is AxisKind.COMMIT for axis in grid.axes)
+
+
+def unlocked(grid: Grid) -> Prepared:
+    """What is known of combinations before any is locked. Pure."""
+    return Prepared(grid, {}, {}, {index: index for index in grid.indices() if index not in grid.excluded})
 
 
 def lock_one(

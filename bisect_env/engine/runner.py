@@ -25,7 +25,7 @@ from bisect_env.cluster.protocol import (
 )
 from bisect_env.engine import events
 from bisect_env.engine.document import verdict_document
-from bisect_env.engine.locking import Locking
+from bisect_env.engine.locking import Locking, of_commits
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import allowed_sources, lost_record, target_of, trial_files, trial_spec
@@ -33,7 +33,7 @@ from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, gist
 from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import NoEnvironmentError
-from bisect_env.matrix.grid import AxisKind, Combination, Index
+from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.every import AnySearch, SearchAll, is_zoomed
 from bisect_env.search.searcher import Search, SearchSettings
@@ -155,6 +155,7 @@ class StudyRunner:
         every_corner: Whether to go on to further failing corners once one is confirmed.
         quick: Whether to end as soon as the answer stands, without checks.
         perturbation: Circumstances under which all trials run.
+        careful: Whether both stated ends are tried even where environments are dear.
 
     Attributes:
         grid: As expanded.
@@ -176,6 +177,7 @@ class StudyRunner:
         every_corner: bool = False,
         quick: bool = False,
         perturbation: Perturbation = NONE,
+        careful: bool = False,
     ) -> None:
         self._matrix = matrix
         self._locking = locking
@@ -201,7 +203,7 @@ class StudyRunner:
                 clean_rate=settings.clean_rate,
                 crash_rate=settings.crash_rate,
                 quick=quick,
-                thrifty=any(axis.kind is AxisKind.COMMIT for axis in self.grid.axes),
+                thrifty=not careful and of_commits(self.grid),
             ),
         )
         self.state = StudyState(matrix, self._prepared, self.search)

@@ -14,9 +14,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bisect_env.engine.locking import Prepared
+from bisect_env.engine.locking import Prepared, of_commits
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
-from bisect_env.matrix.grid import AxisKind, Index
+from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.every import AnySearch
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
@@ -246,7 +246,7 @@ class StudyState:
 
     def __init__(self, matrix: Matrix, prepared: Prepared, search: AnySearch) -> None:
         self._matrix = matrix
-        self._of_commits = any(axis.kind is AxisKind.COMMIT for axis in prepared.grid.axes)
+        self._of_commits = of_commits(prepared.grid)
         self._prepared = prepared
         self._grid = prepared.grid
         self.search = search

@@ -81,6 +81,7 @@ def run_study(
     every_corner: bool = False,
     every_lock: bool = False,
     quick: bool = False,
+    careful: bool = False,
     posterior: bool = True,
 ) -> Conclusion:
     """Answer a matrix: begin its study, or go on with it where it stopped.
@@ -98,6 +99,7 @@ def run_study(
         fresh: Begin a new study that reuses nothing, whatever has been measured already.
         every_corner: Go on to further failing corners once one is confirmed.
         quick: End as soon as the answer stands, without checking it further.
+        careful: Try both stated ends before anything between them, whatever that costs.
         every_lock: Lock every combination before the first trial.
         posterior: Whether the report follows the answers through all trials; see `load_report`.
 
@@ -168,6 +170,7 @@ def run_study(
                     every_corner=every_corner,
                     quick=quick or refining,
                     perturbation=perturbation,
+                    careful=careful,
                 )
                 runner.replay()
                 if not runner.search.finished:

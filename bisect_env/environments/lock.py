@@ -211,6 +211,11 @@ class Lock:
         """The reference of the container image in which it is used, or ""."""
         return next((package.url for package in self.packages if package.is_image), "")
 
+    @property
+    def has_commits(self) -> bool:
+        """Whether some of it is built from commits, for which there are no hashes of archives."""
+        return any(package.is_commit for package in self.packages)
+
     def __reduce__(self) -> tuple[object, ...]:
         return Lock, (self.content_hash, self.python, self.platform, self.packages, self.text)
 

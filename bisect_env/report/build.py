@@ -365,9 +365,10 @@ def _by_hand(lock: Lock) -> list[str]:
         return ["docker build --tag repro .", "docker run --rm repro"]
     if lock.is_conda:
         return ["conda-lock install --prefix ./env conda-lock.yml", 'PATH="$PWD/env/bin:$PATH" ./run.sh 100']
+    hashes = "" if lock.has_commits else "--require-hashes "
     return [
         f"uv venv --python {shlex.quote(lock.python)} env",
-        "uv pip sync --python env/bin/python --require-hashes requirements.txt",
+        f"uv pip sync --python env/bin/python {hashes}requirements.txt",
         'PATH="$PWD/env/bin:$PATH" ./run.sh 100',
     ]
 
