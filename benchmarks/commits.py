@@ -1,8 +1,8 @@
 """Down to the commit, beside `git bisect run` and git_bayesect: `python -m benchmarks.commits`.
 
-The same repositories, the same script, the same machine, one after the other in one run. Of each method: what it
-answered, the wall time, how many commits it built, and how often it ran the script. The rivals get a script that
-builds each commit once and keeps it, as we do; `git bisect run` runs it once at each commit.
+The same repositories, the same script, the same machine, one after the other in one run. Of each method: what
+it answered, the wall time, how many commits it built, and how often it ran the script. The rivals get a script
+that builds each commit once and keeps it, as we do; `git bisect run` runs it once at each commit.
 
     python -m benchmarks.commits                      # all, benchmarks/results/commits.json
     python -m benchmarks.commits --only linear --rates 1 --output /tmp/one.json
@@ -28,7 +28,7 @@ import uv
 from benchmarks.repositories import SETUPTOOLS, Change, git, in_tree, module, pure, write
 
 RESULTS = Path(__file__).parent / "results" / "commits.json"
-LIMIT = 240.0
+LIMIT = 150.0
 """Seconds after which a method is stopped."""
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 SCRIPT = "import demo, sys\nsys.exit(not demo.works())\n"
@@ -91,7 +91,9 @@ def merges(rate: float) -> Case:
             )
         subject = f"Merge pull request #{branch + 1} from ann/branch-{branch}"
         number = len(changes) + 1
-        changes.append(Change({"merged": str(branch)}, subject, parents=[tip, number - 1]))
+        # What is written here is the whole difference from the first parent: git merges nothing by itself.
+        files = {"merged": str(branch), "demo.py": module(number, rate if bad else 0.0)}
+        changes.append(Change(files, subject, parents=[tip, number - 1]))
         tip = number
     changes[-1].tags = ["v1.1"]
     return Case("merges", changes, culprit, every=True)
