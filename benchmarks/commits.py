@@ -1,8 +1,8 @@
 """Down to the commit, beside `git bisect run` and git_bayesect: `python -m benchmarks.commits`.
 
 The same repositories, the same script, the same machine, one after the other in one run. Of each method: what
-it answered, the wall time, how many commits it built, and how often it ran the script. The rivals get a script
-that builds each commit once and keeps it, as we do; `git bisect run` runs it once at each commit.
+it answered, the wall time, how many commits it built, and how often it ran the script. The rivals get a
+script that builds each commit once and keeps it, as we do; `git bisect run` runs it once at each commit.
 
     python -m benchmarks.commits                      # all, benchmarks/results/commits.json
     python -m benchmarks.commits --only linear --rates 1 --output /tmp/one.json
