@@ -206,7 +206,7 @@ def ours(place: Path, folder: Path, case: Case, rate: float) -> tuple[str, int, 
     last = lines[-1] if lines else {}
     report = last.get("report", last)
     found = (report.get("verdict") or {}).get("first_bad") or {}
-    built = len([one for one in (folder / "cache" / "commits").glob("*/wheel.json")])
+    built = len(list((folder / "cache" / "commits").glob("*/wheel.json")))
     failed = sum(one.get("status") == "env-unbuildable" for one in report.get("combinations") or ())
     return str(found.get("demo", "")), built + failed, int(report.get("trials") or -1)
 

@@ -115,6 +115,7 @@ def write(place: Path, changes: Iterable[Change], branch: str = "main") -> list[
     Returns:
         Hashes, in order.
     """
+    place = place.absolute()
     place.mkdir(parents=True, exist_ok=True)
     git(place, "init", "--quiet", f"--initial-branch={branch}")
     marks = place / ".git" / "marks"

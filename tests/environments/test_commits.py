@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import sys
 import time
 import zipfile
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.commits import compiled
 from benchmarks.repositories import Change, in_tree, pure, write
 from bisect_env.environments.commit_source import CommitBuild, CommitSource
 from bisect_env.environments.commits import Commits, build_limit, package_of_project, stated_metadata
 from bisect_env.environments.interpreters import Interpreter, probe
-from bisect_env.environments.lock import Lock, UnbuildableError, UnsolvableError
+from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError, UnsolvableError
+from bisect_env.environments.lockfiles import make_lock, parse_lock, requirements_text
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
@@ -227,3 +230,35 @@ def test_setuptools_of_the_index_builds_a_package(
     built = write(place, pure("real", 3, 2))
     wheel = commits.wheel(CommitSource("real", str(place), built[2], CommitBuild(requires=requires)), here)
     assert wheel.version == "1.0"
+
+
+def test_an_extension_is_compiled_and_a_host_without_a_compiler_says_so(
+    tmp_path: Path, commits: Commits, here: Interpreter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "demo"
+    built = write(place, compiled(1.0).changes[:2])
+    wheel = commits.wheel(source(place, built[1]), here)
+    assert "cp3" in wheel.path.name
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    git = shutil.which("git")
+    assert git is not None
+    (bare / "git").symlink_to(git)
+    monkeypatch.setenv("PATH", str(bare))
+    other = Commits(tmp_path / "cache", Uv(tmp_path / "cache"))
+    with pytest.raises(UnbuildableError, match=r"\(this host has no [\w-]*(gcc|cc|clang)\)") as caught:
+        other.wheel(source(place, built[0]), here)
+    assert not caught.value.transient
+
+
+def test_what_others_install_names_the_commit(tmp_path: Path) -> None:
+    build = CommitBuild(subdirectory="core", env=(("CC", "gcc"),))
+    made = CommitSource("demo", "https://example.org/demo.git", "a" * 40, build).locked("1.0")
+    plain = LockedPackage(
+        "numpy", "2.0.0", "pip", "https://example.org/numpy-2.0.0-py3-none-any.whl", "b" * 64
+    )
+    lines = requirements_text([made, plain]).splitlines()[1:]
+    assert lines == [f"demo @ git+https://example.org/demo.git@{'a' * 40}#subdirectory=core", "numpy==2.0.0"]
+    lock = make_lock("3.11", "linux-64", [made, plain])
+    assert parse_lock(lock.text) == lock
+    assert lock.has_commits
