@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bisect_env.cluster.protocol import (
@@ -28,7 +28,7 @@ from bisect_env.cluster.protocol import (
 from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import verdict_document
-from bisect_env.engine.locking import Locking
+from bisect_env.engine.locking import Locking, of_commits
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import allowed_sources, lost_record, target_of, trial_files, trial_spec
@@ -210,6 +210,7 @@ class StudyRunner:
         goal: What the study wants to know.
         quick: Whether to end as soon as the answer stands, without checks.
         perturbation: Circumstances under which all trials run.
+        careful: Whether both stated ends are tried even where environments are dear.
 
     Attributes:
         grid: As expanded.
@@ -231,6 +232,7 @@ class StudyRunner:
         goal: Goal = Goal.FIRST_BAD,
         quick: bool = False,
         perturbation: Perturbation = NONE,
+        careful: bool = False,
     ) -> None:
         self._matrix = matrix
         self._locking = locking
@@ -257,6 +259,7 @@ class StudyRunner:
                 clean_rate=settings.clean_rate,
                 crash_rate=settings.crash_rate,
                 quick=quick,
+                thrifty=not careful and of_commits(self.grid),
             ),
         )
         self.state = StudyState(matrix, self._prepared, self.search)
@@ -311,6 +314,33 @@ class StudyRunner:
     def finished(self) -> bool:
         """Whether nothing more is to be tried."""
         return self.search.finished and not self._alone.wanted(self.search, 1)
+
+    def tried(self, axis: str, document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+        """What was tried along an axis, all else as in the first bad combination: value, verdict, and why.
+
+        Args:
+            axis: Its name.
+            document: The verdict.
+        """
+        # Here: nobody needs the model of reports before there is an answer.
+        from bisect_env.report.model import calls_bad
+
+        first = document["first_bad"]
+        is_bad = calls_bad(document)
+        place = next(i for i, one in enumerate(self.grid.axes) if one.name == axis)
+        found = []
+        missing = self.missing
+        for value in self.grid.axes[place].values:
+            index = self.grid.find(Combination.of({**first, axis: value}))
+            if index is None:
+                continue
+            tally = self.state.tallies.get(self._prepared.groups.get(index, index))
+            if tally is not None and tally.bad + tally.good:
+                said = "bad" if is_bad({**first, axis: value}) else "good"
+                found.append((value, said, f"({tally.bad} of {tally.bad + tally.good} trials failed)"))
+            elif index in missing:
+                found.append((value, "skip", f"({missing[index][0]})"))
+        return found
 
     def replay(self) -> int:
         """Tell the search what the database has already.

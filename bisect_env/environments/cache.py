@@ -473,7 +473,7 @@ def _prefixes(cache: Path) -> list[Path]:
 
 def _archive_folders(cache: Path) -> list[Path]:
     """Directories that each hold one archive, unpacked or whole."""
-    patterns = ("uv/archive-v*/*", "wheels/*", "conda/pkgs/*")
+    patterns = ("uv/archive-v*/*", "wheels/*", "conda/pkgs/*", "commits/*")
     return [p for pattern in patterns for p in sorted(cache.glob(pattern)) if p.is_dir()]
 
 

@@ -49,6 +49,8 @@ from bisect_env.environments.cache import (
     hold,
     normal_label,
 )
+from bisect_env.environments.commit_source import CommitSource
+from bisect_env.environments.commits import Commits
 from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, remember
 from bisect_env.environments.interpreters import (
@@ -334,6 +336,8 @@ class _Builder:
         offline: Path | None,
     ) -> None:
         self.lock = lock
+        self.packages = lock.packages
+        self.spent = 0.0
         self.offline = offline
         self.cache = cache
         self.allow_source = allow_source
@@ -390,6 +394,7 @@ class _Builder:
             if (prefix := self.existing()) is not None:
                 return prefix
             self._mend_archives()
+            self._build_commits(interpreter)
             temporary = self.folder / f".build-{self.lock.content_hash}-{secrets.token_hex(4)}"
             try:
                 self._fill_and_check(temporary, interpreter)
@@ -399,8 +404,25 @@ class _Builder:
                 temporary.rename(self.final)
             finally:
                 _remove_builds(self.folder, self.lock.content_hash)
-        seconds = time.monotonic() - started
+        # What was spent on a wheel is the price of such an environment, whenever it was built.
+        seconds = max(time.monotonic() - started, self.spent)
         return Prefix(self.final, self.final / "bin" / "python", seconds, tuple(self.notes))
+
+    def _build_commits(self, interpreter: Interpreter | None) -> None:
+        """Put the wheels that are built from commits in the place of those."""
+        if not any(package.is_commit for package in self.lock.packages):
+            return
+        if interpreter is None:
+            raise UnbuildableError("commits are not built for conda's Python", transient=False)
+        commits = Commits(self.cache, self._uv_tool())
+        packages = []
+        for package in self.lock.packages:
+            if package.is_commit:
+                built = commits.wheel(CommitSource.of(package), interpreter)
+                self.spent += built.seconds
+                package = built.locked(package)
+            packages.append(package)
+        self.packages = tuple(packages)
 
     def _mend_archives(self) -> None:
         """Where the prefix that is to be replaced was written to, its archives share the damage."""
@@ -432,9 +454,10 @@ class _Builder:
     def _known(self, interpreter: Interpreter | None) -> dict[str, str]:
         """Keys of the parts, none where there can be no parts."""
         # What a source distribution becomes depends on more than the archive.
-        if any(package.is_source for package in self.lock.packages):
+        if any(package.is_source for package in self.packages):
             return {}
-        return install_manifest.keys(self.lock, self.cache, interpreter)
+        lock = replace(self.lock, packages=self.packages)
+        return install_manifest.keys(lock, self.cache, interpreter)
 
     def _assemble(self, place: Path, keys: dict[str, str]) -> str | None:
         """Fill a prefix from parts, if all of them are known; gives its snapshot."""
@@ -471,7 +494,7 @@ class _Builder:
                         if problem := bytecode.add(place, self.cache, keys, version, self.timeout):
                             # Trials are what they are without it, and slower.
                             self.notes.append(f"{self.lock.content_hash[:12]}: {problem}")
-                        if remember(place, self.final, self.cache, keys, self.lock.packages, base):
+                        if remember(place, self.final, self.cache, keys, self.packages, base):
                             bytecode.share(place, self.cache, keys)
                 self._write_lock(place)
                 return integrity.snapshot(place, ignore=(MARKER,), protect=True)
@@ -547,6 +570,8 @@ class _Builder:
     def _refuse_sources(self) -> None:
         for package in self.lock.packages:
             allowed = self.allow_source
+            if package.is_commit:
+                continue
             if package.is_source and not (allowed if isinstance(allowed, bool) else package.name in allowed):
                 raise UnbuildableError(
                     f"{package.name} {package.version} would have to be built from source, "
@@ -602,7 +627,7 @@ class _Builder:
 
     def _wheels(self) -> tuple[LockedPackage, ...]:
         """What is not conda's, with the addresses that the archives are to be taken from."""
-        packages = tuple(package for package in self.lock.packages if not package.is_conda)
+        packages = tuple(package for package in self.packages if not package.is_conda)
         if self.offline is None:
             return packages
         bundle = Bundle(self.offline)

@@ -17,9 +17,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from bisect_env.environments import lockfiles
+from bisect_env.environments.commits import Commits
 from bisect_env.environments.index import advice, choose_wheel, tag_ranks
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
-from bisect_env.environments.lock import LockedPackage, UnsolvableError
+from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
@@ -70,9 +71,30 @@ class PypiSolver:
         interpreter = self._interpreters.find(request.python)
         uv = Uv(self._cache_dir, request.index)
         python: list[str | Path] = ["-p", interpreter.path]
-        packages = self._lock_with_uv(request, interpreter, uv, python, prefer)
+        with temporary("commits") as folder:
+            built = self._stand_ins(request, interpreter, uv, folder)
+            packages = self._lock_with_uv(request, interpreter, uv, python, prefer, built=built)
         _check_pins(request, packages)
         return packages
+
+    def _stand_ins(
+        self, request: EnvironmentRequest, interpreter: Interpreter, uv: Uv, folder: Path
+    ) -> dict[str, tuple[str, LockedPackage]]:
+        """For each package that is built from a commit what the solver is told of it, and what is locked."""
+        found = {}
+        for number, source in enumerate(request.commits):
+            own = folder / str(number)
+            own.mkdir()
+            try:
+                wheel, version = Commits(self._cache_dir, uv).stand_in(source, interpreter, own)
+            except UnbuildableError as error:
+                if error.transient:
+                    raise InfrastructureError(
+                        error.message, remedy="correct that, then give the same command again"
+                    ) from error
+                raise UnsolvableError(error.message, building=True) from error
+            found[source.name] = (f"{source.package} @ {wheel.as_uri()}", source.locked(version))
+        return found
 
     def solve_upon(
         self,
@@ -115,16 +137,24 @@ class PypiSolver:
         python: Sequence[str | Path],
         prefer: Sequence[LockedPackage],
         provided: Mapping[str, str] | None = None,
+        *,
+        built: Mapping[str, tuple[str, LockedPackage]] | None = None,
     ) -> list[LockedPackage]:
         ranks = tag_ranks(interpreter)
+        built = built or {}
+        direct = [text for text, _ in built.values()]
+        prefer = [package for package in prefer if package.name not in built]
         wheels_only: set[str] = set()
         while True:
             entries = self._solve(
-                request, uv, python, request.allow_source, wheels_only, prefer, provided or {}
+                request, uv, python, request.allow_source, wheels_only, prefer, provided or {}, direct
             )
             packages: list[LockedPackage] = []
             refused: set[str] = set()
             for entry in entries:
+                if entry["name"] in built:
+                    packages.append(built[entry["name"]][1])
+                    continue
                 wheels = {a.filename: a for a in map(_archive, entry.get("wheels", ()))}
                 best = choose_wheel(wheels, ranks)
                 if best is not None:
@@ -162,10 +192,11 @@ class PypiSolver:
         wheels_only: set[str],
         prefer: Sequence[LockedPackage],
         provided: Mapping[str, str],
+        direct: Sequence[str],
     ) -> list[Mapping[str, Any]]:
         # An empty folder of its own: uv takes settings from a project that it is started in.
         with temporary("lock") as cwd:
-            (cwd / "requirements.in").write_text("\n".join((*request.requirements, "")), "utf-8")
+            (cwd / "requirements.in").write_text("\n".join((*request.requirements, *direct, "")), "utf-8")
             args: list[str | Path] = ["pip", "compile", "requirements.in", *python]
             args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]
             wheels = [package for package in prefer if not package.is_conda]

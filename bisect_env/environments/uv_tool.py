@@ -63,6 +63,7 @@ def run_tool(
     timeout: float,
     room: Room | None = None,
     heard: Callable[[str], None] | None = None,
+    keep: int | None = _KEEP,
 ) -> Finished:
     """Run a command without a shell in its own process group.
 
@@ -76,6 +77,7 @@ def run_tool(
         timeout: Seconds after which its process group is killed.
         room: What it may write, after which its process group is killed, too; None is no limit.
         heard: Called with each line of its errors, a moment after it was written.
+        keep: Bytes of output that are kept, from its end; None for all.
 
     Raises:
         OSError: The command cannot be started.
@@ -110,9 +112,8 @@ def run_tool(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         remove(unfinished)
-        return Finished(
-            process.returncode, _tail(out), stopped or _tail(err), not ended and not stopped, stopped
-        )
+        errors = stopped or _tail(err, keep)
+        return Finished(process.returncode, _tail(out, keep), errors, not ended and not stopped, stopped)
 
 
 _lock = threading.Lock()
@@ -175,9 +176,9 @@ class _Lines:
             self._heard(line)
 
 
-def _tail(stream: IO[bytes]) -> str:
+def _tail(stream: IO[bytes], keep: int | None) -> str:
     size = stream.seek(0, os.SEEK_END)
-    stream.seek(max(0, size - _KEEP))
+    stream.seek(0 if keep is None else max(0, size - keep))
     return stream.read().decode("utf-8", "replace")
 
 
@@ -199,6 +200,25 @@ _ADDRESSES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_UR
 
 # Longest silence that is taken for an answer on its way; uv tries four times in all.
 _HTTP_TIMEOUT = "30"
+
+# Runs the command within a limit, and ends it with all that it started when the process that asked for it is
+# gone: a build that nobody waits for would go on for hours. It leads the process group, and is told of the
+# death of its parent by the kernel (PR_SET_PDEATHSIG is 1).
+_WATCHED = """
+import ctypes, os, resource, signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+limit = int(sys.argv[2])
+def within():
+    if limit:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+status = subprocess.Popen(sys.argv[3:], preexec_fn=within).wait()
+if status < 0:
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
 
 
 class Uv:
@@ -226,6 +246,9 @@ class Uv:
         timeout: float,
         builds: bool,
         heard: Callable[[str], None] | None = None,
+        extra: Mapping[str, str] | None = None,
+        watched: bool = False,
+        memory: int = 0,
     ) -> Finished:
         """Run `uv ARGS` in a directory, which should be empty of any project.
 
@@ -236,6 +259,9 @@ class Uv:
             builds: Whether uv may run code of source distributions, which inherits its environment. Then that
                 is what a trial gets, and what uv itself has to know; credentials go into a file.
             heard: Called with each line of uv's errors.
+            extra: Environment variables besides.
+            watched: Whether all of it ends when this process does, however that ends.
+            memory: Of what is watched, bytes of address space that each process may take; 0 for no limit.
 
         Raises:
             InfrastructureError: uv cannot be started, or its cache cannot be made.
@@ -246,8 +272,11 @@ class Uv:
                 if builds:
                     env = self._for_builds(env, folder / "netrc")
                 room = Room(Path(env["UV_CACHE_DIR"]))
-                words = [uv.find_uv_bin(), *args]
-                return run_tool(words, env=env, cwd=cwd, timeout=timeout, room=room, heard=heard)
+                argv: list[str | Path] = [uv.find_uv_bin(), *args]
+                if watched:
+                    argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
+                whole = {**env, **(extra or {})}
+                return run_tool(argv, env=whole, cwd=cwd, timeout=timeout, room=room, heard=heard)
         except OSError as error:
             if error.errno in FULL and (place := full_file_system(self.cache_dir)):
                 raise InfrastructureError(
