@@ -217,7 +217,8 @@ class _Session:
         explanation, study = self._explain(matrix)
         document, releases, why_not = None, None, ""
         if versions:
-            found = self._releases(explanation)
+            said = [f"{one['detail']}\n{one['stack']}" for one in conclusion.report["failures"]]
+            found = self._releases(explanation, "\n".join(said))
             if isinstance(found, str):
                 why_not = found
             else:
@@ -323,8 +324,13 @@ class _Session:
             )
             return explanation, found
 
-    def _releases(self, explanation: Explanation) -> tuple[dict[str, Any], Study] | str:
-        """The report over the culprit's releases and its study, or why there is none."""
+    def _releases(self, explanation: Explanation, failure: str) -> tuple[dict[str, Any], Study] | str:
+        """The report over the culprit's releases and its study, or why there is none.
+
+        Args:
+            explanation: What carries the failure.
+            failure: What failing trials said.
+        """
         from bisect_env.engine.between import moving_packages, surroundings, withdrawn
         from bisect_env.engine.locking import environment_request
         from bisect_env.engine.study import study_date
@@ -337,7 +343,7 @@ class _Session:
         place, provider = self.where.open(load_matrix(kept(self._text(), self.files, None, quiet=True)))
         place.close()
         moving = moving_packages(
-            explanation, self.pair, withdrawn(provider, self.pair.question.index or None)
+            explanation, self.pair, withdrawn(provider, self.pair.question.index or None), failure
         )
         if isinstance(moving, str):
             return moving

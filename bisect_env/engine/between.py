@@ -7,6 +7,7 @@ everything else as it was.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -252,7 +253,10 @@ def _normal(name: str) -> str:
 
 
 def moving_packages(
-    explanation: Explanation, pair: Pair, yanked: Callable[[str, Collection[str]], bool]
+    explanation: Explanation,
+    pair: Pair,
+    yanked: Callable[[str, Collection[str]], bool],
+    failure: str = "",
 ) -> tuple[Moving, ...] | str:
     """Whose releases to bisect, or why there is nothing to bisect.
 
@@ -260,12 +264,18 @@ def moving_packages(
         explanation: What carries the failure.
         pair: The environments.
         yanked: Whether one of these versions of a package was withdrawn.
+        failure: What failing trials said. Of packages that no environment separates, it may name one.
     """
     if not explanation.is_sure:
         return "what carries it is not known yet"
-    if explanation.tied or explanation.kind == "whole":
-        return "no single package carries it"
     chosen = [explanation.changes[i] for i in explanation.culprits]
+    if explanation.tied:
+        group = [explanation.changes[i] for i in inseparable(explanation)]
+        chosen = [change for change in group if _names(failure, change.name)]
+        if len(chosen) != 1:
+            return "no single package carries it"
+    if explanation.kind == "whole":
+        return "no single package carries it"
     chosen = chosen[:1] if explanation.kind == "any" else chosen
     conda = {text.partition(" ")[0].lower() for text in (*pair.good.conda, *pair.bad.conda)}
     moving = []
@@ -284,6 +294,18 @@ def moving_packages(
     return tuple(moving)
 
 
+def inseparable(explanation: Explanation) -> tuple[int, ...]:
+    """The changes of which no environment has one without the others; none where one answer stands alone."""
+    if not explanation.tied:
+        return ()
+    return tuple(sorted({i for one in (explanation.culprits, *explanation.tied) for i in one}))
+
+
+def _names(text: str, package: str) -> bool:
+    """Whether a package is named in what a failure said, by the name by which it is mostly imported."""
+    return re.search(rf"(?<![\w-]){re.escape(package.replace('-', '_'))}(?![\w-])", text) is not None
+
+
 def withdrawn(provider: EnvironmentProvider, index: str | None) -> Callable[[str, Collection[str]], bool]:
     """Asks the index whether one of some versions was withdrawn."""
 
@@ -300,6 +322,16 @@ def surroundings(explanation: Explanation, pair: Pair, moving: Sequence[Moving])
     Around what was tried without the rest of the changes, the culprits alone are known to carry the failure.
     """
     without = {one.name for one in moving}
+    follow = {explanation.changes[i].name for i in inseparable(explanation)} - without
+    if follow:
+        # They move with the releases as those demand: nothing pins them.
+        return [
+            (f"{words}, what it needs free to follow", _free(_lacking(whole, without), follow))
+            for words, whole in (
+                ("everything else as in the good one", pair.good),
+                ("everything else as in the bad one", pair.bad),
+            )
+        ] + [("everything else free to follow", _loose(_lacking(pair.bad, without)))]
     culprits = frozenset(explanation.culprits)
     tried = {frozenset(hybrid.moved) for hybrid in explanation.hybrids}
     good = ("everything else as in the good one", _lacking(pair.good, without))
@@ -315,6 +347,18 @@ def _lacking(whole: Whole, names: Collection[str]) -> Whole:
         return tuple(t for t in texts if _normal(t.partition(separator)[0].strip()) not in names)
 
     return replace(whole, pypi=kept(whole.pypi, "=="), conda=kept(whole.conda, " "))
+
+
+def _free(whole: Whole, names: Collection[str]) -> Whole:
+    def kept(text: str, separator: str) -> str:
+        name = text.partition(separator)[0]
+        return name if _normal(name.strip()) in names else text
+
+    return replace(
+        whole,
+        pypi=tuple(kept(text, "==") for text in whole.pypi),
+        conda=tuple(kept(text, " ") for text in whole.conda),
+    )
 
 
 def _loose(whole: Whole) -> Whole:
@@ -340,6 +384,8 @@ def answer(explanation: Explanation, verdict: dict[str, Any] | None, why_not: st
     count = len(explanation.changes)
     if not explanation.is_sure or explanation.tied or explanation.kind == "whole":
         text = f"{_of(count)}{explanation.sentence}"
+        if verdict is not None:
+            return f"{text}; {_releases(verdict, len(inseparable(explanation)))}"
         return f"{text}; its releases were not bisected: {why_not}" if why_not else text
     named = " together with ".join(str(change) for change in changes)
     if explanation.kind == "any":

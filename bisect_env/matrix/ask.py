@@ -667,7 +667,9 @@ def releases_text(moving: Sequence[Moving], rest: Whole, pair: Pair) -> str:
     """
     question = pair.question
     names = [package.name for package in moving]
-    lines = ["version: 1", f"name: {_name(question, [*names, 'releases'])}", "axes:"]
+    # A name of its own: by the one that was given, the whole answer is found.
+    name = f"{question.name}-releases" if question.name else _name(question, [*names, "releases"])
+    lines = ["version: 1", f"name: {name}", "axes:"]
     if rest.python:
         lines.append(f"  python: {{package: python, versions: [{_q(rest.python)}]}}")
     for one in moving:

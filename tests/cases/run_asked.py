@@ -47,10 +47,10 @@ def problems(report: Mapping[str, Any], truth: Mapping[str, Any], releases: Mapp
         said = sorted(explanation["changes"][i]["name"] for i in explanation["culprits"])
         if said != sorted(truth["culprits"]):
             found.append(f"the culprits are {said}, not {truth['culprits']}")
-        for axis, value in truth.get("releases", {}).items():
-            said = (releases.get("verdict", {}).get("first_bad") or {}).get(axis)
-            if said != str(value):
-                found.append(f"the first bad release of {axis} is {said}, not {value}")
+    for axis, value in truth.get("releases", {}).items():
+        said = (releases.get("verdict", {}).get("first_bad") or {}).get(axis)
+        if said != str(value):
+            found.append(f"the first bad release of {axis} is {said}, not {value}")
     return found
 
 

@@ -11,7 +11,7 @@ def test_every_question_has_its_script_and_its_truth():
     for name, question in questions().items():
         assert (FOLDER / name / "repro.py").is_file()
         assert question["command"][0] in ("run", "between")
-        assert question["truth"].keys() & {"first_bad", "culprits"}
+        assert question["truth"].keys() & {"first_bad", "culprits", "releases"}
 
 
 @pytest.mark.parametrize(

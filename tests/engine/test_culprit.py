@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,11 +14,14 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.engine.explain import CulpritStudy, Explanation, explanation_of
+from bisect_env.engine.explain import Between, CulpritStudy, Demands, Explanation, explanation_of
 from bisect_env.engine.single import SingleTrials, open_one
 from bisect_env.engine.state import Tally
+from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
+from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import load_matrix
 from bisect_env.report.document import load_report
@@ -247,3 +253,62 @@ def test_a_real_culprit_behind_an_axis_that_is_not_to_blame(studies: Studies) ->
     assert "alone carries the failure (" in found.sentence
     # Nothing has urllib3 2 without requests 2.30: no environment in between was left untried.
     assert found.unsolvable == 1
+
+
+def wheel(name: str, version: str) -> LockedPackage:
+    url = f"https://example.org/{name}-{version}-py3-none-any.whl"
+    return LockedPackage(name, version, "pip", url, hashlib.sha256(url.encode()).hexdigest())
+
+
+def two_ends(names: str) -> Between:
+    """Each package has version 1 at the good end and 2 at the bad one."""
+    good, bad = (make_lock("3.11", "linux-64", [wheel(n, v) for n in names]) for v in ("1", "2"))
+    return Between.of(good, bad, EnvironmentRequest("3.11"), ())
+
+
+def test_what_a_change_takes_along_is_the_least_that_is_sound() -> None:
+    """Against every mixture, where anything may ask for anything that its own end has."""
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    names = "abcdef"
+    between = two_ends(names)
+    everything = between.everything
+    for _ in range(60):
+        asked = [
+            {
+                name: [
+                    f"{other}{chance.choice(['==', '~='])}{end}.0"
+                    for other in names
+                    if other != name and chance.random() < 0.15
+                ]
+                for name in names
+            }
+            for end in ("1", "2")
+        ]
+        demands = Demands(between, *asked)
+        sets = (frozenset(s) for k in range(7) for s in itertools.combinations(range(6), k))
+        sound = [one for one in sets if not demands.unmet(one)]
+        forced, released = demands.closures()
+        for position in range(6):
+            having = [one for one in sound if position in one]
+            assert forced[position] == frozenset.intersection(*having)
+            lacking = [one for one in sound if position not in one]
+            assert released[position] == everything - frozenset.union(*lacking)
+
+
+def test_demands_that_say_nothing_about_a_mixture() -> None:
+    between = two_ends("ab")
+    for text in (
+        "c>=1; python_version < '3'",  # of another interpreter
+        "b>=9",  # not met where it comes from: an environment made by hand
+        "b==2; extra == 'all'",
+        "what is this",
+    ):
+        demands = Demands(between, {"a": [text]}, {"a": [text]})
+        assert demands.unmet(frozenset([0])) == []
+    demands = Demands(between, {}, {"a": ["B>=2"]})
+    assert demands.unmet(frozenset([0])) == [("a", "b")]
+    lock = demands.lock(frozenset([1]))
+    assert [(p.name, p.version) for p in lock.packages] == [("a", "1"), ("b", "2")]
+    assert demands.lock(between.everything).content_hash == between.bad.content_hash

@@ -1,0 +1,3 @@
+from sphinx.util.typing import stringify
+
+print(stringify(int))
