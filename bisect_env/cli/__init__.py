@@ -21,7 +21,7 @@ def main() -> None:
     signals.leave_at_once()
     _open_closed_streams()
     code = _exit_code()
-    signals.ignore()
+    signals.finish()
     signals.leave_in_time(code)
     sys.exit(code)
 

@@ -218,3 +218,25 @@ def test_nohup_keeps_a_command_alive_and_a_shells_background_can_be_interrupted(
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "stopped" in err
+
+
+@pytest.mark.slow
+def test_a_signal_while_an_index_does_not_answer_ends_the_command(tmp_path: Path) -> None:
+    command = Command(tmp_path, CRASH_FROM_SIX)
+    with listener(b"") as address:
+        matrix = command.matrix.read_text()
+        index = address.replace("tcp:", "http:")
+        command.matrix.write_text(
+            f"index: {index}/simple\n{matrix}".replace(
+                "axes:", 'axes:\n  demo: {package: demo, versions: ">=1"}', 1
+            )
+        )
+        process = command.start()
+        wait_for(lambda: has_connection(process.pid, int(address.rpartition(":")[2])))
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        _, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 25
+    assert process.returncode == 130, err
+    assert "stopped" in err
+    assert "Traceback" not in err
