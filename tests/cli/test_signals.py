@@ -189,7 +189,7 @@ def test_a_worker_that_dies_while_the_cluster_starts_is_started_again(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGSTOP])
 def test_the_end_of_the_resource_tracker_is_no_news(tmp_path: Path, number: signal.Signals) -> None:
     command = Command(tmp_path, CRASH_FROM_SIX)
     process = command.start("--cluster", "local", "--workers", "2")
@@ -201,6 +201,7 @@ def test_the_end_of_the_resource_tracker_is_no_news(tmp_path: Path, number: sign
     assert "level 6" in out
     for word in ("Traceback", "KeyError", "resource_tracker", "leaked"):
         assert word not in err
+    assert psutil.wait_procs([tracker], timeout=10)[1] == []
 
 
 def test_nohup_keeps_a_command_alive_and_a_shells_background_can_be_interrupted(tmp_path: Path) -> None:
