@@ -67,6 +67,8 @@ soak: setup     ## play faults at random instants of studies for ten minutes (AR
 bench-search: setup ## compare the search with its rivals on planted truths (ARGS=--full: hours)
 	$(BIN)/python -m benchmarks.search $(ARGS)
 	$(BIN)/python -m benchmarks.search_frontiers
+	$(BIN)/python -m benchmarks.search_tables
+	$(BIN)/python -m benchmarks.search_steps
 	$(BIN)/python -m benchmarks.answers
 
 schema: setup   ## write matrices/schema.json and docs/reference/report-schema.json

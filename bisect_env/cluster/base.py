@@ -28,11 +28,13 @@ from bisect_env.cluster.protocol import (
     GPU,
     BuildFailed,
     Completion,
+    PrefixProgress,
     PrefixReady,
     PrefixRequest,
     TrialLost,
     TrialRequest,
     WorkerOffer,
+    promised,
     slots,
     why_never,
 )
@@ -43,6 +45,7 @@ from bisect_env.cluster.worker import (
     perform_on_worker,
     prepare_on_worker,
 )
+from bisect_env.environments.progress import Step
 from bisect_env.errors import InfrastructureError
 from bisect_env.trials.records import Machine
 
@@ -206,10 +209,13 @@ class DaskExecutor:
     Args:
         build: Makes prefixes; has to survive a pickle.
         cpus: CPUs that trials may use; empty means those of each worker.
-        gpus_per_trial: GPUs that the trials to come will ask for; `slots` counts accordingly.
+        gpus_per_trial: GPUs that the trials to come will ask for, or the share of one; `slots` counts
+            accordingly.
     """
 
-    def __init__(self, build: PrefixBuilder, *, cpus: tuple[int, ...] = (), gpus_per_trial: int = 0) -> None:
+    def __init__(
+        self, build: PrefixBuilder, *, cpus: tuple[int, ...] = (), gpus_per_trial: float = 0
+    ) -> None:
         # News about lost connections would come between our own lines; ours say the same. Dask gives each of
         # its loggers a level, so that the common parent's says nothing.
         for name in (
@@ -229,6 +235,7 @@ class DaskExecutor:
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._woken = threading.Event()
         self._prepared: queue.SimpleQueue[tuple[str, dict[str, object], Completion]] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[PrefixProgress] = queue.SimpleQueue()
         self._whereabouts = Whereabouts()
         self._attempts: dict[str, _Attempt] = {}
         self._count = 0
@@ -314,7 +321,7 @@ class DaskExecutor:
             key=("trial", attempt),
             pure=False,
             retries=0,
-            resources={GPU: gpus} if gpus else None,
+            resources={GPU: promised(gpus)} if gpus else None,
             workers=fit,
         )
         known.future.add_done_callback(lambda _future: self._answers.put(attempt))
@@ -345,7 +352,7 @@ class DaskExecutor:
         # The answer of the call itself, and no event: nothing orders an event after our subscription to it.
         try:
             said = self._client.run(
-                prepare_on_worker, request, self._build, workers=workers, on_error="return"
+                prepare_on_worker, request, self._build, self._topic, workers=workers, on_error="return"
             )
         except Exception as error:  # noqa: BLE001 - a thread's outermost frame: without an answer the study
             # would wait for ever. What is lost here is the scheduler, or everybody.
@@ -367,7 +374,7 @@ class DaskExecutor:
             self._client.subscribe_topic(self._topic, self._hear)
             self._subscribed_on = comm
 
-    def _hear(self, event: tuple[float, Mapping[str, str]]) -> None:
+    def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
         """An event of a worker; runs in the client's event loop, before the answer that follows it."""
         _, said = event
         if "begun" in said:
@@ -378,6 +385,9 @@ class DaskExecutor:
                     # A worker that runs a cancelled key sees it and ends the trial. From another thread: in
                     # this one, which carries the messages, cancelling would wait for itself.
                     threading.Thread(target=attempt.future.cancel, daemon=True).start()
+        elif "building" in said:
+            self._told.put(PrefixProgress(said["building"], Step(**said["step"])))
+            self._answers.put("")  # wakes `wait`
         elif "aside" in said:
             self._aside[f"{said['host']}/{said['aside']}"] = said["why"]
 
@@ -392,9 +402,10 @@ class DaskExecutor:
             self._preparing -= len(prepared)
             for lock_hash, hosts, _ in prepared:
                 self._whereabouts.heard(lock_hash, hosts)
-            if answers or prepared or self._woken.is_set():
+            told = take(self._told, 0.0)
+            if answers or prepared or told or self._woken.is_set():
                 self._woken.clear()
-                return answers + [end for _, _, end in prepared]
+                return [*told, *answers, *(end for _, _, end in prepared)]
             self._check_health()
             if deadline is not None and time.monotonic() >= deadline:
                 break
@@ -426,7 +437,7 @@ class DaskExecutor:
             return TrialLost(attempt.trial_id, reason, host)
         return completion
 
-    def _refuse_missing_gpus(self, gpus: int) -> None:
+    def _refuse_missing_gpus(self, gpus: float) -> None:
         if (why := why_never(self._look(0.0), gpus)) is not None:
             raise self._no_gpus(why)
 

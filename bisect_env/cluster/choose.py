@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from bisect_env.cluster.protocol import Executor
+from bisect_env.cluster.protocol import Executor, trials_per_gpu
 from bisect_env.cluster.starting import Starting
 from bisect_env.environments.images import ensure_environment
 from bisect_env.environments.settings import default_cache_dir
@@ -51,7 +51,7 @@ class Place:
         self,
         start: Callable[[], Executor],
         *,
-        gpus_per_trial: int,
+        gpus_per_trial: float,
         gpus: str | None,
         is_remote: bool,
         stopped: Callable[[], bool] = lambda: False,
@@ -97,7 +97,7 @@ class Place:
             self._starting.close()
 
 
-def _local_gpus(per_trial: int, selection: str | None) -> frozenset[Machine]:
+def _local_gpus(per_trial: float, selection: str | None) -> frozenset[Machine]:
     from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
 
     nvml = open_nvml()
@@ -115,7 +115,7 @@ WORKERS_PER_CPU = 16
 
 def executor_maker(
     *,
-    gpus_per_trial: int = 0,
+    gpus_per_trial: float = 0,
     workers: int | None = None,
     gpus: str | None = None,
     scheduler: str | None = None,
@@ -190,7 +190,8 @@ def executor_maker(
         ) from error
     refuse_without_dask_cuda()
     chosen = choose_gpus(nvml.gpus(), gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return partial(_deaf_to_ctrl_c, partial(GpuExecutor, build, group_gpus(chosen, gpus_per_trial, workers)))
+    groups = group_gpus(chosen, gpus_per_trial, workers)
+    return partial(_deaf_to_ctrl_c, partial(GpuExecutor, build, groups, trials_per_gpu(gpus_per_trial)))
 
 
 def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:

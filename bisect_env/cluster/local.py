@@ -77,14 +77,18 @@ class HostExecutor(DaskExecutor):
         build: Makes prefixes; has to survive a pickle.
         workers: How many.
         gpus_per_trial: See `DaskExecutor`.
+        threads: Trials that each worker runs at the same time.
 
     Raises:
         InfrastructureError: The cluster does not start.
     """
 
-    def __init__(self, build: PrefixBuilder, workers: int, *, gpus_per_trial: int = 0) -> None:
+    def __init__(
+        self, build: PrefixBuilder, workers: int, *, gpus_per_trial: float = 0, threads: int = 1
+    ) -> None:
         super().__init__(build, cpus=tuple(sorted(os.sched_getaffinity(0))), gpus_per_trial=gpus_per_trial)
         self._notes: list[str] = []
+        self._threads = threads
         self._scratch, self._scratch_lock = _make_scratch()
         self._cluster: Any = None
         with contextlib.ExitStack() as undo:
@@ -99,9 +103,12 @@ class HostExecutor(DaskExecutor):
         """The cluster with its workers, given the options that every cluster on a host takes."""
         raise NotImplementedError
 
+    def _complete(self) -> None:
+        """Begin to start the workers that `_make_cluster` has left for later; does not wait for them."""
+
     def _start(self, workers: int) -> None:
         options: dict[str, Any] = {
-            "threads_per_worker": 1,
+            "threads_per_worker": self._threads,
             # Dask's limit does not see a worker's children, who do all the work here.
             "memory_limit": 0,
             "dashboard_address": None,
@@ -130,8 +137,10 @@ class HostExecutor(DaskExecutor):
             client = _client(
                 self._cluster, set_as_default=False, direct_to_workers=True, timeout=START_TIMEOUT
             )
-            client.wait_for_workers(workers, timeout=START_TIMEOUT)
+            # With the first one trials begin; the others join when they stand.
+            client.wait_for_workers(1, timeout=START_TIMEOUT)
             self._connect(client)
+            self._complete()
         except (OSError, TimeoutError) as error:
             self._cluster.close()
             raise _start_error(workers, attempt, error) from error
@@ -250,25 +259,32 @@ class GpuExecutor(HostExecutor):
     Args:
         build: Makes prefixes; has to survive a pickle.
         groups: UUIDs of the GPUs of each worker.
+        trials: That share a GPU; then each group has one.
 
     Raises:
         InfrastructureError: dask-cuda is not installed, or the cluster does not start.
     """
 
-    def __init__(self, build: PrefixBuilder, groups: Sequence[tuple[str, ...]]) -> None:
+    def __init__(self, build: PrefixBuilder, groups: Sequence[tuple[str, ...]], trials: int = 1) -> None:
         self._groups = {group[0]: group for group in groups}
         self._cluster_class = _cluster_class()
-        super().__init__(build, len(groups), gpus_per_trial=len(groups[0]))
+        gpus = len(groups[0]) if trials == 1 else 1 / trials
+        super().__init__(build, len(groups), gpus_per_trial=gpus, threads=trials)
 
     def _make_cluster(self, workers: int, options: dict[str, Any]) -> Any:
+        # The constructor waits for what it starts, and a client for what the cluster is starting: the others
+        # are asked for by `_complete`.
         return self._cluster_class(
             groups=self._groups,
             CUDA_VISIBLE_DEVICES=list(self._groups),
-            n_workers=workers,
+            n_workers=1,
             # None: nothing of ours is ever in GPU memory, so nothing is to be spilled from it.
             device_memory_limit=None,
             **options,
         )
+
+    def _complete(self) -> None:
+        self._cluster.scale(len(self._groups))
 
 
 def refuse_without_dask_cuda() -> Any:
@@ -304,6 +320,9 @@ def _cluster_class() -> Any:
                 # CPU affinity, memory pools, libraries to import: all for tasks that compute in the worker.
                 # Trials do not; theirs are the CPUs of the command.
                 "plugins": (),
+                # dask-cuda's store for results in GPU memory: there are none, and a worker would import all
+                # of dask-cuda for it.
+                "data": None,
                 "env": {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
                 "resources": {GPU: len(gpus)},
             }

@@ -118,7 +118,7 @@ class RemoteExecutor(DaskExecutor):
         *,
         scheduler: str | None = None,
         scheduler_file: Path | None = None,
-        gpus_per_trial: int = 0,
+        gpus_per_trial: float = 0,
         connect_timeout: float = CONNECT_TIMEOUT,
         workers_timeout: float = WORKERS_TIMEOUT,
     ) -> None:

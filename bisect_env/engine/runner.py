@@ -10,22 +10,25 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
     Executor,
+    PrefixProgress,
     PrefixReady,
     PrefixRequest,
     TrialCompleted,
     TrialLost,
     TrialRequest,
+    trials_per_gpu,
 )
 from bisect_env.engine import events
+from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import verdict_document
-from bisect_env.engine.locking import Locking
+from bisect_env.engine.locking import Locking, of_commits
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import allowed_sources, lost_record, target_of, trial_files, trial_spec
@@ -36,9 +39,10 @@ from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Direction, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import read_signature, shown
-from bisect_env.search.every import AnySearch, SearchAll, is_zoomed
-from bisect_env.search.searcher import Search, SearchSettings
-from bisect_env.search.zoom import search_for
+from bisect_env.search.every import is_zoomed
+from bisect_env.search.goals import Goal, search_towards
+from bisect_env.search.searcher import Search, SearchSettings, StudySearch
+from bisect_env.search.verdict import Status
 from bisect_env.storage.records import (
     BUILD_FAILED,
     BUILT,
@@ -62,6 +66,8 @@ SHOW_EVERY = 0.2
 """Seconds between two pictures of where the search stands."""
 SAVE_EVERY = 5.0
 """Seconds between two verdicts stored on the way, for those who look at a running study."""
+FORETOLD, FORETELL_EVERY = 64, 4.0
+"""Combinations up to which it is played what would end a study without failures; seconds between plays."""
 _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
 _PAUSE = 0.02
@@ -82,18 +88,38 @@ class Runner:
     Args:
         matrix: What is run.
         executor: Where; the caller closes it.
+        warn: Hears when fewer trials share a GPU from now on.
 
     Attributes:
         executor: As given.
-        running: Ids of trials that were sent off and are not answered yet.
+        running: Trials that were sent off and are not answered yet, by id, with what each was lent of GPUs.
+        gpus: What a trial is lent: of a shared GPU it grows when trials disturb each other.
     """
 
-    def __init__(self, matrix: Matrix, executor: Executor) -> None:
+    def __init__(
+        self, matrix: Matrix, executor: Executor, warn: Callable[[str], None] = lambda _text: None
+    ) -> None:
         self.executor = executor
-        self.running: set[str] = set()
+        self.running: dict[str, float] = {}
+        self.gpus = matrix.file.trial.gpus
+        self._warn = warn
         self._matrix = matrix
         self._files = trial_files(matrix)
         self._allow_source = allowed_sources(matrix)
+
+    @property
+    def slots(self) -> int:
+        """How many trials can run at the same time."""
+        return max(1, self.executor.slots // (self._on_a_gpu // trials_per_gpu(self.gpus)))
+
+    @property
+    def places_alone(self) -> int:
+        """How many can while none shares its GPU with another."""
+        return max(1, self.executor.slots // self._on_a_gpu)
+
+    @property
+    def _on_a_gpu(self) -> int:
+        return trials_per_gpu(self._matrix.file.trial.gpus)
 
     def prepare(self, lock: Lock) -> None:
         """Begin to make an environment."""
@@ -107,6 +133,7 @@ class Runner:
         *,
         values: Combination | None = None,
         perturbation: Perturbation = NONE,
+        alone: bool = False,
     ) -> None:
         """Send a trial off.
 
@@ -116,11 +143,15 @@ class Runner:
             lock: Its environment.
             values: What the command sees of the axes, if that is something else.
             perturbation: Circumstances under which it runs.
+            alone: Whether it must not share a GPU, whatever the others do.
         """
         spec = trial_spec(
-            self._matrix, combination, lock, trial_id, self._files, values=values, perturbation=perturbation
+            *(self._matrix, combination, lock, trial_id, self._files),
+            values=values,
+            perturbation=perturbation,
+            gpus=max(1, self.gpus) if alone else self.gpus,
         )
-        self.running.add(trial_id)
+        self.running[trial_id] = spec.gpus
         self.executor.submit(TrialRequest(spec, lock, self._allow_source))
 
     def wait(self, timeout: float = LOOK) -> list[Completion]:
@@ -129,12 +160,26 @@ class Runner:
         for answer in answers:
             match answer:
                 case TrialCompleted(record):
-                    self.running.discard(record.trial_id)
+                    self.running.pop(record.trial_id, None)
+                case TrialLost(trial_id, reason, crowded=True):
+                    self._make_room(self.running.pop(trial_id, 1), reason)
                 case BuildFailed(trial_id) | TrialLost(trial_id):
-                    self.running.discard(trial_id)
-                case PrefixReady():
+                    self.running.pop(trial_id, None)
+                case PrefixReady() | PrefixProgress():
                     pass
         return answers
+
+    def _make_room(self, lent: float, reason: str) -> None:
+        """Let half as many trials share a GPU, if as many as now did when they disturbed each other."""
+        if lent < 1 and lent == self.gpus:
+            fewer = trials_per_gpu(self.gpus) // 2
+            self.gpus = 1 / fewer if fewer > 1 else 1
+            shown = (
+                f"{fewer} trials share a GPU from now on"
+                if fewer > 1
+                else "trials have a GPU each from now on"
+            )
+            self._warn(f"{reason}; it is run again, and {shown}")
 
     def end(self) -> list[TrialCompleted]:
         """End what runs; gives the trials that had come to their end before that."""
@@ -162,9 +207,10 @@ class StudyRunner:
         stopped: Looked at between steps; true ends the study in an orderly way.
         machines: Classes of machines on which trials will run: trials that other studies recorded there
             under the same keys are reused. None reuses nothing.
-        every_corner: Whether to go on to further failing corners once one is confirmed.
+        goal: What the study wants to know.
         quick: Whether to end as soon as the answer stands, without checks.
         perturbation: Circumstances under which all trials run.
+        careful: Whether both stated ends are tried even where environments are dear.
 
     Attributes:
         grid: As expanded.
@@ -183,9 +229,10 @@ class StudyRunner:
         clock: Callable[[], float] = time.monotonic,
         stopped: Callable[[], bool] = lambda: False,
         machines: Collection[Machine] = (),
-        every_corner: bool = False,
+        goal: Goal = Goal.FIRST_BAD,
         quick: bool = False,
         perturbation: Perturbation = NONE,
+        careful: bool = False,
     ) -> None:
         self._matrix = matrix
         self._locking = locking
@@ -201,7 +248,8 @@ class StudyRunner:
         wanted = matrix.file.trial.bad.signature
         self._target = StudyTarget(target_of(matrix), wanted, store, study_id, self._bad_end)
         settings = matrix.file.search
-        self.search: AnySearch = (SearchAll if every_corner else search_for)(
+        self.search: StudySearch = search_towards(
+            goal,
             self.grid,
             self._prepared.groups,
             SearchSettings(
@@ -211,6 +259,7 @@ class StudyRunner:
                 clean_rate=settings.clean_rate,
                 crash_rate=settings.crash_rate,
                 quick=quick,
+                thrifty=not careful and of_commits(self.grid),
             ),
         )
         self.state = StudyState(matrix, self._prepared, self.search)
@@ -224,6 +273,11 @@ class StudyRunner:
         self._began_at = clock()
         self._check_until: float | None = None
         self._shown_at = self._saved_at = float("-inf")
+        self._alone = Alone(self.grid, matrix.file.trial.gpus, store.decisions(study_id))
+        self._trials_alone: set[str] = set()
+        self._foretold: int | None = None
+        self._foretold_at = float("-inf")
+        self._crowded: set[str] = set()
 
     def _both_ends(self) -> tuple[Index, Index] | None:
         """What stands for the good and the bad end: as stated, else the ends of the axes; or None."""
@@ -251,7 +305,42 @@ class StudyRunner:
 
     def document(self) -> dict[str, Any]:
         """The verdict by now."""
-        return verdict_document(self.grid, self.search, self.missing)
+        document = verdict_document(self.grid, self.search, self.missing)
+        if (why := self._alone.why_not(self.search)) is not None:
+            document |= {"status": str(Status.LIKELY), "reason": why}
+        return document
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more is to be tried."""
+        return self.search.finished and not self._alone.wanted(self.search, 1)
+
+    def tried(self, axis: str, document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+        """What was tried along an axis, all else as in the first bad combination: value, verdict, and why.
+
+        Args:
+            axis: Its name.
+            document: The verdict.
+        """
+        # Here: nobody needs the model of reports before there is an answer.
+        from bisect_env.report.model import calls_bad
+
+        first = document["first_bad"]
+        is_bad = calls_bad(document)
+        place = next(i for i, one in enumerate(self.grid.axes) if one.name == axis)
+        found = []
+        missing = self.missing
+        for value in self.grid.axes[place].values:
+            index = self.grid.find(Combination.of({**first, axis: value}))
+            if index is None:
+                continue
+            tally = self.state.tallies.get(self._prepared.groups.get(index, index))
+            if tally is not None and tally.bad + tally.good:
+                said = "bad" if is_bad({**first, axis: value}) else "good"
+                found.append((value, said, f"({tally.bad} of {tally.bad + tally.good} trials failed)"))
+            elif index in missing:
+                found.append((value, "skip", f"({missing[index][0]})"))
+        return found
 
     def replay(self) -> int:
         """Tell the search what the database has already.
@@ -325,18 +414,15 @@ class StudyRunner:
         # Solvers begin while the place where trials run may still be starting.
         self._lock(self.state.decide(2).lock)
         try:
-            self._runner = Runner(self._matrix, start())
+            self._runner = Runner(self._matrix, start(), lambda text: self._warn([text]))
         except StudyInterruptedError:
             self._sharing.close()
             return  # nothing ran, and the study ends as any other that was stopped
         self._locking.on_done = self._runner.executor.wake
         try:
-            while self._wants_more(deadline):
-                self._work(deadline)
-                # What still ran may have changed the answer, which then is not the answer yet.
-                self._wind_down()
-                self.hear_others()
-                if not self._runner.running and not self.search.ask(1):
+            while True:
+                self._decide(deadline)
+                if not self._try_alone(deadline):
                     break
         finally:
             self._save_locked()
@@ -344,9 +430,33 @@ class StudyRunner:
         if not self._stopped():
             self.state.check_anything_ran()
 
+    def _decide(self, deadline: float | None) -> None:
+        while self._wants_more(deadline):
+            self._work(deadline)
+            # What still ran may have changed the answer, which then is not the answer yet.
+            self._wind_down()
+            self.hear_others()
+            if not self._runner.running and not self.search.ask(1):
+                break
+
     def _wants_more(self, deadline: float | None) -> bool:
-        in_time = deadline is None or self._clock() < deadline
-        return in_time and not self.search.finished and not self._stopped()
+        return self._in_time(deadline) and not self.search.finished and not self._stopped()
+
+    def _in_time(self, deadline: float | None) -> bool:
+        return deadline is None or self._clock() < deadline
+
+    def _try_alone(self, deadline: float | None) -> bool:
+        """Try both sides of the boundary without neighbours, where trials share GPUs; whether any ran."""
+        chosen = self._alone.wanted(self.search, self._runner.places_alone)
+        if not chosen or self._stopped() or not self._in_time(deadline):
+            return False
+        self._start(chosen, alone=True)
+        while self.state.running and not self._stopped():
+            self._handle(self._runner.wait())
+            self._sharing.renew(self._claims())
+            self._show()
+        self._wind_down()
+        return True
 
     # -- one step ------------------------------------------------------------------------------------------
 
@@ -386,7 +496,7 @@ class StudyRunner:
     def _carry_out(self) -> None:
         """Do what the state wants, as often as other commands are faster with some of it."""
         for attempt in range(_CLAIMS):
-            wanted = self.state.decide(self._runner.executor.slots, only=self._only())
+            wanted = self.state.decide(self._runner.slots, only=self._only())
             self._lock(wanted.lock)
             self._build(wanted)
             if self._start(wanted.start):
@@ -502,7 +612,7 @@ class StudyRunner:
             self.state.begun(lock.content_hash)
             self._runner.prepare(lock)
 
-    def _start(self, chosen: Sequence[Index]) -> bool:
+    def _start(self, chosen: Sequence[Index], *, alone: bool = False) -> bool:
         """Claim trials and send them off; whether all of them are ours."""
         if not chosen:
             return True
@@ -519,7 +629,9 @@ class StudyRunner:
             if ours:
                 lock = self._prepared.locks[index]
                 self.state.started(trial_id, index)
-                self._runner.submit(trial_id, combination, lock, perturbation=self._perturbation)
+                self._runner.submit(trial_id, combination, lock, perturbation=self._perturbation, alone=alone)
+                if alone:
+                    self._trials_alone.add(trial_id)
                 self._notify(events.TrialStarted(trial_id, combination))
         return all(won)
 
@@ -551,15 +663,22 @@ class StudyRunner:
                     self._warn(notes)
                     if record.trial_id in self.state.running:
                         recorded.append((self.state.ended(record.trial_id), record, build_seconds))
-                case TrialLost(trial_id, reason, host):
+                case TrialLost(trial_id, reason, host, crowded):
                     if trial_id not in self.state.running:
                         continue
                     index = self.state.ended(trial_id)
-                    self.state.lost(index, host)
+                    if crowded:
+                        # Neither the host nor the script: our own crowding.
+                        self._crowded.add(trial_id)
+                    else:
+                        self.state.lost(index, host)
                     combination = self.grid.combination(index)
                     lock_hash = self._prepared.locks[index].content_hash
                     record = lost_record(trial_id, combination, lock_hash, reason, host)
                     recorded.append((index, record, 0.0))
+                case PrefixProgress(lock_hash, step):
+                    state = self.state
+                    self._notify(events.Building(lock_hash, step, len(state.ready), len(state.building)))
                 case PrefixReady(lock_hash, seconds, notes):
                     self._warn(notes)
                     self._built(lock_hash, seconds)
@@ -604,7 +723,12 @@ class StudyRunner:
                     index, record.outcome, evidence, duration=record.duration, detail=record.detail
                 )
             )
-            self.state.check(record, evidence)
+            if record.trial_id in self._trials_alone and evidence in (Evidence.GOOD, Evidence.BAD):
+                self._alone.heard(index, evidence)
+                said = {"combination": record.combination.as_dict(), "evidence": str(evidence)}
+                self._store.record_decision(self._study_id, ALONE, {**said, "trial": record.trial_id})
+            if record.trial_id not in self._crowded:
+                self.state.check(record, evidence)
 
     def _act(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
@@ -654,6 +778,7 @@ class StudyRunner:
                     for index, tally in self.state.tallies.items()
                 },
                 self._only_passing(),
+                self._ends_after(now),
             )
         )
 
@@ -665,6 +790,21 @@ class StudyRunner:
         end = self._bad_end if self._bad_end in tallies else max(tallies, key=lambda one: tallies[one].good)
         assert end is not None
         return self.grid.combination(end), tallies[end].good, self._matrix.file.search.min_crash_rate
+
+    def _ends_after(self, now: float) -> tuple[int, float] | None:
+        """What would end a study in which nothing fails; played seldom, and on small grids alone."""
+        search = self.search
+        if self.state.hits or not search.trials or not isinstance(search, Search):
+            return None
+        if len(self.state.members) > FORETOLD or search.finished:
+            return None
+        if now >= self._foretold_at + FORETELL_EVERY:
+            self._foretold_at = now
+            left = search.passes_left()
+            self._foretold = None if left is None else search.trials + left
+        if self._foretold is None or self._foretold <= search.trials:
+            return None
+        return self._foretold - search.trials, self._matrix.file.search.min_crash_rate
 
 
 _STATUS = {

@@ -26,6 +26,7 @@ _STRIPS = (3, 9)
 """Since then there is `-s`."""
 _MANY = 300  # modules: below, starting processes takes longer than what they save
 _TIMEOUT = 900.0
+_HEAD = 16  # bytes: magic number, flags, time and size of the source
 
 
 def add(place: Path, cache: Path, keys: Mapping[str, str], version: str, timeout: float) -> str:
@@ -67,6 +68,40 @@ def _link(place: Path, cache: Path, part: Part) -> None:
                 # There from another package with the same module, or not to be linked: then it is compiled.
                 with contextlib.suppress(OSError):
                     os.link(cache / links.of / source, folder / name)
+
+
+def share(place: Path, cache: Path, keys: Mapping[str, str]) -> None:
+    """Take what others compiled meanwhile in place of the same of ours: of two builders at once both compile.
+
+    Args:
+        place: The prefix.
+        cache: Our cache directory.
+        keys: See `parts.keys`.
+    """
+    for key in keys.values():
+        part = install_manifest.load(cache, key)
+        for links in part.links if part is not None else ():
+            if not links.to.endswith(f"/{BYTECODE}") or not links.of.startswith(
+                f"{install_manifest.FOLDER}/"
+            ):
+                continue
+            for name, source in zip(links.names, links.sources, strict=True):
+                with contextlib.suppress(OSError):
+                    _take(cache / links.of / source, place / links.to / name)
+
+
+def _take(known: Path, own: Path) -> None:
+    if known.samefile(own) or _head(known) != _head(own):
+        return
+    beside = own.with_name(f".{own.name}.shared")
+    os.link(known, beside)
+    beside.replace(own)
+
+
+def _head(path: Path) -> bytes:
+    """What says of which source it was made, by which Python: the rest of two of them may differ in order."""
+    with path.open("rb") as stream:
+        return stream.read(_HEAD)
 
 
 def compile_modules(place: Path, release: tuple[int, ...], timeout: float) -> str:

@@ -202,7 +202,7 @@ class TrialSpec:
         timeout: Wall-clock limit in seconds.
         concurrency: Copies started at once; together they are one trial.
         repeats: How often the body is run within one process, until it fails.
-        gpus: How many GPUs the trial sees.
+        gpus: How many GPUs the trial sees; below 1, the share of one that it is lent.
         hash_seed: `PYTHONHASHSEED` of the child, recorded so that a trial can be repeated.
         output_limit: Bytes kept of each of stdout and stderr.
         perturbation: Circumstances that are to make a failure more frequent; `concurrency` and `env` have
@@ -221,7 +221,7 @@ class TrialSpec:
     timeout: float = 60.0
     concurrency: int = 1
     repeats: int = 1
-    gpus: int = 0
+    gpus: float = 0
     hash_seed: int = 0
     output_limit: int = 1_000_000
     network: bool = False

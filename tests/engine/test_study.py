@@ -9,6 +9,7 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
+from bisect_env.search.goals import Goal
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 from tests.engine.studies import Studies
@@ -186,7 +187,7 @@ def test_every_failing_corner_is_found_one_after_the_other(studies: Studies) -> 
             os.abort()
     """
     path = studies.matrix(script, axes=axes)
-    conclusion = studies.run(path, every_corner=True)
+    conclusion = studies.run(path, goal=Goal.EVERY_CORNER)
     verdict = conclusion.report["verdict"]
     assert verdict["status"] == "confirmed"
     found = [verdict, *verdict["others"]]
