@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-fast lint format cases cases-heavy bench bench-search lock schema reference docs clean
+.PHONY: help setup run test test-all test-fast lint format cases cases-heavy bench soak bench-search lock schema reference docs clean
 
 help:           ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ bench: setup    ## measure what running trials costs beside the trials (REPODATA
 	$(BIN)/python -m benchmarks.database
 	$(BIN)/python -m benchmarks.harness
 	$(if $(REPODATA),$(BIN)/python -m benchmarks.real_metadata $(REPODATA))
+
+soak: setup     ## play faults at random instants of studies for ten minutes (ARGS="--minutes 60 --seed 7")
+	$(BIN)/python -m benchmarks.faults $(ARGS)
 
 bench-search: setup ## compare the search with its rivals on planted truths (ARGS=--full: hours)
 	$(BIN)/python -m benchmarks.search $(ARGS)

@@ -24,7 +24,7 @@ def main() -> None:
     # have. Trials see nothing of it, since their environment is built from an allow-list.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     code = _exit_code()
-    signals.ignore()
+    signals.finish()
     signals.leave_in_time(code)
     sys.exit(code)
 

@@ -22,12 +22,16 @@ from bisect_env.temporary import remove_own
 
 ORDERLY = 45.0
 """Seconds for an orderly end: trials get thirty to be ended, clusters five to be closed."""
+SILENT = 15.0
+"""Seconds in which nobody has asked whether to stop, after which the main thread is taken to be stuck: in a
+call to an index that does not answer, say. Ending trials may take as long."""
 AT_ONCE = 3.0
 """Seconds that a second signal leaves."""
 LEAVING = 5.0
 """Seconds for Python to end once the command is done: threads of libraries may hold it up."""
 INTERRUPTED = 130
 
+_LOOK = 0.25
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Handler = Callable[[int, FrameType | None], None]
 
@@ -39,13 +43,21 @@ def leave_at_once() -> None:
 
 def interrupt() -> None:
     """Let every signal be what Ctrl-C is: a `KeyboardInterrupt` in the main thread."""
-    global _raised
-    _raised = False
+    global _raised, _is_command
+    _raised, _is_command = False, True
     _handle(_raise)
 
 
-def ignore() -> None:
-    """Let signals pass while the process ends anyway."""
+def finish() -> None:
+    """The command is over: its end is watched no more, and signals pass while the process ends anyway."""
+    global _is_command
+    _is_command = False
+    while _watches:
+        _watches.pop()()
+    _ignore()
+
+
+def _ignore() -> None:
     for number in _NUMBERS:
         with contextlib.suppress(ValueError):  # not the main thread's
             signal.signal(number, signal.SIG_IGN)
@@ -68,12 +80,27 @@ def _raise(_number: int, _frame: FrameType | None) -> None:
     global _raised
     _raised = True
     # One more would only break what is being ended.
-    ignore()
+    _ignore()
     raise KeyboardInterrupt
 
 
-_asked: threading.Event | None = None
+class _Asked(threading.Event):
+    """Whether to stop, and when that was last asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked_at = time.monotonic()
+
+    def is_set(self) -> bool:
+        self.looked_at = time.monotonic()
+        return super().is_set()
+
+
+_asked: _Asked | None = None
 _raised = False
+_is_command = False
+_watches: list[Callable[[], None]] = []
+"""What ends the watch over a command's end."""
 
 
 def is_interrupted() -> bool:
@@ -93,19 +120,16 @@ def stop_on_signals() -> threading.Event:
         Set by the first signal.
     """
     global _asked
-    stop = _asked = threading.Event()
+    stop = _asked = _Asked()
     _handle(lambda _number, _frame: stop.set())
-    _watch_over()
+    _watch_over(stop)
     return stop
 
 
-def _watch_over() -> None:
+def _watch_over(stop: _Asked) -> None:
     """End the process when an end that was asked for does not come."""
-    import click
-
-    context = click.get_current_context(silent=True)
-    if context is None or threading.current_thread() is not threading.main_thread():
-        return  # not a command: nobody would say when it is over
+    if not _is_command or threading.current_thread() is not threading.main_thread():
+        return  # nobody would say when it is over
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -116,23 +140,23 @@ def _watch_over() -> None:
         signal.set_wakeup_fd(before)
         os.close(writer)
 
-    context.call_on_close(end)
-    threading.Thread(target=_listen, args=(reader, over), name="signals", daemon=True).start()
+    _watches.append(end)
+    threading.Thread(target=_listen, args=(reader, over, stop), name="signals", daemon=True).start()
 
 
-def _listen(reader: int, over: threading.Event) -> None:
-    deadline: float | None = None
+def _listen(reader: int, over: threading.Event, stop: _Asked) -> None:
+    first = deadline = float("inf")
     with open(reader, "rb", buffering=0) as heard:
         while not over.is_set():
-            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([heard], [], [], wait)[0]:
-                if not over.is_set():
-                    _end_by_force()
-                return
-            for number in heard.read(64):
-                if number in _NUMBERS:
-                    seconds = ORDERLY if deadline is None else AT_ONCE
-                    deadline = min(deadline or float("inf"), time.monotonic() + seconds)
+            if select.select([heard], [], [], None if first == float("inf") else _LOOK)[0]:
+                for number in heard.read(64):
+                    if number in _NUMBERS:
+                        now = time.monotonic()
+                        deadline = min(deadline, now + (ORDERLY if first == float("inf") else AT_ONCE))
+                        first = min(first, now)
+            now = time.monotonic()
+            if (now > deadline or now > max(first, stop.looked_at) + SILENT) and not over.is_set():
+                _end_by_force()
 
 
 def _end_by_force() -> None:

@@ -8,9 +8,11 @@ import logging
 import multiprocessing
 import os
 import shutil
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,7 @@ class HostExecutor(DaskExecutor):
         end_processes()
 
     def _release(self) -> None:
+        _let_tracker_end()
         self._undo.close()
         sweep()  # of trials whose workers were killed at the same time as their supervisors ended
 
@@ -169,6 +172,14 @@ class HostExecutor(DaskExecutor):
         os.close(self._scratch_lock)
 
 
+def _let_tracker_end() -> None:
+    """Let multiprocessing's tracker go on if somebody has stopped it, for it ends by itself after us."""
+    pid = getattr(getattr(resource_tracker, "_resource_tracker", None), "_pid", None)
+    if isinstance(pid, int):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
+
+
 def end_processes() -> bool:
     """Kill every worker that Dask started in this process, and let nothing start one again or wait for it.
 
@@ -176,6 +187,7 @@ def end_processes() -> bool:
         Whether there was a cluster that had not ended.
     """
     found = bool(_scratches)
+    _let_tracker_end()
     for cluster in list(_spec_cluster._instances):
         # Dask would close it in order when Python ends, for ten seconds more.
         cluster.shutdown_on_close = False

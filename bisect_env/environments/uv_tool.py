@@ -97,12 +97,9 @@ def run_tool(
         ended, stopped, unfinished = False, "", list[Path]()
         try:
             lines = None if heard is None else _Lines(err.fileno(), heard)
-            if room is None:
-                ended = _ended(process, timeout, lines)
-            else:
-                ended, stopped = _ended_in(process, timeout, room, lines)
-                if stopped:
-                    unfinished = room.unfinished()
+            ended, stopped = _ended_in(process, timeout, room, lines)
+            if stopped and room is not None:
+                unfinished = room.unfinished()
         finally:
             with _lock:
                 # Until it is reaped, which is below, its group id cannot belong to anyone else.
@@ -147,17 +144,28 @@ def _ended(process: subprocess.Popen[bytes], timeout: float, lines: _Lines | Non
 
 
 def _ended_in(
-    process: subprocess.Popen[bytes], timeout: float, room: Room, lines: _Lines | None
+    process: subprocess.Popen[bytes], timeout: float, room: Room | None, lines: _Lines | None
 ) -> tuple[bool, str]:
     """Wait as `_ended` does, and give up when more is written than may be; says why."""
-    room.watch(process.pid)
+    if room is not None:
+        room.watch(process.pid)
     deadline = time.monotonic() + timeout
     while not _ended(process, max(0.0, min(LOOK, deadline - time.monotonic())), lines):
-        if stopped := room.exceeded():
+        if room is not None and (stopped := room.exceeded()):
             return False, stopped
         if time.monotonic() >= deadline:
             return False, ""
+        if _is_stopped(process.pid):
+            # In its own session no terminal does that; stopped, it would hold its locks until the time limit.
+            os.killpg(process.pid, signal.SIGCONT)
     return True, ""
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return stat[stat.rindex(b")") + 2 :].startswith(b"T")
+    return False
 
 
 class _Lines:

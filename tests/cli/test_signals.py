@@ -189,7 +189,7 @@ def test_a_worker_that_dies_while_the_cluster_starts_is_started_again(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGSTOP])
 def test_the_end_of_the_resource_tracker_is_no_news(tmp_path: Path, number: signal.Signals) -> None:
     command = Command(tmp_path, CRASH_FROM_SIX)
     process = command.start("--cluster", "local", "--workers", "2")
@@ -201,6 +201,7 @@ def test_the_end_of_the_resource_tracker_is_no_news(tmp_path: Path, number: sign
     assert "level 6" in out
     for word in ("Traceback", "KeyError", "resource_tracker", "leaked"):
         assert word not in err
+    assert psutil.wait_procs([tracker], timeout=10)[1] == []
 
 
 def test_nohup_keeps_a_command_alive_and_a_shells_background_can_be_interrupted(tmp_path: Path) -> None:
@@ -218,3 +219,25 @@ def test_nohup_keeps_a_command_alive_and_a_shells_background_can_be_interrupted(
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "stopped" in err
+
+
+@pytest.mark.slow
+def test_a_signal_while_an_index_does_not_answer_ends_the_command(tmp_path: Path) -> None:
+    command = Command(tmp_path, CRASH_FROM_SIX)
+    with listener(b"") as address:
+        matrix = command.matrix.read_text()
+        index = address.replace("tcp:", "http:")
+        command.matrix.write_text(
+            f"index: {index}/simple\n{matrix}".replace(
+                "axes:", 'axes:\n  demo: {package: demo, versions: ">=1"}', 1
+            )
+        )
+        process = command.start()
+        wait_for(lambda: has_connection(process.pid, int(address.rpartition(":")[2])))
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        _, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 25
+    assert process.returncode == 130, err
+    assert "stopped" in err
+    assert "Traceback" not in err

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -134,3 +135,9 @@ def _alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_tool_that_somebody_stops_goes_on(tmp_path):
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); print('went on')"
+    finished = run_tool([sys.executable, "-c", code], env=dict(os.environ), cwd=tmp_path, timeout=20)
+    assert (finished.returncode, finished.stdout, finished.timed_out) == (0, "went on\n", False)
