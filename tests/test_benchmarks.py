@@ -19,6 +19,7 @@ SMALL: dict[str, list[str]] = {
     "database": ["--trials", "2000"],
     "environments": ["--repeats", "1"],
     "hot_path": ["--workers", "2", "--trials", "60"],
+    "faults": ["--rounds", "2", "--only", "main", "signals", "--seed", "1"],
     "everyday": ["--case", "click", "--turns", "1"],
     "harness": ["--trials", "2"],
     "search": ["quickstart", "--scale", "0.001", "--processes", "1"],

@@ -17,6 +17,7 @@ COMMANDS = {
     "run": "run_command",
     "map": "map_command",
     "between": "between_command",
+    "narrow": "narrow_command",
     "plan": "plan_command",
     "diagnose": "diagnose_command",
     "amplify": "amplify_command",

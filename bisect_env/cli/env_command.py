@@ -39,13 +39,17 @@ def list_entries(
         listed = [{**dataclasses.asdict(entry), "path": str(entry.path)} for entry in found]
         deliver(json.dumps({"cache": str(place), "bytes": total, "environments": listed}) + "\n", None)
         return
-    lines = [f"{'environment':<14}{'python':<10}{'packages':>8}{'size':>11}{'own':>11}  last used\n"]
+    lines = [
+        f"{'environment':<14}{'python':<10}{'packages':>8}{'size':>11}{'shared':>11}{'own':>11}  last used\n"
+    ]
     for entry in found:
         when = datetime.fromtimestamp(entry.last_used, UTC).strftime("%Y-%m-%d %H:%M")
         lines.append(
             f"{entry.content_hash[:_SHOWN]:<14}{entry.python:<10}{entry.packages:>8}"
-            f"{_size(entry.size):>11}{_size(entry.own):>11}  {when}\n"
+            f"{_size(entry.size):>11}{_size(entry.shared):>11}{_size(entry.own):>11}  {when}\n"
         )
+    if any(entry.shared for entry in found):
+        lines.append("shared: what another environment has, too, and what stays when this one goes\n")
     lines.append(f"{place} takes {_size(total)}: {len(found)} environments and what they were made from\n")
     deliver("".join(lines), None)
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
+from bisect_env.cli.execution_options import ExecutionOptions
+from bisect_env.cli.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from bisect_env.engine import events
@@ -86,10 +87,11 @@ class TrialLines:
         self._as_json = as_json
         self._quiet = quiet
         self.count = 0
+        self._builds: Callable[[events.Event], None] | None = None
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        from bisect_env.cli.views import timed
+        from bisect_env.cli.views import PlainView, timed
         from bisect_env.engine import events
         from bisect_env.matrix.secrets import public_json
 
@@ -104,6 +106,9 @@ class TrialLines:
                 say(f"warning: {text}", sys.stderr)
             case events.Said(text) if not self._quiet:
                 say(text, sys.stderr)
+            case events.Building() if not self._quiet:
+                self._builds = self._builds or PlainView(sys.stderr)
+                self._builds(event)
             case events.Built(_, _, seconds) if not self._quiet:
                 say(f"environment made in {seconds:.1f} s", sys.stderr)
 

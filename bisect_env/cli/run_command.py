@@ -22,8 +22,11 @@ from bisect_env.cli.asking import (
     EnvOption,
     FilesOption,
     Flags,
+    FromOption,
+    GitOption,
     GoodOption,
     IndexOption,
+    MergesOption,
     NameOption,
     PackagesOption,
     PreOption,
@@ -32,12 +35,14 @@ from bisect_env.cli.asking import (
     SaveOption,
     SinceOption,
     StepOption,
+    SubdirectoryOption,
     TimeoutOption,
+    ToOption,
     WithOption,
     ask,
     devices,
 )
-from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
+from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.options import (
     CacheOption,
     CacheSizeOption,
@@ -51,6 +56,7 @@ from bisect_env.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
+from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
 
 if TYPE_CHECKING:
@@ -89,6 +95,11 @@ def run(
     good: GoodOption = None,
     bad: BadOption = None,
     since: SinceOption = None,
+    git: GitOption = "",
+    first: FromOption = "",
+    last: ToOption = "",
+    merges: MergesOption = False,
+    subdirectory: SubdirectoryOption = "",
     rate: RateOption = None,
     always: AlwaysOption = False,
     files: FilesOption = None,
@@ -149,8 +160,8 @@ def run(
     """Find the first bad combination of a matrix, or of what the command line asks.
 
     `bisect-env run "orjson>=3.8" repro.py` asks which release of orjson broke a script. With several
-    packages, `-p` names each, and the command stands behind `--`. The same command after an interruption
-    goes on where it stopped.
+    packages, `-p` names each, and the command stands behind `--`. With `--git PATH --from v1 --to v2` it
+    asks for the commit. The same command after an interruption goes on where it stopped.
     """
     flags = Flags(
         words=words or (),
@@ -172,6 +183,11 @@ def run(
         name=name,
         index=index,
         gpus=gpus,
+        git=git,
+        first=first,
+        last=last,
+        merges=merges,
+        subdirectory=subdirectory,
     )
     dask = cluster is Cluster.LOCAL
     conclusion = conduct(
@@ -330,6 +346,7 @@ def answer(
     goal: str = "first-bad",
     every_lock: bool = False,
     quick: bool = False,
+    careful: bool = False,
     posterior: bool = True,
     missing: MissingModules | None = None,
 ) -> Conclusion:
@@ -347,6 +364,7 @@ def answer(
         goal: What is asked, as `search/goals.py` calls it.
         every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands.
+        careful: Try both stated ends before anything between them, whatever that costs.
         posterior: Whether the report follows the answers through all trials.
         missing: Listens for a module that was forgotten, which ends the study.
 
@@ -385,6 +403,7 @@ def answer(
                 goal=Goal(goal),
                 every_lock=every_lock,
                 quick=quick,
+                careful=careful,
                 posterior=posterior,
             )
         except StudyInterruptedError:
@@ -441,6 +460,7 @@ def _load(path: Path, skip: Sequence[str]) -> Matrix:
 
 
 def _axis_packages(matrix: Matrix) -> list[str]:
-    from bisect_env.matrix.schema import PackageAxis
+    from bisect_env.matrix.schema import CommitAxis, PackageAxis
 
-    return [axis.canonical_package for axis in matrix.file.axes.values() if isinstance(axis, PackageAxis)]
+    axes = matrix.file.axes.values()
+    return [axis.canonical_package for axis in axes if isinstance(axis, PackageAxis | CommitAxis)]

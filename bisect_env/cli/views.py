@@ -26,7 +26,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bisect_env import __version__
+from bisect_env.cli.output import with_options
 from bisect_env.engine import events
+from bisect_env.environments.progress import Step
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.secrets import public_json, without_passwords, without_passwords_in_code
@@ -45,7 +47,11 @@ ROWS = 14
 """Combinations in the live table; those nearest to the open question."""
 REFRESH_PER_SECOND = 4
 PLAIN_EVERY = 5.0
-"""Seconds between two progress lines where there is no terminal."""
+"""Seconds between two progress lines where there is no terminal, if they say something new."""
+PLAIN_STEP = 2.0
+"""The same for steps of builds, of which each is news."""
+PLAIN_AGAIN = 30.0
+"""Seconds after which the same is said again."""
 
 
 class View(AbstractContextManager["View"]):
@@ -143,7 +149,9 @@ class PlainView(View):
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._clock = clock
-        self._shown_at = -PLAIN_EVERY
+        self._shown_at = float("-inf")
+        self._shown = (False, "")
+        self._doing = Doing(clock)
         self._again: Counter[str] = Counter()
 
     def __call__(self, event: events.Event) -> None:
@@ -152,12 +160,12 @@ class PlainView(View):
             print(clean(without_passwords(text)), file=self._stream, flush=True)
 
     def _lines(self, event: events.Event) -> Iterator[str]:
-        if isinstance(event, events.Progress):
-            now = self._clock()
-            if now - self._shown_at < PLAIN_EVERY:
-                return
-            self._shown_at = now
+        self._doing.heard(event)
         text = describe(event)
+        if isinstance(event, events.Progress | events.LockProgress | events.Building):
+            text = self._due(event, text)
+            if text is None:
+                return
         if isinstance(event, events.TrialFinished):
             # The same failure is a line once, and a number from then on.
             if text is not None and text in self._again:
@@ -172,6 +180,77 @@ class PlainView(View):
                     self._again[line] = 0
         if text is not None:
             yield text
+
+    def _due(self, event: events.Event, text: str | None) -> str | None:
+        """A line about how far things are, if it is news or has not been said for long."""
+        is_doing = not isinstance(event, events.Progress) or not (event.trials or event.running)
+        # Before the first trial, what is done for it is all that there is to say.
+        if is_doing and (self._doing.text or isinstance(event, events.Progress)):
+            text = self._doing.text or "making environments"
+        if text is None:
+            return None
+        # How far one step is changes all the time: that it is another one is news.
+        key = (is_doing, self._doing.step if is_doing and self._doing.text else text)
+        if key == self._shown:
+            wait = PLAIN_AGAIN
+        else:
+            wait = 0.0 if key[0] != self._shown[0] else PLAIN_STEP if is_doing else PLAIN_EVERY
+        if self._clock() < self._shown_at + wait:
+            return None
+        self._shown, self._shown_at = key, self._clock()
+        return text
+
+
+_STEPS = {"checking": "comparing files with their lists", "compiling": "compiling modules"}
+
+
+class Doing:
+    """What a study does while no trial tells anything: solvers and builds, in words.
+
+    Args:
+        clock: Seconds that only grow.
+
+    Attributes:
+        step: What is done, without how far it is.
+        text: The same with it; "" when there is nothing to say.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began: dict[tuple[str, str], float] = {}
+        self.step = self.text = ""
+
+    def heard(self, event: events.Event) -> None:
+        """Learn from an event."""
+        match event:
+            case events.LockProgress(done, total) if done < total:
+                self.step, self.text = "locking", f"locking {done} of {total}"
+            case events.LockProgress():
+                self.step = self.text = ""
+            case events.Building(lock_hash, step, ready, building):
+                what = _STEPS.get(step.what, f"{step.what} {step.package}".rstrip())
+                left = self._left(lock_hash, step)
+                amount = f": {_of(step.done, step.total)}{left}" if step.total else ""
+                self.step = what
+                self.text = f"{what}{amount}; environment {ready + 1} of {ready + building}"
+            case events.Built() | events.TrialFinished():
+                self.step = self.text = ""
+            case _:
+                pass
+
+    def _left(self, lock_hash: str, step: Step) -> str:
+        now = self._clock()
+        began = self._began.setdefault((lock_hash, step.what), now)
+        if not step.done or now <= began:
+            return ""
+        seconds = (now - began) * (step.total - step.done) / step.done
+        return f", about {duration(seconds)} left" if seconds >= 1 else ""
+
+
+def _of(done: int, total: int) -> str:
+    unit, size = ("GB", 1e9) if total >= 1e9 else ("MB", 1e6)
+    digits = 1 if total >= 1e9 else 0
+    return f"{done / size:.{digits}f} of {total / size:.{digits}f} {unit}"
 
 
 def describe(event: events.Event) -> str | None:
@@ -207,13 +286,49 @@ def describe(event: events.Event) -> str | None:
                 f"for {event.seconds:.0f} s at most (`--quick` leaves that out)"
             )
         case events.Progress():
-            left = event.document["expected_left"]
+            words, left = told_passing(event), _what_is_left(event)
+            if words or event.ends_after is not None:
+                return "; ".join(filter(None, (f"{event.trials} trials, none of them bad", words, left)))
             return (
                 f"{event.trials} trials, {event.hits} of them bad; best answer so far "
-                f"{event.document['probability']:.0%}; about {left:.0f} trials left"
+                f"{event.document['probability']:.0%}; {left}"
             )
         case _:
             return None
+
+
+FEW_PASSES = 10
+"""Passes below which they exclude too little to be told."""
+
+
+def told_passing(progress: events.Progress) -> str:
+    """What is excluded by a bad end that has only passed so far, and how to end there; else "". Pure."""
+    if progress.passing is None or progress.passing[1] < FEW_PASSES:
+        return ""
+    from bisect_env.search.intervals import clopper_pearson
+
+    combination, passes, floor = progress.passing
+    _, most = clopper_pearson(0, passes, 0.90)  # one-sided: 95 %
+    known = (
+        f"{combination} has passed {passes} times: it fails in less than {_percent(most)} of runs, if at all"
+    )
+    if most <= floor:
+        return known
+    ending = f"Ctrl-C ends it here, `search: {{min_crash_rate: {most:.1g}}}` there by itself"
+    return f"{known}; going on to {_percent(floor)} ({ending})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
+def _what_is_left(progress: events.Progress) -> str:
+    """What would end a study, in words."""
+    if progress.ends_after is None:
+        return f"about {progress.document['expected_left']:.0f} trials left"
+    passes, rate = progress.ends_after
+    more = "1 more pass excludes" if passes == 1 else f"{passes} more passes exclude"
+    return f"{more} a crash rate of {_percent(rate)} everywhere"
 
 
 class JsonView(View):
@@ -297,6 +412,17 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "seconds": round(record.duration, 4),
                 "build_seconds": round(build_seconds, 3),
             }
+        case events.Building():
+            return {
+                "event": "building",
+                "lock": event.lock_hash,
+                "step": event.step.what,
+                "package": event.step.package,
+                "bytes_done": event.step.done,
+                "bytes_total": event.step.total,
+                "environments_ready": event.ready,
+                "environments_building": event.building,
+            }
         case events.Built():
             return {
                 "event": "built",
@@ -321,6 +447,7 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "probability": event.document["probability"],
                 "first_bad": event.document["first_bad"],
                 "expected_left": event.document["expected_left"],
+                "passes_left": event.ends_after and event.ends_after[0],
             }
         case events.Failed():
             return {
@@ -328,7 +455,7 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "exit_code": event.exit_code,
                 "what": event.what,
                 "tried": event.tried,
-                "remedy": event.remedy,
+                "remedy": None if event.remedy is None else with_options(event.remedy, sys.argv[1:]),
                 "problems": list(event.problems),
             }
         case events.Concluded():
@@ -344,7 +471,7 @@ class LiveView(View):
         self._began = clock()
         self._live = Live(console=console, refresh_per_second=REFRESH_PER_SECOND, transient=True)
         self._title = "preparing"
-        self._note = ""
+        self._doing = Doing(clock)
         self._counts: dict[Combination, list[int]] = {}
         self._progress: events.Progress | None = None
 
@@ -363,11 +490,10 @@ class LiveView(View):
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
+        self._doing.heard(event)
         match event:
             case events.StudyOpened():
                 self._title = f"{event.name} (study {event.study_id})"
-            case events.LockProgress():
-                self._note = f"locking environments: {event.done} of {event.total}"
             case events.TrialFinished(record, evidence, _):
                 counts = self._counts.setdefault(record.combination, [0, 0])
                 counts[0] += evidence is Evidence.BAD
@@ -384,14 +510,14 @@ class LiveView(View):
         shown = events.Locked | events.Reused | events.Warned | events.SetAside | events.Answered
         if isinstance(event, shown):
             self._live.console.print(Text(clean(without_passwords(describe(event) or ""))), highlight=False)
-            self._note = ""
         self._live.update(self._draw())
 
     def _draw(self) -> RenderableType:
         title = Text(clean(self._title), style="bold")
         if self._progress is None:
-            return Group(title, Text(f"{self._note or 'preparing'} · {self._elapsed()}"))
-        return Group(title, self._table(self._progress), self._summary(self._progress))
+            return Group(title, Text(f"{clean(self._doing.text) or 'preparing'} · {self._elapsed()}"))
+        doing = [Text(clean(self._doing.text), style="dim")] if self._doing.text else []
+        return Group(title, self._table(self._progress), *doing, self._summary(self._progress))
 
     def _table(self, progress: events.Progress) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim")
@@ -415,6 +541,10 @@ class LiveView(View):
     def _summary(self, progress: events.Progress) -> Text:
         document = progress.document
         left = document["expected_left"]
+        words = told_passing(progress)
+        if words or progress.ends_after is not None:
+            known = (self._elapsed(), f"{progress.trials} trials, none of them bad", clean(words))
+            return Text(" · ".join(filter(None, (*known, _what_is_left(progress)))))
         # The sentence says its probability itself.
         return Text(
             f"{self._elapsed()} · {progress.trials} trials, {progress.hits} bad · about {left:.0f} left · "

@@ -28,11 +28,13 @@ from bisect_env.cluster.protocol import (
     GPU,
     BuildFailed,
     Completion,
+    PrefixProgress,
     PrefixReady,
     PrefixRequest,
     TrialLost,
     TrialRequest,
     WorkerOffer,
+    promised,
     slots,
     why_never,
 )
@@ -43,6 +45,7 @@ from bisect_env.cluster.worker import (
     perform_on_worker,
     prepare_on_worker,
 )
+from bisect_env.environments.progress import Step
 from bisect_env.errors import InfrastructureError
 from bisect_env.trials.records import Machine
 
@@ -164,8 +167,10 @@ LOOK = 1.0
 """Seconds between two looks at the cluster's health while waiting."""
 OFFERS_AGE = 0.5
 """Seconds for which what the workers offer is believed."""
-CLOSE_GRACE = 10.0
+CLOSE_GRACE = 3.0
 """Seconds that cancelled trials get to end before their workers are closed."""
+CLOSE_LIMIT = 5.0
+"""Seconds for all of closing; then what this executor started is killed, and what is elsewhere is left."""
 RECONNECT_GRACE = 35.0
 """Seconds that a lost connection to the scheduler may take to come back; Dask itself tries for thirty."""
 
@@ -204,10 +209,23 @@ class DaskExecutor:
     Args:
         build: Makes prefixes; has to survive a pickle.
         cpus: CPUs that trials may use; empty means those of each worker.
-        gpus_per_trial: GPUs that the trials to come will ask for; `slots` counts accordingly.
+        gpus_per_trial: GPUs that the trials to come will ask for, or the share of one; `slots` counts
+            accordingly.
     """
 
-    def __init__(self, build: PrefixBuilder, *, cpus: tuple[int, ...] = (), gpus_per_trial: int = 0) -> None:
+    def __init__(
+        self, build: PrefixBuilder, *, cpus: tuple[int, ...] = (), gpus_per_trial: float = 0
+    ) -> None:
+        # News about lost connections would come between our own lines; ours say the same. Dask gives each of
+        # its loggers a level, so that the common parent's says nothing.
+        for name in (
+            "distributed",
+            "distributed.client",
+            "distributed.core",
+            "asyncio",
+            "tornado.application",
+        ):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         self._build = build
         self._reconnect_grace = RECONNECT_GRACE
         self._cpus = cpus
@@ -217,6 +235,7 @@ class DaskExecutor:
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._woken = threading.Event()
         self._prepared: queue.SimpleQueue[tuple[str, dict[str, object], Completion]] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[PrefixProgress] = queue.SimpleQueue()
         self._whereabouts = Whereabouts()
         self._attempts: dict[str, _Attempt] = {}
         self._count = 0
@@ -238,6 +257,12 @@ class DaskExecutor:
 
     def _give_back(self) -> None:
         """End what this executor started; the client is closed by then."""
+
+    def _kill(self) -> None:
+        """End what this executor started at once: in order it did not end in time."""
+
+    def _release(self) -> None:
+        """Take away what lies on the disk, once all has ended."""
 
     # -- what the cluster offers ---------------------------------------------------------------------------
 
@@ -296,7 +321,7 @@ class DaskExecutor:
             key=("trial", attempt),
             pure=False,
             retries=0,
-            resources={GPU: gpus} if gpus else None,
+            resources={GPU: promised(gpus)} if gpus else None,
             workers=fit,
         )
         known.future.add_done_callback(lambda _future: self._answers.put(attempt))
@@ -327,7 +352,7 @@ class DaskExecutor:
         # The answer of the call itself, and no event: nothing orders an event after our subscription to it.
         try:
             said = self._client.run(
-                prepare_on_worker, request, self._build, workers=workers, on_error="return"
+                prepare_on_worker, request, self._build, self._topic, workers=workers, on_error="return"
             )
         except Exception as error:  # noqa: BLE001 - a thread's outermost frame: without an answer the study
             # would wait for ever. What is lost here is the scheduler, or everybody.
@@ -349,7 +374,7 @@ class DaskExecutor:
             self._client.subscribe_topic(self._topic, self._hear)
             self._subscribed_on = comm
 
-    def _hear(self, event: tuple[float, Mapping[str, str]]) -> None:
+    def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
         """An event of a worker; runs in the client's event loop, before the answer that follows it."""
         _, said = event
         if "begun" in said:
@@ -360,6 +385,9 @@ class DaskExecutor:
                     # A worker that runs a cancelled key sees it and ends the trial. From another thread: in
                     # this one, which carries the messages, cancelling would wait for itself.
                     threading.Thread(target=attempt.future.cancel, daemon=True).start()
+        elif "building" in said:
+            self._told.put(PrefixProgress(said["building"], Step(**said["step"])))
+            self._answers.put("")  # wakes `wait`
         elif "aside" in said:
             self._aside[f"{said['host']}/{said['aside']}"] = said["why"]
 
@@ -374,9 +402,10 @@ class DaskExecutor:
             self._preparing -= len(prepared)
             for lock_hash, hosts, _ in prepared:
                 self._whereabouts.heard(lock_hash, hosts)
-            if answers or prepared or self._woken.is_set():
+            told = take(self._told, 0.0)
+            if answers or prepared or told or self._woken.is_set():
                 self._woken.clear()
-                return answers + [end for _, _, end in prepared]
+                return [*told, *answers, *(end for _, _, end in prepared)]
             self._check_health()
             if deadline is not None and time.monotonic() >= deadline:
                 break
@@ -408,7 +437,7 @@ class DaskExecutor:
             return TrialLost(attempt.trial_id, reason, host)
         return completion
 
-    def _refuse_missing_gpus(self, gpus: int) -> None:
+    def _refuse_missing_gpus(self, gpus: float) -> None:
         if (why := why_never(self._look(0.0), gpus)) is not None:
             raise self._no_gpus(why)
 
@@ -487,10 +516,24 @@ class DaskExecutor:
             self._client.run(cancel_up_to, self._topic, epoch, on_error="ignore")
 
     def close(self) -> None:
-        """Cancel, wait a little for trials to end, and end the workers with whatever they still run."""
+        """Cancel, wait a little for trials to end, and end the workers with whatever they still run.
+
+        In bounded time, whatever has become of the cluster: Dask's own closing waits for a worker that is
+        started again, and for a scheduler that does not answer.
+        """
         if self._closed:
             return
         self._closed = True
+        orderly = threading.Thread(target=self._close_in_order, name="close", daemon=True)
+        orderly.start()
+        try:
+            orderly.join(CLOSE_LIMIT)
+        finally:
+            if orderly.is_alive():
+                self._kill()
+            self._release()
+
+    def _close_in_order(self) -> None:
         deadline = time.monotonic() + CLOSE_GRACE
         with _despite_lost_connection():
             if self._attempts:

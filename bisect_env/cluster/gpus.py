@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from bisect_env.errors import InfrastructureError, UsageError
@@ -94,19 +95,19 @@ def choose_gpus(present: Sequence[Gpu], selection: str | None, variable: str | N
     return chosen
 
 
-def group_gpus(gpus: Sequence[Gpu], per_trial: int, workers: int | None) -> list[tuple[str, ...]]:
+def group_gpus(gpus: Sequence[Gpu], per_trial: float, workers: int | None) -> list[tuple[str, ...]]:
     """Which GPUs each worker hands out: one worker for as many GPUs as one trial needs.
 
     Args:
         gpus: As chosen.
-        per_trial: `trial.gpus` of the matrix.
+        per_trial: `trial.gpus` of the matrix; of trials that share a GPU, each worker has one.
         workers: `--workers`; None means as many as there are GPUs for.
 
     Raises:
         InfrastructureError: There are fewer GPUs than one trial needs.
         UsageError: There are fewer than that many workers need.
     """
-    size = max(1, per_trial)
+    size = max(1, ceil(per_trial))
     most = len(gpus) // size
     if most == 0:
         raise InfrastructureError(

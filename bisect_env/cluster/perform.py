@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
+    PrefixProgress,
     PrefixReady,
     PrefixRequest,
     TrialCompleted,
@@ -18,11 +19,12 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
 )
 from bisect_env.environments.lock import Lock, UnbuildableError
-from bisect_env.environments.prefix import Prefix
+from bisect_env.environments.prefix import Prefix, is_still, state_of
+from bisect_env.environments.progress import Seldom, told_to
 from bisect_env.environments.validation import cuda_majors, provided_to_pypi
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
 from bisect_env.trials.harness_marks import Locked
-from bisect_env.trials.records import TrialRecord, TrialSpec
+from bisect_env.trials.records import Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.run import GpuWatch, TrialCancelledError, harness_error_record, run_trial
 
 # --------------------------------------------------------------------------------------------------
@@ -54,6 +56,15 @@ def importable(lock: Lock) -> tuple[Locked, ...]:
 # What happens on a worker for one request: make the prefix, run the trial, answer.
 
 CANCELLED = "the trial was cancelled"
+CHANGED = "files of its environment were changed or removed while it ran"
+
+
+def _did_not_come_far(record: TrialRecord) -> bool:
+    """Whether a trial failed before its script's own body, as it does where files are missing."""
+    if record.outcome is Outcome.PASS:
+        return False
+    early = record.outcome in (Outcome.IMPORT_ERROR, Outcome.NOT_RUNNABLE)
+    return early or record.phase in (Phase.START, Phase.IMPORT)
 
 
 class PrefixBuilder(Protocol):
@@ -73,7 +84,16 @@ class PrefixBuilder(Protocol):
 
 
 class GpuUnavailableError(Exception):
-    """A GPU cannot be used; the trial did not run, or what it did says nothing."""
+    """A GPU cannot be used; the trial did not run, or what it did says nothing.
+
+    Args:
+        reason: For people.
+        crowded: Whether another trial on the same GPU may be to blame.
+    """
+
+    def __init__(self, reason: str, *, crowded: bool = False) -> None:
+        super().__init__(reason)
+        self.crowded = crowded
 
 
 GpuTrial = Callable[[Sequence[str], GpuWatch | None], TrialRecord]
@@ -85,6 +105,8 @@ class GpuLender(Protocol):
 
     def run(self, spec: TrialSpec, trial: GpuTrial) -> TrialRecord:
         """Call `trial` with the UUIDs of as many GPUs as the spec asks for, and with what watches them.
+
+        A share of a GPU is one GPU that others of our trials may use at the same time.
 
         Raises:
             GpuUnavailableError: There are not as many that work.
@@ -122,6 +144,8 @@ def perform(
         failure = _build_failed(request, error, spec.trial_id)
         return failure or TrialCompleted(harness_error_record(spec, error))
 
+    state = state_of(prefix.path)
+
     def trial(uuids: Sequence[str] = (), watch: GpuWatch | None = None) -> TrialRecord:
         return run_trial(
             spec,
@@ -138,23 +162,34 @@ def perform(
 
     try:
         record = trial() if gpus is None else gpus.run(spec, trial)
+        if state and _did_not_come_far(record) and not is_still(prefix.path, state):
+            # By a trial beside it, or by who empties the cache: that says nothing of the script.
+            return TrialLost(spec.trial_id, CHANGED, socket.gethostname())
     except TrialCancelledError:
         return TrialLost(spec.trial_id, CANCELLED)
     except GpuUnavailableError as error:
-        return TrialLost(spec.trial_id, str(error), socket.gethostname())
+        return TrialLost(spec.trial_id, str(error), socket.gethostname(), error.crowded)
     finally:
         prefix.release()
     return TrialCompleted(record, prefix.build_seconds, prefix.notes)
 
 
-def prepare(request: PrefixRequest, build: PrefixBuilder) -> PrefixReady | BuildFailed:
+def prepare(
+    request: PrefixRequest, build: PrefixBuilder, tell: Callable[[PrefixProgress], None] = lambda _step: None
+) -> PrefixReady | BuildFailed:
     """Make a prefix for trials to come; never raises, whatever goes wrong.
 
     A defect in building is left for the first trial to meet, which has a record to keep it in.
+
+    Args:
+        request: What to make.
+        build: Makes it.
+        tell: Hears where it is.
     """
     lock_hash = request.lock.content_hash
     try:
-        prefix = build(request.lock, allow_source=request.allow_source)
+        with told_to(Seldom(lambda step: tell(PrefixProgress(lock_hash, step)))):
+            prefix = build(request.lock, allow_source=request.allow_source)
     except Exception as error:  # noqa: BLE001 - as in `perform`
         return _build_failed(request, error, "") or PrefixReady(lock_hash)
     prefix.release()
@@ -185,6 +220,6 @@ def refuse_gpus(request: TrialRequest) -> None:
     """
     if request.spec.gpus:
         raise InfrastructureError(
-            f"a trial asks for {request.spec.gpus} GPU(s), and these workers hand out none",
+            f"a trial asks for {request.spec.gpus:g} GPU(s), and these workers hand out none",
             remedy="set `gpus: 0` in the matrix, or use workers that have GPUs",
         )

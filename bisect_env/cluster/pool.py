@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from bisect_env.cluster.perform import PrefixBuilder, perform, prepare, refuse_gpus
-from bisect_env.cluster.protocol import Completion, PrefixRequest, TrialRequest
+from bisect_env.cluster.protocol import Completion, PrefixProgress, PrefixRequest, TrialRequest
 from bisect_env.environments.uv_tool import end_running
 from bisect_env.errors import InfrastructureError
 from bisect_env.trials.launch import LAUNCHER
@@ -76,13 +76,13 @@ class PoolExecutor:
         if self._closed:
             raise InfrastructureError("the executor is closed")
         self._outstanding += 1
-        self._builds.put(lambda: self._answers.put(prepare(request, self._build)))
+        self._builds.put(lambda: self._answers.put(prepare(request, self._build, self._answers.put)))
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Answers since the last call; see `Executor.wait`. Empty at once when none is due."""
         found = take(self._answers, timeout) if self._outstanding else []
         answers = [answer for answer in found if answer is not None]
-        self._outstanding -= len(answers)
+        self._outstanding -= sum(not isinstance(answer, PrefixProgress) for answer in answers)
         return answers
 
     def wake(self) -> None:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import floor
 from typing import Any, Protocol
 
 from bisect_env.environments.lock import Lock
+from bisect_env.environments.progress import Step
 from bisect_env.trials.records import TrialRecord, TrialSpec
 
 # --------------------------------------------------------------------------------------------------
@@ -27,6 +29,7 @@ from bisect_env.trials.records import TrialRecord, TrialSpec
 
 GPU = "GPU"
 """Dask's resource that counts the GPUs of a worker."""
+_GRAIN = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,31 @@ class WorkerOffer:
         return cls(address, str(info["host"]), int(info["nthreads"]), int(info["resources"].get(GPU, 0)))
 
 
-def slots(offers: Iterable[WorkerOffer], gpus: int) -> int:
-    """How many trials with that many GPUs each can run at the same time."""
-    return sum(offer.threads if gpus == 0 else min(offer.threads, offer.gpus // gpus) for offer in offers)
+def trials_per_gpu(gpus: float) -> int:
+    """How many trials that ask for so much of a GPU run on one at the same time."""
+    return int(1.0 / gpus + 1e-6) if 0 < gpus < 1 else 1
 
 
-def why_never(offers: Sequence[WorkerOffer], gpus: int) -> str | None:
+def promised(gpus: float) -> float:
+    """What a trial takes of Dask's resource.
+
+    Shares are multiples of a power of two, so that taking and giving them back leaves exactly what was there:
+    with thirds of one, a trial that needs all of it would wait for ever.
+    """
+    return floor(_GRAIN / trials_per_gpu(gpus)) / _GRAIN if gpus < 1 else gpus
+
+
+def slots(offers: Iterable[WorkerOffer], gpus: float) -> int:
+    """How many trials with that many GPUs, or such a share of one, can run at the same time."""
+
+    def of(offer: WorkerOffer) -> int:
+        places = offer.gpus * trials_per_gpu(gpus) if gpus < 1 else int(offer.gpus // gpus)
+        return min(offer.threads, places)
+
+    return sum(offer.threads if gpus == 0 else of(offer) for offer in offers)
+
+
+def why_never(offers: Sequence[WorkerOffer], gpus: float) -> str | None:
     """Why no worker could run a trial with that many GPUs, or None when one could.
 
     Without any worker nothing is known: some may be about to join.
@@ -66,7 +88,9 @@ def why_never(offers: Sequence[WorkerOffer], gpus: int) -> str | None:
     most = max(offer.gpus for offer in offers)
     have = "none has any" if most == 0 else f"the best has {most}"
     workers = "the only worker is there" if len(offers) == 1 else f"{len(offers)} workers are there"
-    return f"a trial asks for {gpus} GPU{'s' * (gpus > 1)}, and no worker hands them out ({workers}, {have})"
+    return (
+        f"a trial asks for {gpus:g} GPU{'s' * (gpus > 1)}, and no worker hands them out ({workers}, {have})"
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -99,6 +123,19 @@ class PrefixRequest:
 
     lock: Lock
     allow_source: bool | frozenset[str] = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixProgress:
+    """A host tells where the making of a prefix is; no answer, which comes later.
+
+    Attributes:
+        lock_hash: Which environment.
+        step: What is done now.
+    """
+
+    lock_hash: str
+    step: Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +193,16 @@ class TrialLost:
         trial_id: Of the request.
         reason: What is known about the loss.
         host: Where it ran, "" when it is not known to have begun.
+        crowded: Whether another trial on the same GPU may be to blame.
     """
 
     trial_id: str
     reason: str
     host: str = ""
+    crowded: bool = False
 
 
-Completion = TrialCompleted | PrefixReady | BuildFailed | TrialLost
+Completion = TrialCompleted | PrefixReady | PrefixProgress | BuildFailed | TrialLost
 
 
 class Executor(Protocol):
@@ -194,7 +233,7 @@ class Executor(Protocol):
         """Block until at least one answer is there, or the timeout (seconds) is over.
 
         Returns:
-            The answers since the last call, empty on timeout.
+            The answers since the last call, and what is told of builds under way; empty on timeout.
 
         Raises:
             InfrastructureError: The cluster as a whole is lost.

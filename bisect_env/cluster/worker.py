@@ -9,10 +9,12 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed import Reschedule, Status, get_worker
@@ -32,10 +34,12 @@ from bisect_env.cluster.protocol import (
     GPU,
     BuildFailed,
     Completion,
+    PrefixProgress,
     PrefixReady,
     PrefixRequest,
     TrialLost,
     TrialRequest,
+    trials_per_gpu,
 )
 from bisect_env.errors import InfrastructureError
 from bisect_env.trials.gpu_errors import described
@@ -92,10 +96,32 @@ class _Watch:
         return max(rates, default=None)
 
 
+DISTURBED = frozenset({Outcome.CUDA_OOM, Outcome.CUDA_FAULT, Outcome.CUDA_INIT})
+"""What a trial may owe to another one on the same GPU: memory that was taken, an error that spread."""
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    """A trial on some GPUs.
+
+    Attributes:
+        uuids: Which.
+        share: Of each of them.
+        crowded: Whether another trial was there at the same time, for a moment at least.
+    """
+
+    uuids: list[str]
+    share: Fraction
+    crowded: bool = False
+
+
 class HostGpus:
-    """Lends GPUs to trials; safe from several threads at once.
+    """Lends GPUs, or shares of them, to trials; safe from several threads at once.
 
     Dask's resource `GPU` sees to it that no more are asked for than there are; which ones is decided here.
+    Shares of one GPU are put together, so that whole GPUs stay free for those who need one. A trial for which
+    there is enough, but not in one piece, waits for the first GPU that can be made free, which gets no
+    further shares.
 
     Args:
         gpus: UUIDs to lend, and what reads them; without it their health is not watched.
@@ -106,14 +132,17 @@ class HostGpus:
 
     def __init__(self, gpus: tuple[Sequence[str], Monitor | None]) -> None:
         uuids, self._monitor = gpus
-        self._free = list(uuids)
+        self._order = list(uuids)
         self._healthy = set(uuids)
+        self._tenants: set[_Tenant] = set()
+        self._emptied: list[str] = []
         self._suspicions = Suspicions()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self.on_aside: Callable[[str, str, int], None] = lambda _uuid, _why, _left: None
 
-    def describe(self, count: int) -> set[tuple[str, str]]:
+    def describe(self, gpus: float) -> set[tuple[str, str]]:
         """Models and drivers that trials with this many GPUs may see; none when nothing can read them."""
+        count = ceil(gpus)
         with self._lock:
             uuids = sorted(self._healthy)
         if self._monitor is None or len(uuids) < count:
@@ -122,25 +151,59 @@ class HostGpus:
         groups = [[uuid] for uuid in uuids] if count == 1 else [uuids]
         return {self._monitor.describe(group) for group in groups}
 
-    def enough(self, count: int) -> bool:
+    def enough(self, gpus: float) -> bool:
         """Whether as many GPUs as that still work."""
-        return len(self._healthy) >= count
+        return len(self._healthy) >= gpus
 
     def run(self, spec: TrialSpec, trial: GpuTrial) -> TrialRecord:
         """Lend GPUs to a trial; see `GpuLender.run`."""
-        uuids = self._take(spec.gpus)
+        tenant = self._take(spec.gpus)
         try:
-            return self._watched(spec, uuids, trial)
+            record = self._watched(spec, tenant.uuids, trial)
         finally:
             with self._lock:
-                self._free += [uuid for uuid in uuids if uuid in self._healthy]
+                self._tenants.remove(tenant)
+                self._lock.notify_all()
+        if tenant.crowded and record.outcome in DISTURBED:
+            raise GpuUnavailableError(
+                f"{record.outcome.value} beside another trial on the same GPU: {record.detail}", crowded=True
+            )
+        return record
 
-    def _take(self, count: int) -> list[str]:
+    def _take(self, gpus: float) -> _Tenant:
+        share, count = Fraction(1, trials_per_gpu(gpus)), ceil(gpus)
         with self._lock:
-            if len(self._free) < count:
-                raise GpuUnavailableError(f"{count} GPUs are asked for, and {len(self._free)} are free")
-            taken, self._free = self._free[:count], self._free[count:]
-        return taken
+            while len(chosen := self._fitting(share, count)) < count:
+                free = self._room()
+                if sum(free.values()) < share * count:
+                    whole = sum(room == 1 for room in free.values())
+                    raise GpuUnavailableError(f"{gpus:g} GPUs are asked for, and {whole} are free")
+                self._emptied = self._least_used(free, count) if share == 1 else []
+                self._lock.wait()
+            self._emptied = []
+            tenant = _Tenant(chosen, share)
+            for other in self._tenants:
+                if not set(chosen).isdisjoint(other.uuids):
+                    other.crowded = tenant.crowded = True
+            self._tenants.add(tenant)
+        return tenant
+
+    def _room(self) -> dict[str, Fraction]:
+        """Share of each healthy GPU that is free, in the order in which they were named."""
+        room = {uuid: Fraction(1) for uuid in self._order if uuid in self._healthy}
+        for tenant in self._tenants:
+            for uuid in tenant.uuids:
+                if uuid in room:
+                    room[uuid] -= tenant.share
+        return room
+
+    def _fitting(self, share: Fraction, count: int) -> list[str]:
+        room = self._room()
+        there = [uuid for uuid in room if room[uuid] >= share and (share == 1 or uuid not in self._emptied)]
+        return sorted(there, key=lambda uuid: room[uuid])[:count]
+
+    def _least_used(self, room: Mapping[str, Fraction], count: int) -> list[str]:
+        return sorted(room, key=lambda uuid: -room[uuid])[:count]
 
     def _watched(self, spec: TrialSpec, uuids: list[str], trial: GpuTrial) -> TrialRecord:
         if self._monitor is None:
@@ -183,6 +246,7 @@ class HostGpus:
                 new = finding.aside and finding.uuid in self._healthy
                 if new:
                     self._healthy.remove(finding.uuid)
+                    self._lock.notify_all()
                 left = len(self._healthy)
             if new:
                 self.on_aside(finding.uuid, finding.reason, left)
@@ -269,7 +333,7 @@ def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSetti
     )
 
 
-def machines_of_worker(topic: str, gpus_per_trial: int) -> set[Machine]:
+def machines_of_worker(topic: str, gpus_per_trial: float) -> set[Machine]:
     """Classes of machines that trials on this worker see.
 
     Raises:
@@ -282,10 +346,17 @@ def machines_of_worker(topic: str, gpus_per_trial: int) -> set[Machine]:
     return {Machine(cpu, model, driver) for model, driver in described}
 
 
-async def prepare_on_worker(request: PrefixRequest, build: PrefixBuilder) -> PrefixReady | BuildFailed:
+async def prepare_on_worker(
+    request: PrefixRequest, build: PrefixBuilder, topic: str, dask_worker: Worker
+) -> PrefixReady | BuildFailed:
     """Called in the worker's event loop: make a prefix in a thread that no trial runs in."""
     loop = asyncio.get_running_loop()
-    answer: PrefixReady | BuildFailed = await loop.run_in_executor(_builders, prepare, request, build)
+
+    def tell(progress: PrefixProgress) -> None:
+        said = {"building": progress.lock_hash, "step": asdict(progress.step)}
+        loop.call_soon_threadsafe(dask_worker.log_event, topic, said)
+
+    answer: PrefixReady | BuildFailed = await loop.run_in_executor(_builders, prepare, request, build, tell)
     return answer
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bisect_env.cluster.protocol import BuildFailed, Executor, PrefixReady, TrialCompleted
+from bisect_env.cluster.protocol import BuildFailed, Executor, PrefixProgress, PrefixReady, TrialCompleted
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.runner import Runner
 from bisect_env.engine.specs import target_of
@@ -289,7 +289,7 @@ class Amplifier:
         started = time.monotonic()
         try:
             while len(records) < trials:
-                room = min(self.executor.slots, trials - len(records)) - len(runner.running)
+                room = min(runner.slots, trials - len(records)) - len(runner.running)
                 for _ in range(room):
                     runner.submit(uuid.uuid4().hex, combination, lock, perturbation=perturbation)
                 self._check()
@@ -300,7 +300,7 @@ class Amplifier:
                             if self._evidence(record) is not Evidence.VOID:
                                 records.append(record)
                                 continue
-                        case PrefixReady():
+                        case PrefixReady() | PrefixProgress():
                             continue
                         case _:
                             pass

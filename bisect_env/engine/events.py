@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bisect_env.environments.progress import Step
 from bisect_env.errors import BisectEnvError, MatrixError
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage.records import Origin
@@ -96,6 +97,23 @@ class TrialFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class Building:
+    """Where the making of an environment is.
+
+    Attributes:
+        lock_hash: Which one.
+        step: What is done for it now.
+        ready: Environments that are there.
+        building: Environments that are being made.
+    """
+
+    lock_hash: str
+    step: Step
+    ready: int
+    building: int
+
+
+@dataclass(frozen=True, slots=True)
 class Built:
     """An environment was made.
 
@@ -143,6 +161,10 @@ class Progress:
         document: The verdict so far (see `document`).
         probability_bad: Combination and its posterior of being bad, for combinations that can be run.
         counts: Combination to its bad and its counted trials, those of earlier commands included.
+        passing: While nothing has failed: the bad end, how often it has passed, and the rate down to which
+            failures are looked for; else None.
+        ends_after: While nothing has failed: how many more passes end the study, and which crash rate they
+            exclude; None where that is not known.
     """
 
     trials: int
@@ -151,6 +173,8 @@ class Progress:
     document: dict[str, Any]
     probability_bad: tuple[tuple[Combination, float], ...]
     counts: Mapping[Combination, tuple[int, int]] = field(default_factory=dict)
+    passing: tuple[Combination, int, float] | None = None
+    ends_after: tuple[int, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +236,7 @@ Event = (
     | Locked
     | TrialStarted
     | TrialFinished
+    | Building
     | Built
     | SetAside
     | Warned

@@ -39,7 +39,7 @@ class Forecast:
     environments: float
     environments_range: tuple[float, float] = (0.0, 0.0)
 
-    def gpu_hours(self, trial_seconds: float, gpus: int) -> tuple[float, float, float]:
+    def gpu_hours(self, trial_seconds: float, gpus: float) -> tuple[float, float, float]:
         """Mean, 5th and 95th centile of the time that trials hold GPUs.
 
         Args:

@@ -64,7 +64,7 @@ def trial_key(matrix: Matrix, prepared: Prepared, index: Index, perturbation: Pe
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def reusable(machines: Collection[Machine], gpus: int) -> frozenset[Machine]:
+def reusable(machines: Collection[Machine], gpus: float) -> frozenset[Machine]:
     """Classes of machines that are known well enough for their trials to be the same. Pure."""
     return frozenset(m for m in machines if m.cpu and (not gpus or (m.gpu_model and m.driver)))
 

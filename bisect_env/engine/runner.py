@@ -10,34 +10,39 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
     Executor,
+    PrefixProgress,
     PrefixReady,
     PrefixRequest,
     TrialCompleted,
     TrialLost,
     TrialRequest,
+    trials_per_gpu,
 )
 from bisect_env.engine import events
+from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import verdict_document
-from bisect_env.engine.locking import Locking
+from bisect_env.engine.locking import Locking, of_commits
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import allowed_sources, lost_record, target_of, trial_files, trial_spec
 from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, gist
 from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock
-from bisect_env.errors import NoEnvironmentError
-from bisect_env.matrix.grid import Combination, Index
+from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
+from bisect_env.matrix.grid import Combination, Direction, Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.search.every import is_zoomed
 from bisect_env.search.goals import Goal, search_towards
 from bisect_env.search.searcher import Search, SearchSettings, StudySearch
+from bisect_env.search.verdict import Status
 from bisect_env.storage.records import (
     BUILD_FAILED,
     BUILT,
@@ -46,6 +51,7 @@ from bisect_env.storage.records import (
 )
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import NONE, Evidence, Machine, Outcome, Perturbation, TrialRecord
+from bisect_env.trials.signature import matches
 
 LOOK = 0.5
 """Seconds between two looks at the budget and at Ctrl-C while trials run."""
@@ -60,10 +66,20 @@ SHOW_EVERY = 0.2
 """Seconds between two pictures of where the search stands."""
 SAVE_EVERY = 5.0
 """Seconds between two verdicts stored on the way, for those who look at a running study."""
+FORETOLD, FORETELL_EVERY = 64, 4.0
+"""Combinations up to which it is played what would end a study without failures; seconds between plays."""
 _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
 _PAUSE = 0.02
 """Seconds, growing with each attempt, that let two commands fall out of step."""
+
+
+class TargetSettledError(Exception):
+    """It has turned out which failure the study is about: what was learnt is to be learnt again."""
+
+
+_AT_EACH_END = 3
+"""Failures at each end before two kinds of them are taken for two problems."""
 
 
 class Runner:
@@ -72,18 +88,38 @@ class Runner:
     Args:
         matrix: What is run.
         executor: Where; the caller closes it.
+        warn: Hears when fewer trials share a GPU from now on.
 
     Attributes:
         executor: As given.
-        running: Ids of trials that were sent off and are not answered yet.
+        running: Trials that were sent off and are not answered yet, by id, with what each was lent of GPUs.
+        gpus: What a trial is lent: of a shared GPU it grows when trials disturb each other.
     """
 
-    def __init__(self, matrix: Matrix, executor: Executor) -> None:
+    def __init__(
+        self, matrix: Matrix, executor: Executor, warn: Callable[[str], None] = lambda _text: None
+    ) -> None:
         self.executor = executor
-        self.running: set[str] = set()
+        self.running: dict[str, float] = {}
+        self.gpus = matrix.file.trial.gpus
+        self._warn = warn
         self._matrix = matrix
         self._files = trial_files(matrix)
         self._allow_source = allowed_sources(matrix)
+
+    @property
+    def slots(self) -> int:
+        """How many trials can run at the same time."""
+        return max(1, self.executor.slots // (self._on_a_gpu // trials_per_gpu(self.gpus)))
+
+    @property
+    def places_alone(self) -> int:
+        """How many can while none shares its GPU with another."""
+        return max(1, self.executor.slots // self._on_a_gpu)
+
+    @property
+    def _on_a_gpu(self) -> int:
+        return trials_per_gpu(self._matrix.file.trial.gpus)
 
     def prepare(self, lock: Lock) -> None:
         """Begin to make an environment."""
@@ -97,6 +133,7 @@ class Runner:
         *,
         values: Combination | None = None,
         perturbation: Perturbation = NONE,
+        alone: bool = False,
     ) -> None:
         """Send a trial off.
 
@@ -106,11 +143,15 @@ class Runner:
             lock: Its environment.
             values: What the command sees of the axes, if that is something else.
             perturbation: Circumstances under which it runs.
+            alone: Whether it must not share a GPU, whatever the others do.
         """
         spec = trial_spec(
-            self._matrix, combination, lock, trial_id, self._files, values=values, perturbation=perturbation
+            *(self._matrix, combination, lock, trial_id, self._files),
+            values=values,
+            perturbation=perturbation,
+            gpus=max(1, self.gpus) if alone else self.gpus,
         )
-        self.running.add(trial_id)
+        self.running[trial_id] = spec.gpus
         self.executor.submit(TrialRequest(spec, lock, self._allow_source))
 
     def wait(self, timeout: float = LOOK) -> list[Completion]:
@@ -119,12 +160,26 @@ class Runner:
         for answer in answers:
             match answer:
                 case TrialCompleted(record):
-                    self.running.discard(record.trial_id)
+                    self.running.pop(record.trial_id, None)
+                case TrialLost(trial_id, reason, crowded=True):
+                    self._make_room(self.running.pop(trial_id, 1), reason)
                 case BuildFailed(trial_id) | TrialLost(trial_id):
-                    self.running.discard(trial_id)
-                case PrefixReady():
+                    self.running.pop(trial_id, None)
+                case PrefixReady() | PrefixProgress():
                     pass
         return answers
+
+    def _make_room(self, lent: float, reason: str) -> None:
+        """Let half as many trials share a GPU, if as many as now did when they disturbed each other."""
+        if lent < 1 and lent == self.gpus:
+            fewer = trials_per_gpu(self.gpus) // 2
+            self.gpus = 1 / fewer if fewer > 1 else 1
+            shown = (
+                f"{fewer} trials share a GPU from now on"
+                if fewer > 1
+                else "trials have a GPU each from now on"
+            )
+            self._warn(f"{reason}; it is run again, and {shown}")
 
     def end(self) -> list[TrialCompleted]:
         """End what runs; gives the trials that had come to their end before that."""
@@ -155,6 +210,7 @@ class StudyRunner:
         goal: What the study wants to know.
         quick: Whether to end as soon as the answer stands, without checks.
         perturbation: Circumstances under which all trials run.
+        careful: Whether both stated ends are tried even where environments are dear.
 
     Attributes:
         grid: As expanded.
@@ -176,6 +232,7 @@ class StudyRunner:
         goal: Goal = Goal.FIRST_BAD,
         quick: bool = False,
         perturbation: Perturbation = NONE,
+        careful: bool = False,
     ) -> None:
         self._matrix = matrix
         self._locking = locking
@@ -202,9 +259,12 @@ class StudyRunner:
                 clean_rate=settings.clean_rate,
                 crash_rate=settings.crash_rate,
                 quick=quick,
+                thrifty=not careful and of_commits(self.grid),
             ),
         )
         self.state = StudyState(matrix, self._prepared, self.search)
+        self._ends = self._both_ends()
+        self._ways: dict[Index, dict[str, tuple[str, str]]] = {}
         self._sharing = Sharing(store, study_id, clock=clock)
         self._keys: dict[Index, str] = {}
         self._reuse = Reuse(store, study_id, self._keys, self._prepared, self._target, machines)
@@ -213,6 +273,28 @@ class StudyRunner:
         self._began_at = clock()
         self._check_until: float | None = None
         self._shown_at = self._saved_at = float("-inf")
+        self._alone = Alone(self.grid, matrix.file.trial.gpus, store.decisions(study_id))
+        self._trials_alone: set[str] = set()
+        self._foretold: int | None = None
+        self._foretold_at = float("-inf")
+        self._crowded: set[str] = set()
+
+    def _both_ends(self) -> tuple[Index, Index] | None:
+        """What stands for the good and the bad end: as stated, else the ends of the axes; or None."""
+        axes = self.grid.axes
+        if self.grid.good is not None and self.grid.bad is not None:
+            found: tuple[Index, Index] = (self.grid.good, self.grid.bad)
+        elif all(axis.direction in (Direction.REGRESSION, Direction.FIXED) for axis in axes):
+            # An axis with one value has no ends.
+            last = [len(axis.values) - 1 for axis in axes]
+            fixed = [axis.direction is Direction.FIXED for axis in axes]
+            good = tuple(end if turned else 0 for end, turned in zip(last, fixed, strict=True))
+            found = (good, tuple(0 if turned else end for end, turned in zip(last, fixed, strict=True)))
+        else:
+            return None
+        groups = self._prepared.groups
+        good_end, bad_end = groups.get(found[0]), groups.get(found[1])
+        return None if good_end is None or bad_end is None or good_end == bad_end else (good_end, bad_end)
 
     # -- before and after ----------------------------------------------------------------------------------
 
@@ -223,7 +305,42 @@ class StudyRunner:
 
     def document(self) -> dict[str, Any]:
         """The verdict by now."""
-        return verdict_document(self.grid, self.search, self.missing)
+        document = verdict_document(self.grid, self.search, self.missing)
+        if (why := self._alone.why_not(self.search)) is not None:
+            document |= {"status": str(Status.LIKELY), "reason": why}
+        return document
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more is to be tried."""
+        return self.search.finished and not self._alone.wanted(self.search, 1)
+
+    def tried(self, axis: str, document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+        """What was tried along an axis, all else as in the first bad combination: value, verdict, and why.
+
+        Args:
+            axis: Its name.
+            document: The verdict.
+        """
+        # Here: nobody needs the model of reports before there is an answer.
+        from bisect_env.report.model import calls_bad
+
+        first = document["first_bad"]
+        is_bad = calls_bad(document)
+        place = next(i for i, one in enumerate(self.grid.axes) if one.name == axis)
+        found = []
+        missing = self.missing
+        for value in self.grid.axes[place].values:
+            index = self.grid.find(Combination.of({**first, axis: value}))
+            if index is None:
+                continue
+            tally = self.state.tallies.get(self._prepared.groups.get(index, index))
+            if tally is not None and tally.bad + tally.good:
+                said = "bad" if is_bad({**first, axis: value}) else "good"
+                found.append((value, said, f"({tally.bad} of {tally.bad + tally.good} trials failed)"))
+            elif index in missing:
+                found.append((value, "skip", f"({missing[index][0]})"))
+        return found
 
     def replay(self) -> int:
         """Tell the search what the database has already.
@@ -269,6 +386,7 @@ class StudyRunner:
             index = self._group_of(trial.combination)
             if index is not None:
                 self.state.seen.add(trial.lock_hash)
+                self._note_way(index, trial.evidence, trial.signature, trial.trial_id)
                 self._act(
                     self.state.learn(
                         index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail
@@ -295,15 +413,16 @@ class StudyRunner:
         deadline = None if budget is None else self._clock() + budget
         # Solvers begin while the place where trials run may still be starting.
         self._lock(self.state.decide(2).lock)
-        self._runner = Runner(self._matrix, start())
+        try:
+            self._runner = Runner(self._matrix, start(), lambda text: self._warn([text]))
+        except StudyInterruptedError:
+            self._sharing.close()
+            return  # nothing ran, and the study ends as any other that was stopped
         self._locking.on_done = self._runner.executor.wake
         try:
-            while self._wants_more(deadline):
-                self._work(deadline)
-                # What still ran may have changed the answer, which then is not the answer yet.
-                self._wind_down()
-                self.hear_others()
-                if not self._runner.running and not self.search.ask(1):
+            while True:
+                self._decide(deadline)
+                if not self._try_alone(deadline):
                     break
         finally:
             self._save_locked()
@@ -311,9 +430,33 @@ class StudyRunner:
         if not self._stopped():
             self.state.check_anything_ran()
 
+    def _decide(self, deadline: float | None) -> None:
+        while self._wants_more(deadline):
+            self._work(deadline)
+            # What still ran may have changed the answer, which then is not the answer yet.
+            self._wind_down()
+            self.hear_others()
+            if not self._runner.running and not self.search.ask(1):
+                break
+
     def _wants_more(self, deadline: float | None) -> bool:
-        in_time = deadline is None or self._clock() < deadline
-        return in_time and not self.search.finished and not self._stopped()
+        return self._in_time(deadline) and not self.search.finished and not self._stopped()
+
+    def _in_time(self, deadline: float | None) -> bool:
+        return deadline is None or self._clock() < deadline
+
+    def _try_alone(self, deadline: float | None) -> bool:
+        """Try both sides of the boundary without neighbours, where trials share GPUs; whether any ran."""
+        chosen = self._alone.wanted(self.search, self._runner.places_alone)
+        if not chosen or self._stopped() or not self._in_time(deadline):
+            return False
+        self._start(chosen, alone=True)
+        while self.state.running and not self._stopped():
+            self._handle(self._runner.wait())
+            self._sharing.renew(self._claims())
+            self._show()
+        self._wind_down()
+        return True
 
     # -- one step ------------------------------------------------------------------------------------------
 
@@ -327,6 +470,7 @@ class StudyRunner:
                 self._handle(self._runner.wait())
             else:
                 self._locking.wait(LOOK)
+            self._settle()
             self._take_locks()
             if self._sharing.is_due:
                 self.hear_others(elsewhere=False)
@@ -352,7 +496,7 @@ class StudyRunner:
     def _carry_out(self) -> None:
         """Do what the state wants, as often as other commands are faster with some of it."""
         for attempt in range(_CLAIMS):
-            wanted = self.state.decide(self._runner.executor.slots, only=self._only())
+            wanted = self.state.decide(self._runner.slots, only=self._only())
             self._lock(wanted.lock)
             self._build(wanted)
             if self._start(wanted.start):
@@ -366,7 +510,7 @@ class StudyRunner:
         """The one combination to try while nobody knows which failure is meant; None for all."""
         self._target.look()
         if not self._target.is_open:
-            return None
+            return self._where_ends_differ()
         bad_end = self._bad_end
         if bad_end is None or bad_end in self.state.aside:
             raise NoEnvironmentError(
@@ -375,6 +519,56 @@ class StudyRunner:
                 remedy="state another `bad`, or a `signature` instead of `from-bad-end`",
             )
         return bad_end
+
+    def _where_ends_differ(self) -> Index | None:
+        """An end that has to fail more often before two kinds of failures are taken for two problems."""
+        pair = self._two_problems()
+        few = [end for end in pair if self.state.tallies[end].bad < _AT_EACH_END]
+        return few[0] if few else None
+
+    def _two_problems(self) -> tuple[Index, ...]:
+        """Good and bad end where both have only failed, in ways that have nothing in common; else none."""
+        if self._target.compares or self._ends is None:
+            return ()
+        if any(end in self.state.aside or not self._ways.get(end) for end in self._ends):
+            return ()
+        if any(self.state.tallies[end].good for end in self._ends):
+            return ()
+        good, bad = (set(self._ways[end]) for end in self._ends)
+        return () if good & bad else self._ends
+
+    def _settle(self) -> None:
+        """Take the bad end's failure for the one that is looked for, once that is known to be another one.
+
+        Raises:
+            TargetSettledError: It was settled now.
+        """
+        pair = self._two_problems()
+        if not pair or min(self.state.tallies[end].bad for end in pair) < _AT_EACH_END:
+            return
+        self._handle(self._runner.end())
+        self.state.running.clear()
+        (other, _), (told, (signature, trial_id)) = (next(iter(self._ways[end].items())) for end in pair)
+        self._target.settle(signature, trial_id)
+        judged = {
+            trial.trial_id: Evidence.OTHER
+            for trial in (*self._store.trials(self._study_id), *self._store.reused(self._study_id))
+            if trial.evidence is Evidence.BAD and not matches(trial.signature, self._target.rule.signature)
+        }
+        self._store.judge_again(self._study_id, judged)
+        good, bad = (self.grid.combination(end) for end in pair)
+        wanted = f"`bad: {{signature: '{shown(signature)}'}}` in `trial`"
+        text = (
+            f"two failures that have nothing to do with each other: {good} fails as {other}, {bad} as {told}"
+        )
+        self._warn([f"{text}; this study looks for the latter, as {wanted} says from the start"])
+        raise TargetSettledError
+
+    def _note_way(self, index: Index, evidence: Evidence, signature: str, trial_id: str) -> None:
+        """Remember how an end fails: outcome and exception, and a trial that shows it."""
+        if self._ends is not None and index in self._ends and evidence is Evidence.BAD and signature:
+            way = read_signature(signature).kind
+            self._ways.setdefault(index, {}).setdefault(way, (signature, trial_id))
 
     def _lock(self, indices: Iterable[Index]) -> None:
         self._locking.want(indices)
@@ -418,7 +612,7 @@ class StudyRunner:
             self.state.begun(lock.content_hash)
             self._runner.prepare(lock)
 
-    def _start(self, chosen: Sequence[Index]) -> bool:
+    def _start(self, chosen: Sequence[Index], *, alone: bool = False) -> bool:
         """Claim trials and send them off; whether all of them are ours."""
         if not chosen:
             return True
@@ -435,7 +629,9 @@ class StudyRunner:
             if ours:
                 lock = self._prepared.locks[index]
                 self.state.started(trial_id, index)
-                self._runner.submit(trial_id, combination, lock, perturbation=self._perturbation)
+                self._runner.submit(trial_id, combination, lock, perturbation=self._perturbation, alone=alone)
+                if alone:
+                    self._trials_alone.add(trial_id)
                 self._notify(events.TrialStarted(trial_id, combination))
         return all(won)
 
@@ -467,15 +663,22 @@ class StudyRunner:
                     self._warn(notes)
                     if record.trial_id in self.state.running:
                         recorded.append((self.state.ended(record.trial_id), record, build_seconds))
-                case TrialLost(trial_id, reason, host):
+                case TrialLost(trial_id, reason, host, crowded):
                     if trial_id not in self.state.running:
                         continue
                     index = self.state.ended(trial_id)
-                    self.state.lost(index, host)
+                    if crowded:
+                        # Neither the host nor the script: our own crowding.
+                        self._crowded.add(trial_id)
+                    else:
+                        self.state.lost(index, host)
                     combination = self.grid.combination(index)
                     lock_hash = self._prepared.locks[index].content_hash
                     record = lost_record(trial_id, combination, lock_hash, reason, host)
                     recorded.append((index, record, 0.0))
+                case PrefixProgress(lock_hash, step):
+                    state = self.state
+                    self._notify(events.Building(lock_hash, step, len(state.ready), len(state.building)))
                 case PrefixReady(lock_hash, seconds, notes):
                     self._warn(notes)
                     self._built(lock_hash, seconds)
@@ -514,12 +717,18 @@ class StudyRunner:
                 self.state.build_seconds.add(build_seconds)
                 self._record_build(record.lock_hash, build_seconds)
             self._notify(events.TrialFinished(record, evidence, build_seconds))
+            self._note_way(index, evidence, record.signature, record.trial_id)
             self._act(
                 self.state.learn(
                     index, record.outcome, evidence, duration=record.duration, detail=record.detail
                 )
             )
-            self.state.check(record, evidence)
+            if record.trial_id in self._trials_alone and evidence in (Evidence.GOOD, Evidence.BAD):
+                self._alone.heard(index, evidence)
+                said = {"combination": record.combination.as_dict(), "evidence": str(evidence)}
+                self._store.record_decision(self._study_id, ALONE, {**said, "trial": record.trial_id})
+            if record.trial_id not in self._crowded:
+                self.state.check(record, evidence)
 
     def _act(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
@@ -568,8 +777,34 @@ class StudyRunner:
                     self.grid.combination(index): (tally.bad, tally.bad + tally.good)
                     for index, tally in self.state.tallies.items()
                 },
+                self._only_passing(),
+                self._ends_after(now),
             )
         )
+
+    def _only_passing(self) -> tuple[Combination, int, float] | None:
+        """What is known of a failure that nobody has seen yet: see `events.Progress.passing`."""
+        tallies = self.state.tallies
+        if self.state.hits or not tallies:
+            return None
+        end = self._bad_end if self._bad_end in tallies else max(tallies, key=lambda one: tallies[one].good)
+        assert end is not None
+        return self.grid.combination(end), tallies[end].good, self._matrix.file.search.min_crash_rate
+
+    def _ends_after(self, now: float) -> tuple[int, float] | None:
+        """What would end a study in which nothing fails; played seldom, and on small grids alone."""
+        search = self.search
+        if self.state.hits or not search.trials or not isinstance(search, Search):
+            return None
+        if len(self.state.members) > FORETOLD or search.finished:
+            return None
+        if now >= self._foretold_at + FORETELL_EVERY:
+            self._foretold_at = now
+            left = search.passes_left()
+            self._foretold = None if left is None else search.trials + left
+        if self._foretold is None or self._foretold <= search.trials:
+            return None
+        return self._foretold - search.trials, self._matrix.file.search.min_crash_rate
 
 
 _STATUS = {

@@ -13,6 +13,7 @@ from datetime import datetime
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Executor,
+    PrefixProgress,
     PrefixReady,
     TrialCompleted,
     TrialLost,
@@ -31,7 +32,7 @@ from bisect_env.engine.runner import Runner
 from bisect_env.engine.specs import lost_record, target_of
 from bisect_env.engine.state import BUILDS_BEFORE_UNBUILDABLE, VOIDS_BEFORE_STOP, Tally, in_flight
 from bisect_env.engine.stored import named_combinations
-from bisect_env.engine.study import as_refined_before, study_date, study_definition
+from bisect_env.engine.study import as_refined_before, settled_ends, study_date, study_definition
 from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
@@ -100,7 +101,7 @@ class SingleTrials:
         self._matrix = matrix
         self._store = store
         self._study_id = study_id
-        self._runner = Runner(matrix, executor)
+        self._runner = Runner(matrix, executor, lambda text: self._warn([text]))
         self._notify = notify
         self._stopped = stopped
         wanted = matrix.file.trial.bad.signature
@@ -111,7 +112,7 @@ class SingleTrials:
     @property
     def slots(self) -> int:
         """How many trials can run at the same time."""
-        return self._runner.executor.slots
+        return self._runner.slots
 
     def run(
         self,
@@ -151,6 +152,8 @@ class SingleTrials:
                     return tally
                 for completion in runner.wait():
                     match completion:
+                        case PrefixProgress(lock_hash, step):
+                            self._notify(events.Building(lock_hash, step, 0, 1))
                         case PrefixReady():
                             ready = True
                             self._made(single, completion)
@@ -161,8 +164,12 @@ class SingleTrials:
                         case TrialCompleted(record, build_seconds, notes):
                             self._warn(notes)
                             on_evidence(self._record(single, record, tally, build_seconds))
-                        case TrialLost(_, _, host):
-                            tally.lost_on |= {host} - {""}
+                        case TrialLost(_, _, host, crowded):
+                            if crowded:
+                                # Our own doing, and of all that shared the GPU at once: not a row of voids.
+                                self._voids = -1
+                            else:
+                                tally.lost_on |= {host} - {""}
                             on_evidence(self._record(single, _lost(single, completion), tally))
         finally:
             # What had come to its end before it could be ended is recorded, too.
@@ -366,7 +373,7 @@ def _named(
     known = store.find_study(matrix.name, matrix.digest)
     if known is not None or as_of is None:
         as_of = study_date(matrix, store, provider.as_of)
-    grid = expand(matrix, provider.catalogue, as_of)
+    grid = expand(matrix, provider.catalogue, as_of, settled_ends(known))
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
     combination = find_combination(grid, at, named_combinations(known) if known else None)

@@ -28,6 +28,7 @@ def trial_spec(
     *,
     values: Combination | None = None,
     perturbation: Perturbation = NONE,
+    gpus: float | None = None,
 ) -> TrialSpec:
     """A trial of a combination.
 
@@ -40,6 +41,7 @@ def trial_spec(
         values: Values of the axes of the matrix that the command sees, where they are others than those of
             `combination`: an environment between two combinations is recorded as what it is.
         perturbation: Circumstances that are to make the failure more frequent.
+        gpus: That it is lent, where that is not what the matrix says.
     """
     trial = matrix.file.trial
     seen = combination if values is None else values
@@ -54,7 +56,7 @@ def trial_spec(
         timeout=trial.timeout,
         concurrency=trial.concurrency * perturbation.copies,
         repeats=trial.repeat_within * perturbation.repeats,
-        gpus=trial.gpus,
+        gpus=trial.gpus if gpus is None else gpus,
         hash_seed=_hash_seed(perturbation),
         perturbation=perturbation,
         network=matrix.file.executor is not None and matrix.file.executor.network,

@@ -26,6 +26,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bisect_env.environments import pieces
 from bisect_env.environments.download import archive_name, sha256_of
 from bisect_env.environments.lock import (
     Lock,
@@ -222,11 +223,11 @@ class Bundle:
 
     def join(self, sha256: str, name: str) -> None:
         """Undo `split`, if it was done."""
-        pieces = self._pieces(sha256, name)
+        found = self._pieces(sha256, name)
         whole = self.folder(sha256) / name
-        if pieces and pieces != [whole]:
-            _join(pieces, whole)
-            for piece in pieces:
+        if found and found != [whole]:
+            _join(found, whole)
+            for piece in found:
                 piece.unlink()
 
     def path(self, package: LockedPackage, joined: Path) -> Path:
@@ -241,32 +242,37 @@ class Bundle:
             OSError: It cannot be put together.
         """
         name = archive_name(package)
-        pieces = self._pieces(package.sha256, name)
-        if not pieces:
+        found = self._pieces(package.sha256, name)
+        if not found:
             raise UnbuildableError(f"{name} is not in {self.root} on this host", transient=True)
-        if sha256_of(*pieces) != package.sha256:
+        if sha256_of(*found) != package.sha256:
             raise UnbuildableError(f"{name} in {self.root} is not what was fetched", transient=True)
-        if pieces[0].name == name:
-            return pieces[0].absolute()
+        if found[0].name == name:
+            return found[0].absolute()
         path = joined / package.sha256 / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        _join(pieces, path)
+        _join(found, path)
         return path
 
-    def here(self, package: LockedPackage, python: str, joined: Path) -> LockedPackage:
+    def here(self, package: LockedPackage, python: str) -> LockedPackage:
         """The same package, with its archive in this directory for a URL.
+
+        What lies in pieces has an address at which `pieces.served` has to serve it; who fetches it compares
+        it with its hash.
 
         Args:
             package: Of a lock, from PyPI.
             python: The lock's; source distributions were built for it.
-            joined: See `path`.
 
         Raises:
             UnbuildableError: It is not there on this host, or damaged.
-            OSError: It cannot be put together.
         """
         if not package.is_source:
-            return replace(package, url=self.path(package, joined).as_uri())
+            name = archive_name(package)
+            parts = self.pieces(package)
+            if parts and parts[0].name != name:
+                return replace(package, url=pieces.address(package.sha256, name))
+            return replace(package, url=self.path(package, Path()).as_uri())
         wheels = sorted(self.built(package.sha256, python).glob("*.whl"))
         if not wheels:
             name = archive_name(package)
@@ -275,6 +281,10 @@ class Bundle:
         if (found := sha256_of(wheels[0])) not in stated:
             raise UnbuildableError(f"{wheels[0].name} in {self.root} is not what was made", transient=True)
         return replace(package, url=wheels[0].absolute().as_uri(), sha256=found)
+
+    def pieces(self, package: LockedPackage) -> list[Path]:
+        """The files of a package's archive, in order; one where it is whole, none where it is not here."""
+        return self._pieces(package.sha256, archive_name(package))
 
     def built(self, sha256: str, python: str) -> Path:
         """Where the wheel made from a source distribution lies."""

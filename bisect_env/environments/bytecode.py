@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from bisect_env.environments import install_manifest
 from bisect_env.environments.install_manifest import Part
 from bisect_env.environments.integrity import BYTECODE
 from bisect_env.environments.uv_tool import Finished, run_tool
+from bisect_env.temporary import temporary
 
 _OLDEST = (3, 7)
 """Before, there is no `--invalidation-mode`."""
@@ -26,6 +26,7 @@ _STRIPS = (3, 9)
 """Since then there is `-s`."""
 _MANY = 300  # modules: below, starting processes takes longer than what they save
 _TIMEOUT = 900.0
+_HEAD = 16  # bytes: magic number, flags, time and size of the source
 
 
 def add(place: Path, cache: Path, keys: Mapping[str, str], version: str, timeout: float) -> str:
@@ -69,6 +70,40 @@ def _link(place: Path, cache: Path, part: Part) -> None:
                     os.link(cache / links.of / source, folder / name)
 
 
+def share(place: Path, cache: Path, keys: Mapping[str, str]) -> None:
+    """Take what others compiled meanwhile in place of the same of ours: of two builders at once both compile.
+
+    Args:
+        place: The prefix.
+        cache: Our cache directory.
+        keys: See `parts.keys`.
+    """
+    for key in keys.values():
+        part = install_manifest.load(cache, key)
+        for links in part.links if part is not None else ():
+            if not links.to.endswith(f"/{BYTECODE}") or not links.of.startswith(
+                f"{install_manifest.FOLDER}/"
+            ):
+                continue
+            for name, source in zip(links.names, links.sources, strict=True):
+                with contextlib.suppress(OSError):
+                    _take(cache / links.of / source, place / links.to / name)
+
+
+def _take(known: Path, own: Path) -> None:
+    if known.samefile(own) or _head(known) != _head(own):
+        return
+    beside = own.with_name(f".{own.name}.shared")
+    os.link(known, beside)
+    beside.replace(own)
+
+
+def _head(path: Path) -> bytes:
+    """What says of which source it was made, by which Python: the rest of two of them may differ in order."""
+    with path.open("rb") as stream:
+        return stream.read(_HEAD)
+
+
 def compile_modules(place: Path, release: tuple[int, ...], timeout: float) -> str:
     """Compile what is in the `site-packages` of a prefix and has no bytecode yet.
 
@@ -94,10 +129,10 @@ def compile_modules(place: Path, release: tuple[int, ...], timeout: float) -> st
     args += ["-s", place] if release >= _STRIPS else ["-d", "site-packages"]
     env = {"PATH": os.defpath, "HOME": os.environ.get("HOME", "/")}
     processes = min(_PROCESSES, os.cpu_count() or 1) if len(modules) > _MANY else 1
-    with tempfile.TemporaryDirectory(prefix="bisect-env-modules-") as aside:
+    with temporary("modules") as aside:
 
         def compile_some(number: int) -> Finished:
-            listing = Path(aside, str(number))
+            listing = aside / str(number)
             listing.write_text("".join(f"{path}\n" for path in modules[number::processes]), "utf-8")
             return run_tool([*args, "-i", listing], env=env, cwd=place, timeout=min(timeout, _TIMEOUT))
 

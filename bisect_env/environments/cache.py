@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import importlib.metadata
 import json
 import os
 import secrets
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 from bisect_env.environments.install_manifest import all_parts, discard, remove_unfinished, stated_files
 from bisect_env.environments.integrity import (
@@ -27,7 +31,7 @@ from bisect_env.environments.integrity import (
     remove_tree,
     wheels_in,
 )
-from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.lock import Lock, LockedPackage
 
 # --------------------------------------------------------------------------------------------------
 # Who uses a prefix, and who installs from or empties the archives: file locks that end with a process.
@@ -191,6 +195,7 @@ class Entry:
         packages: How many.
         size: Bytes on disk, with what it shares.
         own: Bytes on disk that no other directory of the cache shares: what its removal frees at once.
+        shared: Bytes on disk that other environments have, too; the rest goes with it and its archives.
         last_used: Unix time.
     """
 
@@ -201,6 +206,7 @@ class Entry:
     size: int
     own: int
     last_used: float
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +231,10 @@ class Pruned:
 def entries(cache: Path) -> list[Entry]:
     """The prefixes of a cache, used longest ago first."""
     found = []
-    for path in _prefixes(cache):
+    bytes_of: Inodes = {}
+    files = {path: _inodes(path, bytes_of) for path in _prefixes(cache)}
+    users = Counter(inode for inodes in files.values() for inode in inodes)
+    for path, inodes in files.items():
         try:
             marker = json.loads((path / MARKER).read_text("utf-8"))
             size, own = _sizes(path)
@@ -240,6 +249,7 @@ def entries(cache: Path) -> list[Entry]:
                 size,
                 own,
                 last_use(path.parent, path.name),
+                sum(bytes_of[inode] for inode in inodes if users[inode] > 1),
             )
         )
     return sorted(found, key=lambda entry: (entry.last_used, entry.content_hash))
@@ -463,7 +473,7 @@ def _prefixes(cache: Path) -> list[Path]:
 
 def _archive_folders(cache: Path) -> list[Path]:
     """Directories that each hold one archive, unpacked or whole."""
-    patterns = ("uv/archive-v*/*", "wheels/*", "conda/pkgs/*")
+    patterns = ("uv/archive-v*/*", "wheels/*", "conda/pkgs/*", "commits/*")
     return [p for pattern in patterns for p in sorted(cache.glob(pattern)) if p.is_dir()]
 
 
@@ -531,3 +541,29 @@ def _files(path: Path) -> Iterator[os.DirEntry[str]]:
         yield entry
         if entry.is_dir(follow_symlinks=False):
             yield from _files(Path(entry.path))
+
+
+# --------------------------------------------------------------------------------------------------
+# What is in a prefix that exists.
+
+
+def requirements_here(lock: Lock, cache_dir: Path) -> dict[str, tuple[str, ...]] | None:
+    """What each wheel of a lock asks for, as the metadata in its prefix have it.
+
+    Args:
+        lock: Of wheels alone.
+        cache_dir: Where prefixes are.
+
+    Returns:
+        Normalised name to PEP 508 texts; None where there is no such prefix.
+    """
+    prefix = cache_dir / "prefixes" / lock.content_hash
+    if not (prefix / MARKER).exists():
+        return None
+    found = {}
+    sites = [str(site) for site in prefix.glob("lib/python*/site-packages")]
+    for distribution in importlib.metadata.distributions(path=sites):
+        name = distribution.metadata["Name"]
+        if name:
+            found[str(canonicalize_name(name))] = tuple(distribution.requires or ())
+    return found

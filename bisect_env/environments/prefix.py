@@ -20,7 +20,7 @@ import secrets
 import tempfile
 import time
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,6 +33,8 @@ from bisect_env.environments import (
     install_manifest,
     integrity,
     lockfiles,
+    pieces,
+    progress,
     validation,
 )
 from bisect_env.environments.bundle import Bundle
@@ -47,7 +49,9 @@ from bisect_env.environments.cache import (
     hold,
     normal_label,
 )
-from bisect_env.environments.download import obtain
+from bisect_env.environments.commit_source import CommitSource
+from bisect_env.environments.commits import Commits
+from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, remember
 from bisect_env.environments.interpreters import (
     Interpreter,
@@ -146,7 +150,13 @@ def make_empty(uv: Uv, place: Path, interpreter: Interpreter, timeout: float) ->
 
 
 def install(
-    uv: Uv, place: Path, packages: Sequence[LockedPackage], timeout: float, *, date: str | None = None
+    uv: Uv,
+    place: Path,
+    packages: Sequence[LockedPackage],
+    timeout: float,
+    *,
+    date: str | None = None,
+    step: str = "downloading",
 ) -> None:
     """Install packages, and nothing that they depend on.
 
@@ -156,6 +166,7 @@ def install(
         packages: With the addresses that archives are taken from.
         timeout: Seconds.
         date: Newest upload that what a source distribution is built with may have; None for any.
+        step: What takes its time where archives are large.
 
     Raises:
         UnbuildableError: It cannot be done; `transient` tells whether that says anything about the lock.
@@ -171,20 +182,31 @@ def install(
         args.append("--no-build")
     elif date is not None:
         args += ["--exclude-newer", date]
-    _run(uv, args, place, timeout, builds=builds)
+    archives = progress.Archives(step, {package.name: package.version for package in packages}, uv.cache_dir)
+    _run(uv, args, place, timeout, builds=builds, heard=archives.heard)
     listing.unlink()
     # uv's own, against others who install here at the same time: nobody ever does.
     (place / ".lock").unlink(missing_ok=True)
 
 
-def _run(uv: Uv, args: list[str | Path], cwd: Path, timeout: float, *, builds: bool) -> None:
-    finished = uv.run(args, cwd=cwd, timeout=timeout, builds=builds)
+def _run(
+    uv: Uv,
+    args: list[str | Path],
+    cwd: Path,
+    timeout: float,
+    *,
+    builds: bool,
+    heard: Callable[[str], None] | None = None,
+) -> None:
+    finished = uv.run(args, cwd=cwd, timeout=timeout, builds=builds, heard=heard)
     if finished.returncode != 0 or finished.timed_out:
         raise _failure(finished, timeout, builds=builds)
 
 
 def _failure(finished: Finished, timeout: float, *, builds: bool) -> UnbuildableError:
     words = plain_words(finished.stderr)
+    if finished.stopped:
+        return UnbuildableError(words, transient=is_transient(words))
     if finished.timed_out:
         # A download that stalls says nothing about the environment; a build that never ends does.
         return UnbuildableError(f"not finished in {timeout:.0f} s: {words}", transient=not builds)
@@ -225,6 +247,23 @@ class Prefix:
         """Say that the prefix is no longer in use; from then on it may be evicted."""
         if self.lease is not None:
             self.lease.release()
+
+
+def state_of(place: Path) -> str:
+    """What a prefix held when it was made, in a word; "" for what is none of ours."""
+    try:
+        return str(json.loads((place / MARKER).read_text("utf-8"))["snapshot"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def is_still(place: Path, state: str) -> bool:
+    """Whether a prefix still holds what `state_of` said; if not, whoever wants it next makes it anew."""
+    with contextlib.suppress(OSError):
+        if state_of(place) == state and integrity.is_unchanged(place, state, ignore=(MARKER,)):
+            return True
+    _unchanged.discard((str(place), state))
+    return False
 
 
 def ensure_prefix(
@@ -297,6 +336,8 @@ class _Builder:
         offline: Path | None,
     ) -> None:
         self.lock = lock
+        self.packages = lock.packages
+        self.spent = 0.0
         self.offline = offline
         self.cache = cache
         self.allow_source = allow_source
@@ -313,7 +354,7 @@ class _Builder:
         except (OSError, ValueError):
             return None
         # The link dangles when the interpreter was uninstalled or upgraded since.
-        if marker.get("format") != _FORMAT or not python.exists():
+        if marker.get("format") != _FORMAT or not self._may_start(python):
             return None
         made = (str(self.final), str(marker.get("snapshot")))
         if made not in _unchanged:
@@ -321,6 +362,25 @@ class _Builder:
                 return None
             _unchanged.add(made)
         return Prefix(self.final, python)
+
+    def _may_start(self, python: Path) -> bool:
+        """Whether the interpreter is there and may be executed.
+
+        Raises:
+            InfrastructureError: Not by this user, who cannot make another environment in its place either.
+        """
+        if os.access(python, os.X_OK):
+            return True
+        if python.is_symlink() and not os.access(self.folder, os.W_OK):
+            real = os.path.realpath(python)
+            raise InfrastructureError(
+                f"the environment {self.lock.content_hash[:12]} of the cache {self.cache} uses the Python "
+                f"{real}, which is gone or which this user may not execute; only who may write "
+                "to this cache can make the environment anew",
+                remedy="let its owner take a Python that every user can execute (not one below a home "
+                "directory) and make the environment again, or use a cache of your own with --cache",
+            )
+        return False
 
     def build(self) -> Prefix:
         self._refuse_sources()
@@ -334,6 +394,7 @@ class _Builder:
             if (prefix := self.existing()) is not None:
                 return prefix
             self._mend_archives()
+            self._build_commits(interpreter)
             temporary = self.folder / f".build-{self.lock.content_hash}-{secrets.token_hex(4)}"
             try:
                 self._fill_and_check(temporary, interpreter)
@@ -343,8 +404,25 @@ class _Builder:
                 temporary.rename(self.final)
             finally:
                 _remove_builds(self.folder, self.lock.content_hash)
-        seconds = time.monotonic() - started
+        # What was spent on a wheel is the price of such an environment, whenever it was built.
+        seconds = max(time.monotonic() - started, self.spent)
         return Prefix(self.final, self.final / "bin" / "python", seconds, tuple(self.notes))
+
+    def _build_commits(self, interpreter: Interpreter | None) -> None:
+        """Put the wheels that are built from commits in the place of those."""
+        if not any(package.is_commit for package in self.lock.packages):
+            return
+        if interpreter is None:
+            raise UnbuildableError("commits are not built for conda's Python", transient=False)
+        commits = Commits(self.cache, self._uv_tool())
+        packages = []
+        for package in self.lock.packages:
+            if package.is_commit:
+                built = commits.wheel(CommitSource.of(package), interpreter)
+                self.spent += built.seconds
+                package = built.locked(package)
+            packages.append(package)
+        self.packages = tuple(packages)
 
     def _mend_archives(self) -> None:
         """Where the prefix that is to be replaced was written to, its archives share the damage."""
@@ -376,9 +454,10 @@ class _Builder:
     def _known(self, interpreter: Interpreter | None) -> dict[str, str]:
         """Keys of the parts, none where there can be no parts."""
         # What a source distribution becomes depends on more than the archive.
-        if any(package.is_source for package in self.lock.packages):
+        if any(package.is_source for package in self.packages):
             return {}
-        return install_manifest.keys(self.lock, self.cache, interpreter)
+        lock = replace(self.lock, packages=self.packages)
+        return install_manifest.keys(lock, self.cache, interpreter)
 
     def _assemble(self, place: Path, keys: dict[str, str]) -> str | None:
         """Fill a prefix from parts, if all of them are known; gives its snapshot."""
@@ -402,6 +481,7 @@ class _Builder:
         for attempt in ("from the cache", "from fresh archives"):
             with self._archives():
                 base = self._fill(place, interpreter)
+            progress.tell(progress.Step("checking"))
             damaged = self._damaged(place)
             if damaged and self._hold_against_archives(place, damaged):
                 damaged = self._damaged(place)
@@ -410,10 +490,12 @@ class _Builder:
                 if keys:
                     with self._archives():
                         version = interpreter.version if interpreter else self.lock.python
+                        progress.tell(progress.Step("compiling"))
                         if problem := bytecode.add(place, self.cache, keys, version, self.timeout):
                             # Trials are what they are without it, and slower.
                             self.notes.append(f"{self.lock.content_hash[:12]}: {problem}")
-                        remember(place, self.final, self.cache, keys, self.lock.packages, base)
+                        if remember(place, self.final, self.cache, keys, self.packages, base):
+                            bytecode.share(place, self.cache, keys)
                 self._write_lock(place)
                 return integrity.snapshot(place, ignore=(MARKER,), protect=True)
             text = f"files of {', '.join(damaged)} are not what the archive holds, installed {attempt}"
@@ -440,7 +522,7 @@ class _Builder:
                 continue
             try:
                 with tempfile.TemporaryDirectory(prefix=".wheel-", dir=self.folder) as folder:
-                    archive = obtain(package, Path(folder))
+                    archive = self._archive(package, Path(folder))
                     wrong = integrity.note_misstated(self.cache, package.sha256, archive, installed)
             except (UnbuildableError, zipfile.BadZipFile) as error:
                 self.notes.append(f"{installed.name} could not be compared with its archive: {error}")
@@ -452,6 +534,11 @@ class _Builder:
                     "with the archive, whose hash is in the lock"
                 )
         return found
+
+    def _archive(self, package: LockedPackage, folder: Path) -> Path:
+        if self.offline is not None:
+            return Bundle(self.offline).path(package, folder)
+        return obtain(package, folder)
 
     @contextlib.contextmanager
     def _archives(self) -> Iterator[None]:
@@ -483,6 +570,8 @@ class _Builder:
     def _refuse_sources(self) -> None:
         for package in self.lock.packages:
             allowed = self.allow_source
+            if package.is_commit:
+                continue
             if package.is_source and not (allowed if isinstance(allowed, bool) else package.name in allowed):
                 raise UnbuildableError(
                     f"{package.name} {package.version} would have to be built from source, "
@@ -493,9 +582,12 @@ class _Builder:
     def _fill(self, place: Path, interpreter: Interpreter | None) -> Contents:
         """Let the installers fill a prefix; gives what was in it before the first package."""
         if interpreter is None:
-            conda_process.fill(
-                place, self.final, self.lock, self.cache, self.timeout, archives=self._conda_archives()
-            )
+            joined = place.with_name(f"{place.name}-joined")
+            try:
+                archives = self._conda_archives(joined)
+                conda_process.fill(place, self.final, self.lock, self.cache, self.timeout, archives=archives)
+            finally:
+                integrity.remove_tree(joined)
             if any(not package.is_conda for package in self.lock.packages):
                 self._install(place)
                 move(place, self.final)
@@ -526,26 +618,47 @@ class _Builder:
         }
         (place / MARKER).write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
 
-    def _conda_archives(self) -> dict[str, Path]:
+    def _conda_archives(self, joined: Path) -> dict[str, Path]:
         if self.offline is None:
             return {}
         bundle = Bundle(self.offline)
         packages = [package for package in self.lock.packages if package.is_conda]
-        return {p.url: bundle.path(p, self.cache / "joined") for p in packages}
+        return {p.url: bundle.path(p, joined) for p in packages}
 
     def _wheels(self) -> tuple[LockedPackage, ...]:
         """What is not conda's, with the addresses that the archives are to be taken from."""
-        packages = tuple(package for package in self.lock.packages if not package.is_conda)
+        packages = tuple(package for package in self.packages if not package.is_conda)
         if self.offline is None:
             return packages
         bundle = Bundle(self.offline)
-        return tuple(bundle.here(p, self.lock.python, self.cache / "joined") for p in packages)
+        return tuple(bundle.here(p, self.lock.python) for p in packages)
 
-    def _uv_tool(self) -> Uv:
-        return Uv(self.cache, environ=None if self.offline is None else offline_environment(self.offline))
+    def _uv_tool(self, variables: Mapping[str, str] | None = None) -> Uv:
+        if self.offline is None:
+            return Uv(self.cache)
+        return Uv(self.cache, environ={**offline_environment(self.offline), **(variables or {})})
 
     def _install(self, place: Path) -> None:
-        install(self._uv_tool(), place, self._wheels(), self.timeout, date=build_date(self.lock))
+        with self._whole() as variables:
+            step = "downloading" if self.offline is None else "unpacking"
+            uv = self._uv_tool(variables)
+            install(uv, place, self._wheels(), self.timeout, date=build_date(self.lock), step=step)
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[dict[str, str]]:
+        """Let uv have archives that lie in pieces, by the variables that are given."""
+        if self.offline is None:
+            yield {}
+            return
+        bundle = Bundle(self.offline)
+        wheels = [package for package in self.lock.packages if not (package.is_conda or package.is_source)]
+        there = {pieces.address(p.sha256, archive_name(p)): bundle.pieces(p) for p in wheels}
+        cut = {url: paths for url, paths in there.items() if paths and not url.endswith(f"/{paths[0].name}")}
+        if not cut:
+            yield {}
+            return
+        with pieces.served(cut) as variables:
+            yield variables
 
 
 def _lock_path(folder: Path, content_hash: str) -> Path:

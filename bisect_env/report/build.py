@@ -16,6 +16,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import plain_lists
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis, Index
+from bisect_env.matrix.history import readable
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.doubts import (
@@ -31,6 +32,7 @@ from bisect_env.report.model import (
     AnswerReport,
     AxisInfo,
     CombinationReport,
+    CommitReport,
     DifferenceReport,
     ExplanationReport,
     FailureReport,
@@ -47,6 +49,7 @@ from bisect_env.report.model import (
     TracedReport,
     TrialCounts,
     calls_bad,
+    labels,
 )
 from bisect_env.report.sentence import bad_values_in_words, sentence
 from bisect_env.search.coarse import is_large
@@ -59,6 +62,7 @@ from bisect_env.search.trace import trace
 from bisect_env.storage.records import (
     BUILD_FAILED,
     BUILT,
+    COMMIT,
     EXPLAINED,
     TARGET,
     TRACED,
@@ -290,10 +294,12 @@ def _answer(hypothesis: Hypothesis, grid: Grid) -> AnswerReport:
         for i in hypothesis.culprits
     }
     return AnswerReport(
-        label=bad_values_in_words(
-            hypothesis.kind,
-            bad,
-            {axis.name: {"values": axis.values, "direction": str(axis.direction)} for axis in grid.axes},
+        label=readable(
+            bad_values_in_words(
+                hypothesis.kind,
+                bad,
+                {axis.name: {"values": axis.values, "direction": str(axis.direction)} for axis in grid.axes},
+            )
         ),
         kind=hypothesis.kind,
         bad_values=bad,
@@ -360,9 +366,10 @@ def _by_hand(lock: Lock) -> list[str]:
         return ["docker build --tag repro .", "docker run --rm repro"]
     if lock.is_conda:
         return ["conda-lock install --prefix ./env conda-lock.yml", 'PATH="$PWD/env/bin:$PATH" ./run.sh 100']
+    hashes = "" if lock.has_commits else "--require-hashes "
     return [
         f"uv venv --python {shlex.quote(lock.python)} env",
-        "uv pip sync --python env/bin/python --require-hashes requirements.txt",
+        f"uv pip sync --python env/bin/python {hashes}requirements.txt",
         'PATH="$PWD/env/bin:$PATH" ./run.sh 100',
     ]
 
@@ -458,11 +465,15 @@ def build_report(
         _outcome_at(verdict.get("first_bad"), counts, failures),
         _changed(difference, _explanation(decisions)),
     )
+    verdict["sentence"] = readable(verdict["sentence"], labels(axes))
     steady = stability(trials)
     traced = _traced(decisions)
     if traced is not None:
         # That the one environment is bad and the other is not was only the first step.
         verdict["sentence"] = traced.sentence
+    commit = _commit(decisions)
+    if commit is not None and commit.study:
+        verdict["sentence"] = f"{verdict['sentence']}; by its commits: {commit.sentence}"
     ways = tuple(_failure(group, example) for group, example in failures)
     return Report(
         study=StudyInfo(
@@ -512,6 +523,7 @@ def build_report(
         difference=difference,
         explanation=_explanation(decisions),
         traced=traced,
+        commit=commit,
         reproduce=steps(study, axes, verdict, lock),
     )
 
@@ -578,6 +590,9 @@ def _combinations(
         total = _sum([counts[one] for one in measured])
         took = round(seconds[state.combination], 3)
         called = is_bad(state.combination.as_dict())
+        if called is None and verdict.get("kind") in ("frontier", "pair") and total.counted:
+            # No sets of values say what is bad: what was seen does.
+            called = total.bad > 0
         reports.append(_combination(state, total, called, None if own else measured[0], took))
     return tuple(reports)
 
@@ -668,6 +683,11 @@ def _explanation(decisions: Sequence[Decision]) -> ExplanationReport | None:
 def _traced(decisions: Sequence[Decision]) -> TracedReport | None:
     found = [decision.payload for decision in decisions if decision.kind == TRACED]
     return TracedReport.model_validate(found[-1]) if found else None
+
+
+def _commit(decisions: Sequence[Decision]) -> CommitReport | None:
+    found = [decision.payload for decision in decisions if decision.kind == COMMIT]
+    return CommitReport.model_validate(found[-1]) if found else None
 
 
 def _target(decisions: Sequence[Decision]) -> str:

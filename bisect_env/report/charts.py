@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from bisect_env.matrix.history import readable
 from bisect_env.report import words
 from bisect_env.report.model import (
     AxisInfo,
@@ -310,7 +311,7 @@ def _drawn(
     }
     rows = [
         (
-            shortened(clean(other), _LONGEST),
+            shortened(clean(readable(other)), _LONGEST),
             [
                 _cell(one, report) if (one := place.get((value, other))) is not None else None
                 for value in across.values
@@ -324,7 +325,7 @@ def _drawn(
         title=title + (f", where {words.named(fixed)}" if fixed else ""),
         across=clean(across.name),
         down=clean(down.name) if down else "",
-        columns=[shortened(clean(value), _LONGEST) for value in across.values],
+        columns=[shortened(clean(readable(value)), _LONGEST) for value in across.values],
         rows=rows,
     )
 

@@ -56,6 +56,7 @@ def _lines(report: Report, stacks: tuple[int, int]) -> Iterator[str]:
     yield from _failures(report, stacks)
     yield from _difference(report)
     yield from _explanation(report)
+    yield from _commit(report)
     yield from _reproduce(report)
 
 
@@ -189,6 +190,23 @@ def _explanation(report: Report) -> Iterator[str]:
     lines = [(cell(moved), bad, rate) for moved, bad, rate in words.between(found)]
     yield from _table(("as in the first bad one", "bad trials", "95 % interval"), lines)
     yield "</details>\n"
+
+
+def _commit(report: Report) -> Iterator[str]:
+    found = report.commit
+    if found is None:
+        return
+    yield "### The first bad commit\n"
+    yield from _table(
+        ("", ""),
+        [(title, _linked(what) if title == "compare" else cell(what)) for title, what in words.commit(found)],
+    )
+    yield from fenced(words.diffstat(found, CHANGES), "text")
+    yield ""
+    if found.log:
+        yield "<details><summary>For git bisect replay</summary>\n"
+        yield from fenced([shortened(clean(line), words.REASON_WIDTH) for line in found.log], "sh")
+        yield "\n</details>\n"
 
 
 def _reproduce(report: Report) -> Iterator[str]:

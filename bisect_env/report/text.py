@@ -103,6 +103,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield from _left_out(report)
     yield from _failures(report)
     yield from _difference(report)
+    yield from _commit(report)
     for warning in report.warnings:
         yield Text(f"\nwarning: {clean(warning)}", style="yellow")
     yield from _ways_on(report)
@@ -186,6 +187,16 @@ def _difference(report: Report) -> Iterator[Text]:
         yield Text(f"  {name} {before} → {after}{f'  {beside}' if beside else ''}")
     if len(found.changes) > CHANGES:
         yield Text(f"  … and {len(found.changes) - CHANGES} more", style="dim")
+
+
+def _commit(report: Report) -> Iterator[Text]:
+    if report.commit is None:
+        return
+    yield Text("\nThe first bad commit", style="bold")
+    for title, what in words.commit(report.commit):
+        yield Text(f"  {title:<12}   {what}")
+    for line in words.diffstat(report.commit, CHANGES):
+        yield Text(f"    {line}", style="dim")
 
 
 def _ways_on(report: Report) -> Iterator[Text]:

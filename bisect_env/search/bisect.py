@@ -87,10 +87,20 @@ class Bisection:
         group: For each cell the flat position of the cell that stands for it, -1 where nothing can be learnt
             any more; shape of the lattice. Looked at anew when `forget` was called.
         required: Share of the prior weight of what is left that the answer must hold.
+        thrifty: Whether a stated good end is looked at only when the answer rests on it.
     """
 
-    def __init__(self, grid: Grid, space: HypothesisSpace, group: NDArray[np.intp], required: float) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        space: HypothesisSpace,
+        group: NDArray[np.intp],
+        required: float,
+        *,
+        thrifty: bool = False,
+    ) -> None:
         self._grid, self._space, self._group, self._required = grid, space, group, required
+        self._thrifty = thrifty
         self.labels: dict[Index, bool] = {}
         self._left = np.arange(space.size)
         self._applied: set[Index] = set()
@@ -537,7 +547,9 @@ class Bisection:
             only: Choose among these alone; None for all.
         """
         pending = {cell for cell in pending if cell not in self.labels}
-        first = [c for c in self.ends if c is not None and c not in self.labels and c not in pending]
+        trusted = self._thrifty and self._grid.good is not None
+        ends = self.ends[1:] if trusted else self.ends
+        first = [c for c in ends if c is not None and c not in self.labels and c not in pending]
         allowed = self._allowed(only)
         chosen = [cell for cell in dict.fromkeys(first) if allowed[cell]][:count]
         found = self.found
@@ -580,7 +592,7 @@ class Bisection:
 
     def supposing(self, labels: Mapping[Index, bool]) -> Bisection:
         """The same with some more labels."""
-        ahead = Bisection(self._grid, self._space, self._group, self._required)
+        ahead = Bisection(self._grid, self._space, self._group, self._required, thrifty=self._thrifty)
         ahead._left, ahead._applied = self._rules, set(self._applied)
         ahead.labels = {**self.labels, **labels}
         ahead.__dict__["ends"] = self.ends

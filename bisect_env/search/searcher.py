@@ -24,6 +24,7 @@ that is worth its time rests. `set_aside` may be called at any time.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -160,7 +161,9 @@ class Search:
         self._plain = make is Question
         self._checks_ended = not self._plain or self.settings.quick
         narrow = self._narrow
-        self._bisection = Bisection(grid, narrow.space, narrow.group, self.settings.confidence)
+        self._bisection = Bisection(
+            grid, narrow.space, narrow.group, self.settings.confidence, thrifty=self.settings.thrifty
+        )
 
     @cached_property
     def _question(self) -> Question:
@@ -490,7 +493,7 @@ class Search:
             return ()
         can_run = self._narrow.group >= 0
         untested: list[Check] = []
-        if self._certain:
+        if self._certain and not self.settings.thrifty:
             untested = untested_checks(verdict.best, self._grid, can_run, self.counts)
         clean = clean_checks(verdict.best, can_run, self.counts, self.settings)
         found: dict[Index, Check] = {}
@@ -582,6 +585,22 @@ class Search:
             return None
         log_beta = math.lgamma(hits + 1) + math.lgamma(trials - hits + 1) - math.lgamma(trials + 2)
         return -log_beta / math.log(10.0)
+
+    def passes_left(self, most: int = 1000) -> int | None:
+        """How many trials more end the search if every one of them passes; None if that takes too many.
+
+        Played on a copy: what is asked next depends on what passed before.
+
+        Args:
+            most: Too many.
+        """
+        other = copy.deepcopy(self)
+        for played in range(most):
+            chosen = [] if other.finished else other.ask(1)
+            if not chosen:
+                return played
+            other.tell(chosen[0], hit=False)
+        return None
 
     @property
     def is_monotone(self) -> bool:

@@ -202,13 +202,14 @@ class TrialSpec:
         timeout: Wall-clock limit in seconds.
         concurrency: Copies started at once; together they are one trial.
         repeats: How often the body is run within one process, until it fails.
-        gpus: How many GPUs the trial sees.
+        gpus: How many GPUs the trial sees; below 1, the share of one that it is lent.
         hash_seed: `PYTHONHASHSEED` of the child, recorded so that a trial can be repeated.
         output_limit: Bytes kept of each of stdout and stderr.
         perturbation: Circumstances that are to make a failure more frequent; `concurrency` and `env` have
             their share of it already.
         network: Whether a trial in a container has one; outside of containers every trial does.
         allow_host: Programs that the command may start though they are not the environment's.
+        under: A tool of the host that starts the command, with its arguments; empty where there is none.
     """
 
     trial_id: str
@@ -220,12 +221,13 @@ class TrialSpec:
     timeout: float = 60.0
     concurrency: int = 1
     repeats: int = 1
-    gpus: int = 0
+    gpus: float = 0
     hash_seed: int = 0
     output_limit: int = 1_000_000
     network: bool = False
     perturbation: Perturbation = NONE
     allow_host: tuple[str, ...] = ()
+    under: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,8 +209,8 @@ WITHOUT_TRUTH = {
     *("rapids_deadlock", "torch_cuml", "torch_cuml_pypi", "torch_cuml_pypi_cu13"),
     # Planted, and bisected in a test of their own.
     *("fork_start_method", "fork_start_method_cuda"),
-    # Needs a GPU: benchmarks and docs/gpu.md.
-    "cuda_illegal_address",
+    # Need a GPU: benchmarks and docs/gpu.md.
+    *("cuda_illegal_address", "cuda_clients"),
 }
 
 

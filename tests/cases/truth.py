@@ -17,7 +17,7 @@ from bisect_env.matrix.load import load_matrix
 MATRICES = Path(__file__).resolve().parents[2] / "matrices"
 TRUTH = Path(__file__).parent / "truth"
 
-HEAVY = frozenset({"torch_threads"})
+HEAVY = frozenset({"torch_threads", "cudf_pandas"})
 SHARED_TRUTH = {"quickstart": "orjson_window"}
 
 

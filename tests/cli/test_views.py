@@ -12,6 +12,7 @@ from rich.console import Console
 
 from bisect_env.cli.views import JsonView, LiveView, PlainView, QuietView, as_json, bar, describe, interesting
 from bisect_env.engine import events
+from bisect_env.environments.progress import Step
 from bisect_env.matrix.grid import Combination
 from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
 
@@ -92,6 +93,55 @@ def test_no_view_stumbles_and_none_lets_control_characters_through(event: events
         stream = io.StringIO()
         make(stream)(event)
         assert "\x1b[31m" not in stream.getvalue()
+
+
+def test_without_a_terminal_each_step_of_a_build_is_a_line_and_the_same_step_seldom() -> None:
+    stream, now = io.StringIO(), 0.0
+    view = PlainView(stream, clock=lambda: now)
+
+    def build(what: str, package: str = "", done: int = 0, total: int = 0) -> None:
+        view(events.Building("abc", Step(what, package, done, total), ready=1, building=1))
+
+    view(events.LockProgress(2, 4))
+    now = 1.0
+    view(events.LockProgress(4, 4))
+    for now in range(10, 50):
+        build("downloading", "torch 2.11.0", now * 10**8, 5 * 10**9)
+    now = 55.0
+    build("checking")
+    assert stream.getvalue().splitlines() == [
+        "locking 2 of 4",
+        "downloading torch 2.11.0: 1.0 of 5.0 GB; environment 2 of 2",
+        "downloading torch 2.11.0: 4.0 of 5.0 GB, about 7.5 s left; environment 2 of 2",
+        "comparing files with their lists; environment 2 of 2",
+    ]
+
+
+def test_a_build_is_an_event_for_programs() -> None:
+    stream = io.StringIO()
+    event = events.Building("abc", Step("unpacking", "torch 2.11.0", 1, 2), ready=0, building=2)
+    JsonView(stream)(event)
+    said = json.loads(stream.getvalue())
+    said.pop("time")
+    assert said == {
+        "event": "building",
+        "lock": "abc",
+        "step": "unpacking",
+        "package": "torch 2.11.0",
+        "bytes_done": 1,
+        "bytes_total": 2,
+        "environments_ready": 0,
+        "environments_building": 2,
+    }
+
+
+def test_with_nothing_failing_it_is_said_what_would_end_it() -> None:
+    stream = io.StringIO()
+    progress = next(event for event in EVERY if isinstance(event, events.Progress))
+    PlainView(stream)(replace(progress, trials=46, hits=0, ends_after=(14, 0.05)))
+    assert stream.getvalue() == (
+        "46 trials, none of them bad; 14 more passes exclude a crash rate of 5 % everywhere\n"
+    )
 
 
 def test_plain_lines_tell_what_matters() -> None:
@@ -198,3 +248,22 @@ def test_the_clock_of_timings_starts_with_the_process() -> None:
     )
     # A tick of the kernel's clock is a hundredth of a second.
     assert 0.02 < float(done.stdout) <= time.monotonic() - before + 0.02
+
+
+def test_a_bad_end_that_only_passes_is_told_with_what_that_excludes() -> None:
+    passing = replace(progress(), hits=0, passing=(A, 40, 0.02))
+    line = describe(passing) or ""
+    assert (
+        "pkg=1 has passed 40 times: it fails in less than 7.2 % of runs, if at all; going on to 2 %" in line
+    )
+    assert "Ctrl-C ends it here" in line
+    assert "min_crash_rate: 0.07" in line
+    assert "going on" not in (describe(replace(passing, passing=(A, 400, 0.02))) or "going on")
+    for few in (None, (A, 9, 0.02)):
+        assert "has passed" not in (describe(replace(passing, passing=few)) or "has passed")
+
+
+def test_the_remedy_of_an_error_carries_the_options_in_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bisect-env", "run", "m.yaml", "--db", "my.sqlite", "--json"])
+    event = events.Failed(130, "stopped", None, "`bisect-env report` shows it")
+    assert as_json(event)["remedy"] == "`bisect-env report --db my.sqlite` shows it"

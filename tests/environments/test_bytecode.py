@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -182,3 +184,26 @@ def test_an_environment_is_used_without_it(lock, cache, monkeypatch, finished, s
     (note,) = prefix.notes
     assert said in note
     assert run(prefix, "import demo, below; print(below.version)") == "2.0"
+
+
+def test_of_two_builders_at_once_one_keeps_its_bytecode(index, python, cache, monkeypatch):
+    index.add("shared", "1.0", modules={"shared.py": WHERE})
+    index.add("first", "1.0")
+    index.add("second", "1.0")
+    locks = [locked(index, python, "shared", own) for own in ("first", "second")]
+    both, run_tool = threading.Barrier(2, timeout=30), bytecode.run_tool
+
+    def together(argv, **options):
+        both.wait()
+        return run_tool(argv, **options)
+
+    monkeypatch.setattr(bytecode, "run_tool", together)
+    with ThreadPoolExecutor(2) as pool:
+        prefixes = list(pool.map(lambda one: ensure_prefix(one, cache_dir=cache), locks))
+    modules = [module_of(prefix, "shared") for prefix in prefixes]
+    first, second = (bytecode_of(module) for module in modules)
+    assert first.samefile(second)
+    for prefix in prefixes:
+        assert imports(prefix, "shared") == bytecode_of(module_of(prefix, "shared"))
+        prefix.release()
+    assert all(not checked.damaged for checked in verify(cache))

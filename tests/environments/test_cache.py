@@ -401,3 +401,17 @@ def test_conda_archives_come_from_a_directory_where_there_is_no_channel(conda_lo
     piece.write_bytes(piece.read_bytes()[:-1] + b"?")
     with pytest.raises(UnbuildableError, match="is not what was fetched"):
         ensure_prefix(conda_lock, cache_dir=tmp_path / "cache-2", offline=bundle.root)
+
+
+def test_what_environments_share_is_told(index, python, cache):
+    index.add("common", "1.0", modules={"common.py": f"text = {'x' * 50_000!r}\n"})
+    index.add("one", "1.0")
+    index.add("two", "1.0")
+    for own in ("one", "two"):
+        ensure_prefix(locked(index, python, "common", own), cache_dir=cache).release()
+    found = entries(cache)
+    assert len(found) == 2
+    assert all(50_000 < entry.shared < entry.size for entry in found)
+    ensure_prefix(locked(index, python, "one"), cache_dir=cache).release()
+    (alone,) = [entry for entry in entries(cache) if entry.packages == 1]
+    assert alone.shared < 50_000

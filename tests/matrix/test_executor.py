@@ -63,3 +63,11 @@ def test_mistakes(tmp_path: Path, executor: str, problem: str) -> None:
     with pytest.raises(MatrixError) as raised:
         load(tmp_path, IMAGES, executor)
     assert problem in str(raised.value)
+
+
+def test_the_bare_name_of_an_axis_among_overrides_is_what_the_axis_says(tmp_path: Path) -> None:
+    rest = "solver: {overrides: [Six, 'other<2']}"
+    request = environment_request(
+        load(tmp_path, PACKAGES, rest), Combination.of({"six": "1.16.0", "cuda": "12.2"}), TODAY
+    )
+    assert request.overrides == ("Six==1.16.0", "other<2")

@@ -320,3 +320,29 @@ def test_two_stated_ends_have_a_verdict_before_any_trial() -> None:
     lattice = dataclasses.replace(grid((2,), REGRESSION), good=(0,), bad=(1,))
     search = Search(lattice, alone(lattice, ()))
     assert search.verdict.status is not Status.CONFIRMED
+
+
+@pytest.mark.parametrize("size", [3, 10, 40])
+def test_where_environments_are_dear_a_search_builds_two_more_than_git_bisect_at_most(size: int) -> None:
+    for bad in range(1, size):
+        line = grid([size], good=(0,), bad=(size - 1,))
+        search = Search(line, alone(line), SearchSettings(thrifty=True))
+        built: set[int] = set()
+        while not search.finished:
+            prices = {(i,): 20.0 for i in range(size) if i not in built}
+            ((place,),) = search.ask(1, build_cost=prices)
+            built.add(place)
+            search.tell((place,), hit=place >= bad)
+        first = search.verdict.best.first_bad
+        assert first == (bad,)
+        assert len(built) <= built_by_git(size, bad) + 2
+
+
+def built_by_git(size: int, bad: int) -> int:
+    """How many commits `git bisect` tries between a good first and a bad last one, which it trusts."""
+    low, high, tried = 0, size - 1, 0
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        tried += 1
+        low, high = (low, middle) if middle >= bad else (middle, high)
+    return tried

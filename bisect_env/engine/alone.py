@@ -1,0 +1,97 @@
+"""Whether what was seen on shared GPUs holds on a GPU of one's own: trials without neighbours.
+
+Trials that share a GPU take its memory and its time from each other. What that alone can break is void
+(`cluster/worker.py`); what it may break in ways that nobody can tell from the script's own failure is why a
+study whose trials share GPUs ends with a few that do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+from bisect_env.matrix.grid import Combination, Grid, Index
+from bisect_env.search.searcher import StudySearch
+from bisect_env.search.verdict import Status
+from bisect_env.storage.records import Decision
+from bisect_env.trials.records import Evidence
+
+ALONE = "alone"
+"""The kind of decision under which such a trial is stored."""
+_MISS = 0.05
+"""How likely a failure of the rate that was seen may stay away in all of the trials that wait for it."""
+_RATES = (0.02, 0.63)
+"""Rates of failure that are believed: one that looks certain waits for three trials, a rare one for 149."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    good: int = 0
+    bad: int = 0
+
+
+class Alone:
+    """What trials on GPUs of their own have said.
+
+    Args:
+        grid: The study's grid.
+        gpus: `trial.gpus`; where it is no share of a GPU, nothing is wanted.
+        decisions: Of the study, those of earlier commands included.
+    """
+
+    def __init__(self, grid: Grid, gpus: float, decisions: list[Decision]) -> None:
+        self._is_needed = 0 < gpus < 1
+        self._seen: defaultdict[Index, _Seen] = defaultdict(_Seen)
+        for decision in decisions if self._is_needed else ():
+            if decision.kind == ALONE:
+                index = grid.find(Combination.of(decision.payload["combination"]))
+                if index is not None:
+                    self.heard(index, Evidence(decision.payload["evidence"]))
+
+    def heard(self, index: Index, evidence: Evidence) -> None:
+        """What a trial of this combination said that had its GPU to itself."""
+        seen = self._seen[index]
+        seen.bad += evidence is Evidence.BAD
+        seen.good += evidence is Evidence.GOOD
+
+    def wanted(self, search: StudySearch, places: int) -> list[Index]:
+        """Combinations to try alone now, one entry a trial; empty when nothing more is to be learnt so.
+
+        Args:
+            search: Whose answer it is about.
+            places: Trials that can run at the same time, each on a GPU of its own.
+        """
+        best = search.verdict.best
+        if not self._is_needed or search.verdict.status is not Status.CONFIRMED:
+            return []
+        chosen: list[Index] = []
+        if best.last_good is not None and self._seen[best.last_good] == _Seen():
+            chosen.append(best.last_good)
+        if best.first_bad is not None and not self._seen[best.first_bad].bad:
+            left = self._most(search, best.first_bad) - self._seen[best.first_bad].good
+            chosen += [best.first_bad] * min(left, max(1, places - len(chosen)))
+        return chosen
+
+    def why_not(self, search: StudySearch) -> str | None:
+        """Why a confirmed answer is not to be called so; None where nothing speaks against it."""
+        best = search.verdict.best
+        if not self._is_needed or search.verdict.status is not Status.CONFIRMED:
+            return None
+        if best.first_bad is not None and not self._seen[best.first_bad].bad:
+            passed = self._seen[best.first_bad].good
+            if passed:
+                return (
+                    f"it did not fail on a GPU of its own ({passed} trials passed there): "
+                    "trials that share one may disturb each other"
+                )
+            return "its failure was seen on shared GPUs alone, and not yet on a GPU of its own"
+        if best.last_good is not None and not self._seen[best.last_good].good:
+            return "its last good combination was not tried on a GPU of its own yet"
+        return None
+
+    def _most(self, search: StudySearch, index: Index) -> int:
+        hits, trials = search.counts(index)
+        least, most = _RATES
+        rate = min(most, max(least, hits / trials if trials else least))
+        return math.ceil(math.log(_MISS) / math.log1p(-rate) - 1e-9)

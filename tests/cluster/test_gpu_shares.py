@@ -1,0 +1,176 @@
+"""Trials that share a GPU: who is lent which, who waits, and what is not held against whom."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisect_env.cluster.perform import GpuTrial, GpuUnavailableError
+from bisect_env.cluster.protocol import (
+    TrialCompleted,
+    TrialLost,
+    WorkerOffer,
+    promised,
+    slots,
+    trials_per_gpu,
+    why_never,
+)
+from bisect_env.cluster.remote import RemoteExecutor
+from bisect_env.cluster.worker import HostGpus
+from bisect_env.matrix.grid import Combination
+from bisect_env.trials.records import Outcome, Phase, TrialRecord, TrialSpec
+from bisect_env.trials.run import GpuWatch
+from tests.cluster.dask_processes import DaskProcesses
+from tests.cluster.executor_contract import build, collect, request
+
+A, B = "GPU-a", "GPU-b"
+VALUES = Combination.of({"a": "1"})
+
+
+def spec(gpus: float) -> TrialSpec:
+    return TrialSpec("t", VALUES, "lock", ("python",), gpus=gpus)
+
+
+def record(outcome: Outcome) -> TrialRecord:
+    return TrialRecord("t", VALUES, "lock", outcome, "its words", 0, Phase.BODY, datetime.now(UTC), 1.0)
+
+
+class Tenants:
+    """Trials that stay until they are told to end, each in a thread."""
+
+    def __init__(self, gpus: HostGpus) -> None:
+        self.gpus = gpus
+        self.seen: list[list[str]] = []
+        self.threads: list[threading.Thread] = []
+
+    def start(self, gpus: float) -> threading.Event:
+        end, begun = threading.Event(), threading.Event()
+
+        def trial(uuids: Sequence[str], _watch: GpuWatch | None) -> TrialRecord:
+            self.seen.append(list(uuids))
+            begun.set()
+            assert end.wait(20)
+            return record(Outcome.PASS)
+
+        thread = threading.Thread(target=self.gpus.run, args=(spec(gpus), trial))
+        thread.start()
+        self.threads.append(thread)
+        begun.wait(0.3)
+        return end
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def ends(outcome: Outcome) -> GpuTrial:
+    return lambda _uuids, _watch: record(outcome)
+
+
+@given(st.integers(1, 32))
+def test_so_many_trials_fit_on_a_gpu_and_no_more(count: int) -> None:
+    share = 1 / count
+    assert trials_per_gpu(share) == count
+    total = sum(promised(share) for _ in range(count))
+    assert total <= 1.0 < total + promised(share)
+    assert slots([WorkerOffer("a", "h", 99, 2)], share) == 2 * count
+    assert why_never([WorkerOffer("a", "h", 99, 1)], share) is None
+
+
+def test_threads_of_a_worker_limit_what_shares_its_gpu() -> None:
+    assert slots([WorkerOffer("a", "h", 3, 1)], 0.25) == 3
+    assert slots([WorkerOffer("a", "h", 4, 0)], 0.25) == 0
+    assert why_never([WorkerOffer("a", "h", 4, 0)], 0.25) == (
+        "a trial asks for 0.25 GPU, and no worker hands them out (the only worker is there, none has any)"
+    )
+
+
+def test_shares_of_one_gpu_are_put_together() -> None:
+    tenants = Tenants(HostGpus(((A, B), None)))
+    ends = [tenants.start(0.5) for _ in range(2)] + [tenants.start(1)]
+    assert tenants.seen == [[A], [A], [B]]
+    for end in ends:
+        end.set()
+    tenants.join()
+
+
+def test_who_needs_a_whole_gpu_waits_for_the_first_that_gets_free() -> None:
+    tenants = Tenants(HostGpus(((A, B), None)))
+    first, *rest = [tenants.start(0.5) for _ in range(4)]
+    for end in (first, rest[1]):
+        end.set()
+    time.sleep(0.05)
+    whole = tenants.start(1)  # half of each GPU is free: enough, but in no one piece
+    assert len(tenants.seen) == 4
+    late = tenants.start(0.5)
+    for end in (*rest, late, whole):
+        end.set()
+    tenants.join()
+    assert len(tenants.seen) == 6
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CUDA_OOM, Outcome.CUDA_FAULT, Outcome.CUDA_INIT])
+def test_what_a_neighbour_may_have_done_is_not_held_against_a_trial(outcome: Outcome) -> None:
+    tenants = Tenants(HostGpus(((A,), None)))
+    end = tenants.start(0.5)
+    with pytest.raises(GpuUnavailableError, match="beside another trial on the same GPU: its words") as error:
+        tenants.gpus.run(spec(0.5), ends(outcome))
+    assert error.value.crowded
+    end.set()
+    tenants.join()
+    # Nobody is there any more.
+    assert tenants.gpus.run(spec(0.5), ends(outcome)).outcome is outcome
+
+
+def test_failures_that_no_neighbour_brings_about_count_on_a_shared_gpu() -> None:
+    tenants = Tenants(HostGpus(((A,), None)))
+    end = tenants.start(0.5)
+    for outcome in (Outcome.CRASH, Outcome.EXIT_FAIL, Outcome.PASS):
+        assert tenants.gpus.run(spec(0.5), ends(outcome)).outcome is outcome
+    end.set()
+    tenants.join()
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_four_trials_share_a_gpu_of_a_dask_worker_and_a_fifth_waits(tmp_path: Path) -> None:
+    if importlib.util.find_spec("pynvml") is not None:
+        pytest.skip("with NVML, GPUs that are not there are refused")
+    gpu = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
+    meet = tmp_path / "meet"
+    meet.mkdir()
+    code = (
+        f"import os, time; place = {str(meet)!r}; own = os.path.join(place, str(os.getpid()))\n"
+        "open(own, 'w').close(); time.sleep(1.5)\n"
+        "print(len(os.listdir(place)), os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+        "time.sleep(0.5); os.remove(own)"
+    )
+    with DaskProcesses(tmp_path) as dask:
+        dask.scheduler()
+        dask.worker("--nthreads", "8", "--resources", "GPU=1", env={"CUDA_VISIBLE_DEVICES": gpu})
+        executor = RemoteExecutor(build, scheduler=dask.address, gpus_per_trial=0.25)
+        assert executor.slots == 4
+        for _ in range(5):
+            one = request(code, gpus=1)
+            executor.submit(replace(one, spec=replace(one.spec, gpus=0.25)))
+        answers = [a.record.stdout.split() for a in collect(executor, 5) if isinstance(a, TrialCompleted)]
+        assert sorted(answers) == [["1", gpu], *[["4", gpu]] * 4]
+        # What looks like a neighbour's doing is lost, and says so.
+        fail = "import time; time.sleep(1); raise RuntimeError('CUDA error: out of memory')"
+        for _ in range(2):
+            one = request(fail, gpus=1)
+            executor.submit(replace(one, spec=replace(one.spec, gpus=0.25)))
+        lost = collect(executor, 2)
+        assert [type(answer) for answer in lost] == [TrialLost] * 2, lost
+        assert all(answer.crowded for answer in lost if isinstance(answer, TrialLost))
+        executor.close()

@@ -1,0 +1,72 @@
+"""What a build tells while it goes on, and that it ends before it fills the disk."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bisect_env.environments.lock import UnbuildableError
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.progress import Archives, Seldom, Step, told_to
+
+from .test_prefix import cache, locked
+
+__all__ = ["cache"]
+
+BEGUN = ["Downloading torch (506.1MiB)", "Downloading libcudf-cu13 (328.0MiB)", "Using Python 3.11"]
+
+
+def steps(lines: list[str], folder: Path) -> list[Step]:
+    told: list[Step] = []
+    archives = Archives("unpacking", {"torch": "2.11.0", "libcudf-cu13": "26.6.0"}, folder)
+    with told_to(told.append):
+        for line in lines:
+            archives.heard(line)
+    return told
+
+
+def test_the_largest_archive_and_the_bytes_of_all_are_told(tmp_path: Path) -> None:
+    torch, cudf = int(506.1 * 2**20), 328 * 2**20
+    told = steps([*BEGUN, " Downloaded torch", " Downloaded libcudf-cu13", " Downloaded torch"], tmp_path)
+    assert told == [
+        Step("unpacking", "torch 2.11.0", 0, torch),
+        Step("unpacking", "torch 2.11.0", 0, torch + cudf),
+        Step("unpacking", "libcudf-cu13 26.6.0", torch, torch + cudf),
+        Step("unpacking", "", torch + cudf, torch + cudf),
+    ]
+
+
+def test_archives_for_which_there_is_no_room_are_refused_with_what_is_missing(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(UnbuildableError, match=r"has .* free, and .* GB are missing") as error:
+        steps([f"Downloading torch ({free / 2**30:.1f}GiB)"], tmp_path)
+    assert error.value.transient
+
+
+def test_one_step_is_told_twice_a_second_and_the_next_at_once() -> None:
+    now, told = 0.0, []
+    seldom = Seldom(told.append, clock=lambda: now)
+    for now, what in ((0.0, "a"), (0.1, "a"), (0.2, "b"), (0.3, "b"), (0.8, "b")):  # noqa: B007
+        seldom(Step(what))
+    assert [step.what for step in told] == ["a", "b", "b"]
+
+
+def test_nobody_need_listen(tmp_path: Path) -> None:
+    Archives("unpacking", {}, tmp_path).heard(BEGUN[0])
+
+
+@pytest.mark.integration
+def test_a_build_says_where_it_is(index: Any, python: str, cache: Path) -> None:
+    # Too large for uv to be silent about.
+    blob = random.Random(1).randbytes(3 << 20).hex()
+    index.add("big", "1.0", modules={"big_data.py": f"text = {blob!r}\n"})
+    told: list[Step] = []
+    with told_to(told.append):
+        ensure_prefix(locked(index, python, "big"), cache_dir=cache)
+    assert [step.what for step in told][-2:] == ["checking", "compiling"]
+    assert [step for step in told if step.what == "downloading" and step.package == "big 1.0"], told
+    assert max(step.total for step in told) > 1 << 20
