@@ -43,8 +43,8 @@ _CONTROL = 0.5
 _CONTROLS = 8
 # Combinations among which the trials of one call are shared out, at most.
 _CHOICES = 8
-# Updates of the posterior in one call; how far apart chances of being bad are that tell of other things; and of
-# the passes that clear a combination the part that it gets at a time: where failures are rare the best one
+# Updates of the posterior in one call; how far apart chances of being bad are that tell of other things; and
+# of the passes that clear a combination the part that it gets at a time: where failures are rare the best one
 # stays the best for several trials. Eight workers need as many trials as with an update for each of them.
 _UPDATES = 2
 _APART = 0.3
