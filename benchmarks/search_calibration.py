@@ -34,6 +34,9 @@ from bisect_env.search.space import HypothesisSpace
 RESULTS = Path(__file__).parent / "results" / "search_calibration.json"
 CLAIMS = (0.9, 0.95, 0.99)
 FIXED = ((0.0, 0.1), (0.0, 0.3), (0.0, 0.5), (0.0, 1.0), (0.01, 0.1), (0.02, 0.3), (0.05, 0.15), (0.05, 0.5))
+DRIFTS = ((0.0, 0.19, 0.4), (0.0, 0.4, 0.19), (0.02, 0.2, 0.4))
+"""Rates that change in the middle of a study: a real crash was seen at 0.19 on an idle machine, and at 0.4
+beside one busy process. Of good combinations, of bad ones, and of these from some trial on."""
 _SHAPES = ((16,), (4, 5), (3, 3, 2))
 _BUDGET = 300
 _EDGES = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0)
@@ -50,11 +53,12 @@ class Played:
     intervals: int
 
 
-def study(work: tuple[int, tuple[float, float] | None, float]) -> Played:
+def study(work: tuple[int, tuple[float, ...] | None, float]) -> Played:
     """Play one study.
 
     Args:
-        work: Seed, (p0, p1), or None for rates from the prior, and the share of those that are certain.
+        work: Seed, (p0, p1) with p1 from some trial on if that is another, or None for rates from the prior,
+            and the share of those that are certain.
 
     Trials end at a budget drawn beforehand, so that every level of confidence comes up.
     """
@@ -79,18 +83,22 @@ def study(work: tuple[int, tuple[float, float] | None, float]) -> Played:
             rates = bad.astype(float)
     else:
         rates = np.where(bad, fixed[1], fixed[0])
+    changes_at = int(rng.integers(10, 120)) if fixed is not None and len(fixed) > 2 else -1
     while not search.finished:
+        if fixed is not None and search.trials == changes_at:
+            rates = np.where(bad, fixed[2], fixed[0])
         (cell,) = search.ask(1)
         search.tell(cell, hit=bool(rng.random() < rates[cell]))
     best = search.verdict.best
     held = intervals = 0
-    for end in (best.first_bad, best.last_good):
+    # Where rates drift there is none that an interval could hold.
+    for end in (best.first_bad, best.last_good) if changes_at < 0 else ():
         if end is not None and search.counts(end)[1]:
             low, high = clopper_pearson(*search.counts(end))
             intervals += 1
             held += low <= rates[end] <= high
     right = bool((best.hypothesis.bad_cells() == bad).all())
-    name = "prior" if fixed is None else f"{fixed[0]:g},{fixed[1]:g}"
+    name = "prior" if fixed is None else f"{fixed[0]:g},{'→'.join(f'{rate:g}' for rate in fixed[1:])}"
     return Played(name, best.probability, right, int(held), intervals)
 
 
@@ -132,10 +140,10 @@ def _share(right: Sequence[bool]) -> dict[str, Any]:
 
 def calibrate(studies: int, fixed: int, seed: int, processes: int, share: float = CERTAIN) -> dict[str, Any]:
     """Play `studies` studies from the prior and `fixed` for each fixed truth."""
-    work: list[tuple[int, tuple[float, float] | None, float]] = [
+    work: list[tuple[int, tuple[float, ...] | None, float]] = [
         (seed * 1_000_000 + i, None, share) for i in range(studies)
     ]
-    work += [(seed * 1_000_000 + i, truth, share) for truth in FIXED for i in range(fixed)]
+    work += [(seed * 1_000_000 + i, truth, share) for truth in (*FIXED, *DRIFTS) for i in range(fixed)]
     if processes == 1:
         played = [study(one) for one in work]
     else:

@@ -134,6 +134,7 @@ class Bisection:
             "_table",
             "ends",
             "_stairs",
+            "_bands",
             "_chance",
             "if_bad_instead",
         ):
@@ -425,15 +426,43 @@ class Bisection:
         if stairs is None or len(set(self.labels.values())) < 2:
             return None
         count = int(np.count_nonzero(self._visible & ~stairs.decided))
+        if not count:
+            # Another band may say otherwise: a few looks decide, else the pair is told, which both have.
+            count = int(np.count_nonzero(self._contested))
+            if count > sum(self._grid.shape):
+                return None
         best = self._answer(described("frontier", stairs.lowest), 1.0 / (1 + count))
         untried = () if count else self._sides(best)
         return Found("frontier", lambda: (best,), not count, untried, math.log2(1 + count))
+
+    @cached_property
+    def _bands(self) -> list[Staircase]:
+        """All bands that the labels allow, if there is no frontier."""
+        if self._stairs is None or self._stairs.changes == 1:
+            return []
+        return staircases(self._table, self._grid, self._stairs.changes, self._visible)
+
+    @property
+    def _contested(self) -> NDArray[np.bool_]:
+        """Cells of which two bands do not say the same."""
+        found = np.zeros(self._grid.shape, dtype=bool)
+        for band in self._bands:
+            found |= ~band.decided | (band.lowest != self._bands[0].lowest)
+        return np.asarray(found & self._visible & (self._table < 0))
 
     def _frontier_cells(
         self, count: int, pending: Collection[Index], only: Collection[Index] | None
     ) -> list[Index]:
         assert self._stairs is not None
-        return self._stairs.next(count, pending, self._visible, self._allowed(only))
+        allowed = self._allowed(only)
+        chosen = self._stairs.next(count, pending, self._visible, allowed)
+        contested = allowed & self._contested
+        for band in self._bands[1:] if not (self._visible & ~self._stairs.decided).any() else ():
+            if len(chosen) < count:
+                chosen += band.next(count - len(chosen), [*pending, *chosen], self._visible, contested)
+        if not chosen and not pending and contested.any():
+            chosen = [tuple(map(int, np.argwhere(contested)[0]))]
+        return list(dict.fromkeys(chosen))
 
     # -- pairs -------------------------------------------------------------------------------------------
 

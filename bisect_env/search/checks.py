@@ -143,8 +143,8 @@ def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally:
     if sum(n > 1 for n in grid.shape) == 1:
         found = stretches(best, grid, can_run, tally, 1.0)
         return [Check(cell, 1, "untested") for cell, _ in found[:1]]
-    if best.hypothesis.kind == "any" and best.first_bad is not None:
-        # Where one axis alone should suffice, and where none does: a band between two frontiers is otherwise.
+    if best.hypothesis.kind in ("any", "frontier") and best.first_bad is not None:
+        # Where one axis alone should suffice, and where none does: beyond a second frontier it is otherwise.
         untried = [cell for cell in _corners(best, best.first_bad) if can_run[cell] and not tally(cell)[1]]
         return [Check(cell, 1, "untested") for cell in untried[:1]]
     if best.hypothesis.kind != "all" or best.first_bad is None:

@@ -226,3 +226,24 @@ def test_the_program_never_reads_the_truth():
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not any(name.split(".")[0] == "tests" for name in names), path
+
+
+def of_frontier(exclude: list[dict[str, dict[str, str]]]) -> dict:
+    """A verdict on the staircase of two packages, with the rules that it gives."""
+    report = verdict(
+        {"vcrpy": "6.0.2", "urllib3": "2.3.0"}, {"vcrpy": "6.0.2", "urllib3": "2.2.3"}, "vcrpy", "urllib3"
+    )
+    report["verdict"] |= {"kind": "frontier", "compatibility": {"exclude": exclude}}
+    return report
+
+
+def test_the_rules_of_a_frontier_are_held_to_every_combination():
+    rules = [
+        {"when": {"vcrpy": "<4.3.1", "urllib3": ">=2.0.7"}},
+        {"when": {"vcrpy": ">=4.3.1,<7.0.0", "urllib3": ">=2.3.0"}},
+    ]
+    assert check("vcrpy_urllib3", of_frontier(rules)) == []
+    missing = check("vcrpy_urllib3", of_frontier(rules[:1]))
+    assert any("is not excluded" in problem for problem in missing)
+    too_many = check("vcrpy_urllib3", of_frontier([{"when": {"urllib3": ">=2.0.7"}}]))
+    assert any("never seen to fail" in problem for problem in too_many)

@@ -97,3 +97,17 @@ def test_two_frontiers_of_a_real_diagonal_are_told_by_a_study(workers: int) -> N
     told = in_words(grid, search.verdict.best)
     assert told is not None
     assert told["sentence"] == ("pyopenssl needs cryptography < 11.0 up to 1.3.14 and ≥ 12.0 from 1.3.16 on")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_band_is_not_told_as_one_of_its_frontiers(workers: int) -> None:
+    i, j = np.indices((12, 12))
+    bad = abs(i - j) >= 4
+    grid = lattice([f"{n}.0" for n in range(12)], [f"{n}.0" for n in range(12)])
+    search = Search(grid, alone(grid))
+    while not search.finished:
+        for cell in search.ask(workers):
+            search.tell(cell, hit=bool(bad[cell]))
+    # Both frontiers, or no rule at all: what is told of other combinations is true.
+    if in_words(grid, search.verdict.best) is not None:
+        assert (search.verdict.best.hypothesis.bad_cells() == bad).all()
