@@ -64,6 +64,8 @@ bench: setup    ## measure what running trials costs beside the trials (REPODATA
 bench-search: setup ## compare the search with its rivals on planted truths (ARGS=--full: hours)
 	$(BIN)/python -m benchmarks.search $(ARGS)
 	$(BIN)/python -m benchmarks.search_frontiers
+	$(BIN)/python -m benchmarks.search_tables
+	$(BIN)/python -m benchmarks.search_steps
 	$(BIN)/python -m benchmarks.answers
 
 schema: setup   ## write matrices/schema.json and docs/reference/report-schema.json

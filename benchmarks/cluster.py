@@ -122,6 +122,9 @@ class PlantedEnvironments:
         """Not used: the executor has its own builder."""
         raise NotImplementedError
 
+    def requirements(self, lock: Lock) -> None:
+        """Not known."""
+
 
 class SlowBuilder:
     """Builds each lock once, in the time that a build takes; others wait for it."""

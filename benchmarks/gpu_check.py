@@ -110,6 +110,9 @@ class MachineEnvironments:
         """Not used: the executor has its own builder."""
         raise NotImplementedError
 
+    def requirements(self, lock: Lock) -> None:
+        """Not known."""
+
 
 def _lock() -> Lock:
     text = "metadata: {}\npackage: []\nversion: 1\n"

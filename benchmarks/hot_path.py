@@ -75,6 +75,9 @@ class OneEnvironment:
         """This interpreter's own."""
         return Prefix(Path(sys.prefix), Path(sys.executable))
 
+    def requirements(self, lock: Lock) -> None:
+        """Not known."""
+
 
 def _seconds_used() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)

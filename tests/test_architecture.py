@@ -10,15 +10,16 @@ ROOT = Path(bisect_env.__file__).parent
 MAY_IMPORT = {
     "__main__": {"cli"},
     "errors": set(),
+    "temporary": set(),
     "matrix": {"errors"},
     "search": {"matrix"},
     "containers": {"errors"},
-    "trials": {"matrix", "containers", "errors"},
-    "environments": {"matrix", "containers", "errors"},
-    "storage": {"matrix", "trials", "environments", "errors"},
-    "cluster": {"trials", "environments", "matrix", "errors"},
+    "trials": {"matrix", "containers", "temporary", "errors"},
+    "environments": {"matrix", "containers", "temporary", "errors"},
+    "storage": {"matrix", "trials", "environments", "temporary", "errors"},
+    "cluster": {"trials", "environments", "matrix", "temporary", "errors"},
     "report": {"matrix", "search", "storage", "trials", "environments", "errors"},
-    "web": {"matrix", "storage", "trials", "report", "errors"},
+    "web": {"matrix", "storage", "trials", "report", "temporary", "errors"},
     "engine": {
         "matrix",
         "search",
@@ -28,6 +29,7 @@ MAY_IMPORT = {
         "cluster",
         "containers",
         "report",
+        "temporary",
         "errors",
     },
     "cli": {
@@ -40,6 +42,7 @@ MAY_IMPORT = {
         "report",
         "engine",
         "web",
+        "temporary",
         "errors",
     },
 }

@@ -19,6 +19,7 @@ SMALL: dict[str, list[str]] = {
     "database": ["--trials", "2000"],
     "environments": ["--repeats", "1"],
     "hot_path": ["--workers", "2", "--trials", "60"],
+    "faults": ["--rounds", "2", "--only", "main", "signals", "--seed", "1"],
     "everyday": ["--case", "click", "--turns", "1"],
     "harness": ["--trials", "2"],
     "search": ["quickstart", "--scale", "0.001", "--processes", "1"],
@@ -27,6 +28,8 @@ SMALL: dict[str, list[str]] = {
     "search_frontiers": ["--seeds", "1"],
     "search_histories": ["--studies", "1", "--processes", "1"],
     "search_pictures": [],
+    "search_steps": ["--trials", "20"],
+    "search_tables": ["--seeds", "1"],
     "search_variants": ["--studies", "1", "--processes", "1"],
 }
 TOO_SLOW = {"database": "too slow", "harness": "OVER"}

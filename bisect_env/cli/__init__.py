@@ -10,6 +10,7 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bisect_env.cli import signals
 from bisect_env.errors import BisectEnvError, ExitCode
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
@@ -17,8 +18,15 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 def main() -> None:
     """Run a command and exit with its documented code; see `docs/reference/exit-codes.md`."""
+    signals.leave_at_once()
     _open_closed_streams()
-    sys.exit(_exit_code())
+    # The search multiplies small matrices: with more threads they take as long, and cores that trials could
+    # have. Trials see nothing of it, since their environment is built from an allow-list.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    code = _exit_code()
+    signals.ignore()
+    signals.leave_in_time(code)
+    sys.exit(code)
 
 
 def _open_closed_streams() -> None:
@@ -50,9 +58,12 @@ def _exit_code() -> int:
         # Importing the commands can fail too, in an installation that is not whole.
         from bisect_env.cli.app import application
 
+        signals.interrupt()
         # Standalone, so that typer itself words usage errors and ends with 2.
         application(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="bisect-env")
     except SystemExit as end:
+        if end.code == ExitCode.INTERRUPTED and signals.is_interrupted():
+            _say("stopped")  # typer has nothing to say about it
         return _code_of(end)
     except BisectEnvError as error:
         from bisect_env.cli.output import with_options
@@ -60,6 +71,7 @@ def _exit_code() -> int:
         _say(f"error: {with_options(str(error), sys.argv[1:])}")
         return int(error.exit_code)
     except KeyboardInterrupt:
+        _say("stopped")
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has seen enough. Python would complain once more when it flushes.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
+from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.one_session import say, tell, warn
 from bisect_env.cli.options import (
     CacheOption,
@@ -22,6 +22,7 @@ from bisect_env.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
+from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
 
 if TYPE_CHECKING:

@@ -65,6 +65,18 @@ NameOption = Annotated[str, typer.Option("--name", help="Of the study; default: 
 IndexOption = Annotated[
     str, typer.Option("--index", help="Address of the package index; default: the one uv and pip use.")
 ]
+GitOption = Annotated[
+    str, typer.Option("--git", help="Ask for the commit: address of the repository, or path of a clone.")
+]
+FromOption = Annotated[str, typer.Option("--from", help="Of --git: a tag, branch, hash or day that works.")]
+ToOption = Annotated[str, typer.Option("--to", help="Of --git: one that fails; default: HEAD.")]
+MergesOption = Annotated[
+    bool,
+    typer.Option("--into-merges", help="Of --git: where a merge brought it in, go on into what it merged."),
+]
+SubdirectoryOption = Annotated[
+    str, typer.Option("--subdirectory", help="Of --git: where in the repository the package is built.")
+]
 SaveOption = Annotated[
     Path | None, typer.Option("--save", help="Write the question to this matrix file, and go by that.")
 ]
@@ -76,8 +88,11 @@ class Flags:
 
     Attributes:
         words: What stands for itself: a range and a script, or the command.
+        first: `--from`.
+        last: `--to`.
+        merges: `--into-merges`.
         packages, with_packages, python, good, bad, since, rate, always, files, pre, step, channel, timeout,
-            env, confidence, name, index, gpus: The options of these names.
+            env, confidence, name, index, gpus, git, subdirectory: The options of these names.
     """
 
     words: Sequence[str] = ()
@@ -99,11 +114,18 @@ class Flags:
     name: str = ""
     index: str = ""
     gpus: str | None = None
+    git: str = ""
+    first: str = ""
+    last: str = ""
+    merges: bool = False
+    subdirectory: str = ""
 
     @property
     def asks(self) -> bool:
         """Whether this asks for itself, and names no matrix file."""
-        return bool(self.packages or self.since) or not (self.words and names_matrix(self.words[0]))
+        return bool(self.packages or self.since or self.git) or not (
+            self.words and names_matrix(self.words[0])
+        )
 
     def refuse_beside_matrix(self) -> None:
         """A matrix file says all of it itself.
@@ -131,6 +153,10 @@ class Flags:
                 ("--confidence", self.confidence is not None),
                 ("--name", self.name),
                 ("--index", self.index),
+                ("--from", self.first),
+                ("--to", self.last),
+                ("--into-merges", self.merges),
+                ("--subdirectory", self.subdirectory),
             )
             if value
         ]
@@ -207,6 +233,11 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
     from bisect_env.matrix.ask import matrix_text, package_name, stated_ends
 
     packages, words = list(flags.packages), list(flags.words)
+    if flags.git:
+        return _ask_commits(flags, save, quiet=quiet)
+    for flag, given in (("--from", flags.first), ("--to", flags.last), ("--into-merges", flags.merges)):
+        if given:
+            raise UsageError(f"{flag} belongs to `--git`, which was not given", remedy="add `--git PATH`")
     if not packages and not flags.since:
         if not words:
             raise UsageError(
@@ -231,6 +262,71 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
         until=datetime.now(UTC).date().isoformat() if flags.since else "",
     )
     return kept(matrix_text(question, command_line=own_words()), files, save, quiet=quiet)
+
+
+def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
+    """The matrix of a question about commits.
+
+    Raises:
+        UsageError: What was asked cannot be.
+    """
+    from bisect_env.errors import UsageError
+    from bisect_env.matrix.ask import Commits, matrix_text, package_name
+    from bisect_env.matrix.load import repository_at
+
+    for flag, given in (
+        ("--good", flags.good),
+        ("--bad", flags.bad),
+        ("--since", flags.since),
+        ("--channel", flags.channel),
+        ("--step", flags.step),
+        ("--pre", flags.pre),
+    ):
+        if given:
+            raise UsageError(
+                f"{flag} is about releases, and --git asks about commits",
+                remedy="name its ends with `--from` and `--to`",
+            )
+    if not flags.first:
+        raise UsageError(
+            "--git needs `--from`: a tag, branch, hash or day that works", remedy="add `--from v1.0`"
+        )
+    if len(flags.packages) > 1:
+        raise UsageError("--git builds one package, and several are named", remedy="give one `-p NAME`")
+    repository = repository_at(flags.git, Path.cwd())
+    package = package_name(flags.packages[0]) if flags.packages else built_package(repository, flags)
+    question, files = asked_command(flags, flags.words)
+    question = replace(
+        question,
+        pythons=tuple(one.strip() for text in flags.python for one in text.split(",")),
+        commits=Commits(
+            repository, package, flags.first, flags.last or "HEAD", flags.merges, flags.subdirectory
+        ),
+    )
+    return kept(matrix_text(question, command_line=own_words()), files, save, quiet=quiet)
+
+
+def built_package(repository: str, flags: Flags) -> str:
+    """The package that a repository builds, as it says itself at the newer end.
+
+    Raises:
+        UsageError: It does not.
+    """
+    from bisect_env.environments.commits import package_of_project
+    from bisect_env.environments.repository import Repository
+    from bisect_env.environments.settings import default_cache_dir
+    from bisect_env.errors import UsageError
+
+    found = Repository(repository, default_cache_dir())
+    (commit,) = found.resolve(flags.last or "HEAD")
+    names = ("pyproject.toml", "setup.cfg")
+    folder = f"{flags.subdirectory.strip('/')}/" if flags.subdirectory else ""
+    package = package_of_project({name: found.file(commit, folder + name) for name in names})
+    if package is None:
+        raise UsageError(
+            f"{found.shown} does not say in its files which package it builds", remedy="name it: `-p NAME`"
+        )
+    return package
 
 
 def asked_command(flags: Flags, words: Sequence[str]) -> tuple[Question, dict[str, Path]]:

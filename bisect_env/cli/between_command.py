@@ -26,7 +26,7 @@ from bisect_env.cli.asking import (
     kept,
     own_words,
 )
-from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
+from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.one_session import say
 from bisect_env.cli.options import (
     CacheOption,
@@ -41,6 +41,7 @@ from bisect_env.cli.options import (
     WorkersOption,
 )
 from bisect_env.cli.run_command import answer
+from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
 
 if TYPE_CHECKING:

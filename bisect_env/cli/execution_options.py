@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import typer
+
+from bisect_env.cli.signals import is_stopping
 
 if TYPE_CHECKING:
     from bisect_env.cluster.choose import Place
@@ -76,19 +75,6 @@ class ExecutionOptions:
             gpus_per_trial=matrix.file.trial.gpus,
             gpus=self.gpus,
             is_remote=not self._is_local,
+            stopped=is_stopping,
         )
         return place, provider
-
-
-def stop_on_signals() -> threading.Event:
-    """The first Ctrl-C (or SIGTERM, SIGHUP) stops in an orderly way; a second Ctrl-C ends at once."""
-    stop = threading.Event()
-
-    def handle(_signum: int, _frame: FrameType | None) -> None:
-        stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGHUP, handle)
-    return stop

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
+from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.one_session import say, warn
 from bisect_env.cli.options import (
     CacheOption,
@@ -25,6 +25,7 @@ from bisect_env.cli.options import (
     StudyArgument,
     WorkersOption,
 )
+from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
 
 if TYPE_CHECKING:

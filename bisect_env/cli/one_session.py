@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
+from bisect_env.cli.execution_options import ExecutionOptions
+from bisect_env.cli.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from bisect_env.engine import events

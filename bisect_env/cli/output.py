@@ -65,7 +65,7 @@ def deliver(text: str, output: Path | None) -> None:
 # --------------------------------------------------------------------------------------------------
 # Commands that we name to be given next carry the options under which this one was given.
 
-_ON_HOST = ("run", "trial", "verify", "shell", "diagnose", "amplify", "explain")
+_ON_HOST = ("run", "map", "trial", "verify", "shell", "diagnose", "amplify", "explain")
 _TAKES = {
     "--db": (*_ON_HOST, "report", "trials", "studies", "diff", "reproduce", "query", "serve"),
     "--cache": (*_ON_HOST, "plan", "fetch", "diff"),

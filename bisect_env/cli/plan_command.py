@@ -68,7 +68,7 @@ def plan(
     """
     from datetime import UTC, datetime
 
-    from bisect_env.engine.locking import lock_all
+    from bisect_env.engine.locking import lock_all, of_commits, unlocked
     from bisect_env.environments.provider import Environments
     from bisect_env.matrix.expand import expand
     from bisect_env.matrix.load import load_matrix
@@ -83,7 +83,7 @@ def plan(
     provider = Environments(cache.absolute() if cache else None, index=loaded.file.index)
     as_of = datetime.now(UTC)
     grid = expand(loaded, provider.catalogue, as_of)
-    prepared = lock_all(loaded, grid, provider, as_of)
+    prepared = unlocked(grid) if of_commits(grid) else lock_all(loaded, grid, provider, as_of)
     rates = (crash_rate,) if crash_rate else (1.0, max(0.1, loaded.file.search.min_crash_rate))
     forecasts = [
         _forecast(loaded, prepared, rate, background, workers, forecast / len(rates)) for rate in rates
@@ -177,11 +177,15 @@ def _document(
                 "status": "env-unbuildable" if error.building else "env-unsolvable",
                 "reason": error.message,
             }
+        elif not runs:
+            # Of commits, which are locked when they are built.
+            row["status"] = "unlocked"
         else:
             row |= {"status": "solvable", "lock": prepared.locks[index].content_hash}
             row["warnings"] = list(prepared.warnings.get(index, ()))
         counts[row["status"]] += 1
         combinations.append(row)
+    distinct = float(prepared.environments or len(prepared.groups))
     seconds, gpus = trial_seconds or float(matrix.file.trial.timeout), matrix.file.trial.gpus
     return {
         "schema": 1,
@@ -196,7 +200,7 @@ def _document(
             }
             for axis in grid.axes
         ],
-        "environments": prepared.environments,
+        "environments": int(distinct),
         "counts": dict(counts),
         "combinations": combinations,
         "forecast": [
@@ -207,10 +211,8 @@ def _document(
                 "trials": f.trials,
                 "trials_90_percent_range": list(f.trials_range),
                 # Combinations that differ in values alone share an environment.
-                "environments": min(f.environments, float(prepared.environments)),
-                "environments_90_percent_range": [
-                    min(end, float(prepared.environments)) for end in f.environments_range
-                ],
+                "environments": min(f.environments, distinct),
+                "environments_90_percent_range": [min(end, distinct) for end in f.environments_range],
                 "trial_seconds": seconds,
                 "trial_seconds_is_timeout": trial_seconds is None,
                 "gpus_per_trial": gpus,

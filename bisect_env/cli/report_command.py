@@ -17,6 +17,7 @@ class Format(StrEnum):
     MARKDOWN = "md"
     JSON = "json"
     JUNIT = "junit"
+    CSV = "csv"
 
 
 def report(

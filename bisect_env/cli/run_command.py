@@ -22,8 +22,11 @@ from bisect_env.cli.asking import (
     EnvOption,
     FilesOption,
     Flags,
+    FromOption,
+    GitOption,
     GoodOption,
     IndexOption,
+    MergesOption,
     NameOption,
     PackagesOption,
     PreOption,
@@ -32,12 +35,14 @@ from bisect_env.cli.asking import (
     SaveOption,
     SinceOption,
     StepOption,
+    SubdirectoryOption,
     TimeoutOption,
+    ToOption,
     WithOption,
     ask,
     devices,
 )
-from bisect_env.cli.execution_options import ExecutionOptions, stop_on_signals
+from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.options import (
     CacheOption,
     CacheSizeOption,
@@ -51,6 +56,7 @@ from bisect_env.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
+from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
 
 if TYPE_CHECKING:
@@ -89,6 +95,11 @@ def run(
     good: GoodOption = None,
     bad: BadOption = None,
     since: SinceOption = None,
+    git: GitOption = "",
+    first: FromOption = "",
+    last: ToOption = "",
+    merges: MergesOption = False,
+    subdirectory: SubdirectoryOption = "",
     rate: RateOption = None,
     always: AlwaysOption = False,
     files: FilesOption = None,
@@ -149,19 +160,9 @@ def run(
     """Find the first bad combination of a matrix, or of what the command line asks.
 
     `bisect-env run "orjson>=3.8" repro.py` asks which release of orjson broke a script. With several
-    packages, `-p` names each, and the command stands behind `--`. The same command after an interruption
-    goes on where it stopped.
+    packages, `-p` names each, and the command stands behind `--`. With `--git PATH --from v1 --to v2` it
+    asks for the commit. The same command after an interruption goes on where it stopped.
     """
-    # Imported here, so that `bisect-env --help` need not wait for Dask and numpy.
-    import sys
-
-    from bisect_env.cli import views
-    from bisect_env.cli.output import with_options
-    from bisect_env.engine import events
-    from bisect_env.engine.missing import MissingModules
-    from bisect_env.errors import BisectEnvError, StudyInterruptedError
-    from bisect_env.report.text import print_report
-
     flags = Flags(
         words=words or (),
         packages=packages or (),
@@ -182,12 +183,97 @@ def run(
         name=name,
         index=index,
         gpus=gpus,
+        git=git,
+        first=first,
+        last=last,
+        merges=merges,
+        subdirectory=subdirectory,
     )
     dask = cluster is Cluster.LOCAL
-    where = ExecutionOptions(
-        workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline, dask
+    conclusion = conduct(
+        "run",
+        flags,
+        where=ExecutionOptions(
+            workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline, dask
+        ),
+        db=db,
+        goal="every-corner" if every_corner else "first-bad",
+        save=save,
+        skip=skip or (),
+        lockfiles=lockfiles,
+        fresh=fresh,
+        quick=quick,
+        every_lock=lock_all,
+        timings=timings,
+        json_output=json_output,
+        quiet=quiet,
+        verbose=verbose,
+        log_file=log_file,
     )
-    start_log("run", verbose=verbose, log_file=log_file, quiet=quiet)
+    if not json_output:
+        show(conclusion)
+    raise typer.Exit(int(conclusion.exit_code))
+
+
+def show(conclusion: Conclusion) -> None:
+    """Print the report; commands that it names carry the options that this one was given."""
+    import sys
+
+    from bisect_env.cli.output import with_options
+    from bisect_env.report.text import print_report
+
+    print_report(conclusion.report, completed=lambda text: with_options(text, sys.argv[1:]))
+
+
+def conduct(
+    command: str,
+    flags: Flags,
+    *,
+    where: ExecutionOptions,
+    db: str | None,
+    goal: str,
+    save: Path | None = None,
+    skip: Sequence[str] = (),
+    lockfiles: Path | None = None,
+    fresh: bool = False,
+    quick: bool = False,
+    every_lock: bool = False,
+    timings: bool = False,
+    json_output: bool = False,
+    quiet: bool = False,
+    verbose: bool = False,
+    log_file: Path | None = None,
+) -> Conclusion:
+    """Run the study of a matrix, or of a question, and show how it goes on.
+
+    Args:
+        command: What was called: `run` or `map`.
+        flags: The matrix, or what is asked instead.
+        where: Trials run.
+        db: Results database.
+        goal: What is asked, as `search/goals.py` calls it.
+        save: Where the matrix of a question is kept.
+        skip: Values that are not tried.
+        lockfiles: Where locks are written; None for where they belong.
+        fresh: Begin a new study.
+        quick: End as soon as the answer stands.
+        every_lock: Lock every combination before the first trial.
+        timings: Show at the end when the command reached what.
+        json_output: Show events as JSON lines.
+        quiet: Show nothing.
+        verbose: Show plain lines, and log more.
+        log_file: The log.
+
+    Raises:
+        BisectEnvError: Whatever a user can mend.
+    """
+    # Imported here, so that `bisect-env --help` need not wait for Dask and numpy.
+    from bisect_env.cli import views
+    from bisect_env.engine import events
+    from bisect_env.engine.missing import MissingModules
+    from bisect_env.errors import BisectEnvError, StudyInterruptedError
+
+    start_log(command, verbose=verbose, log_file=log_file, quiet=quiet)
     stopped = stop_on_signals()
     view = views.choose(as_json=json_output, quiet=quiet, plain=verbose)
     told = False
@@ -212,7 +298,7 @@ def run(
             lockfiles = lockfiles or matrix.absolute().parent / "lockfiles"
         else:
             flags.refuse_beside_matrix()
-        loaded = _load(matrix, skip or ())
+        loaded = _load(matrix, skip)
         if flags.asks:
             missing = MissingModules(_axis_packages(loaded))
         conclusion = answer(
@@ -224,8 +310,8 @@ def run(
             stopped=stopped,
             lockfiles=lockfiles or Path("lockfiles"),
             fresh=fresh,
-            every_corner=every_corner,
-            every_lock=lock_all,
+            goal=goal,
+            every_lock=every_lock,
             quick=quick,
             posterior=json_output,
             missing=missing,
@@ -233,7 +319,7 @@ def run(
     except KeyboardInterrupt:
         raise StudyInterruptedError(
             "interrupted; every trial that ended is stored",
-            remedy=f"bisect-env run {shlex.quote(str(matrix))}   goes on from here",
+            remedy=f"bisect-env {command} {shlex.quote(str(matrix))}   goes on from here",
         ) from None
     except BisectEnvError as error:
         if not told:  # it failed before there was a study
@@ -244,9 +330,7 @@ def run(
         typer.echo(json.dumps({"event": "timings", "seconds": taken.seconds}))
     elif timings:
         typer.echo("\n".join(taken.lines()), err=True)
-    if not json_output:
-        print_report(conclusion.report, completed=lambda text: with_options(text, sys.argv[1:]))
-    raise typer.Exit(int(conclusion.exit_code))
+    return conclusion
 
 
 def answer(
@@ -259,9 +343,10 @@ def answer(
     stopped: threading.Event,
     lockfiles: Path,
     fresh: bool = False,
-    every_corner: bool = False,
+    goal: str = "first-bad",
     every_lock: bool = False,
     quick: bool = False,
+    careful: bool = False,
     posterior: bool = True,
     missing: MissingModules | None = None,
 ) -> Conclusion:
@@ -276,9 +361,10 @@ def answer(
         stopped: Set when the user wants to stop.
         lockfiles: Where locks are written.
         fresh: Begin a new study.
-        every_corner: Go on to further failing corners.
+        goal: What is asked, as `search/goals.py` calls it.
         every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands.
+        careful: Try both stated ends before anything between them, whatever that costs.
         posterior: Whether the report follows the answers through all trials.
         missing: Listens for a module that was forgotten, which ends the study.
 
@@ -292,6 +378,7 @@ def answer(
     from bisect_env.cluster.pool import default_workers
     from bisect_env.engine.study import run_study
     from bisect_env.errors import StudyInterruptedError
+    from bisect_env.search.goals import Goal
     from bisect_env.storage.store import Store
 
     import_ahead()
@@ -313,9 +400,10 @@ def answer(
                 workers=default_workers(),
                 machines=place.machines,
                 fresh=fresh,
-                every_corner=every_corner,
+                goal=Goal(goal),
                 every_lock=every_lock,
                 quick=quick,
+                careful=careful,
                 posterior=posterior,
             )
         except StudyInterruptedError:
@@ -372,6 +460,7 @@ def _load(path: Path, skip: Sequence[str]) -> Matrix:
 
 
 def _axis_packages(matrix: Matrix) -> list[str]:
-    from bisect_env.matrix.schema import PackageAxis
+    from bisect_env.matrix.schema import CommitAxis, PackageAxis
 
-    return [axis.canonical_package for axis in matrix.file.axes.values() if isinstance(axis, PackageAxis)]
+    axes = matrix.file.axes.values()
+    return [axis.canonical_package for axis in axes if isinstance(axis, PackageAxis | CommitAxis)]

@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bisect_env import __version__
+from bisect_env.cli.output import with_options
 from bisect_env.engine import events
 from bisect_env.environments.progress import Step
 from bisect_env.errors import StudyInterruptedError
@@ -284,21 +285,50 @@ def describe(event: events.Event) -> str | None:
                 f"answer: {sentence(event.document)}; now checking it with up to {event.checks} more trials, "
                 f"for {event.seconds:.0f} s at most (`--quick` leaves that out)"
             )
-        case events.Progress(ends_after=(int(passes), float(rate))):
-            return f"{event.trials} trials, none of them bad; {_what_ends_it(passes, rate)}"
         case events.Progress():
-            left = event.document["expected_left"]
+            words, left = told_passing(event), _what_is_left(event)
+            if words or event.ends_after is not None:
+                return "; ".join(filter(None, (f"{event.trials} trials, none of them bad", words, left)))
             return (
                 f"{event.trials} trials, {event.hits} of them bad; best answer so far "
-                f"{event.document['probability']:.0%}; about {left:.0f} trials left"
+                f"{event.document['probability']:.0%}; {left}"
             )
         case _:
             return None
 
 
-def _what_ends_it(passes: int, rate: float) -> str:
+FEW_PASSES = 10
+"""Passes below which they exclude too little to be told."""
+
+
+def told_passing(progress: events.Progress) -> str:
+    """What is excluded by a bad end that has only passed so far, and how to end there; else "". Pure."""
+    if progress.passing is None or progress.passing[1] < FEW_PASSES:
+        return ""
+    from bisect_env.search.intervals import clopper_pearson
+
+    combination, passes, floor = progress.passing
+    _, most = clopper_pearson(0, passes, 0.90)  # one-sided: 95 %
+    known = (
+        f"{combination} has passed {passes} times: it fails in less than {_percent(most)} of runs, if at all"
+    )
+    if most <= floor:
+        return known
+    ending = f"Ctrl-C ends it here, `search: {{min_crash_rate: {most:.1g}}}` there by itself"
+    return f"{known}; going on to {_percent(floor)} ({ending})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
+def _what_is_left(progress: events.Progress) -> str:
+    """What would end a study, in words."""
+    if progress.ends_after is None:
+        return f"about {progress.document['expected_left']:.0f} trials left"
+    passes, rate = progress.ends_after
     more = "1 more pass excludes" if passes == 1 else f"{passes} more passes exclude"
-    return f"{more} a crash rate of {100 * rate:.2g} % everywhere"
+    return f"{more} a crash rate of {_percent(rate)} everywhere"
 
 
 class JsonView(View):
@@ -425,7 +455,7 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "exit_code": event.exit_code,
                 "what": event.what,
                 "tried": event.tried,
-                "remedy": event.remedy,
+                "remedy": None if event.remedy is None else with_options(event.remedy, sys.argv[1:]),
                 "problems": list(event.problems),
             }
         case events.Concluded():
@@ -511,9 +541,10 @@ class LiveView(View):
     def _summary(self, progress: events.Progress) -> Text:
         document = progress.document
         left = document["expected_left"]
-        if progress.ends_after is not None:
-            ends = _what_ends_it(*progress.ends_after)
-            return Text(f"{self._elapsed()} · {progress.trials} trials, none of them bad · {ends}")
+        words = told_passing(progress)
+        if words or progress.ends_after is not None:
+            known = (self._elapsed(), f"{progress.trials} trials, none of them bad", clean(words))
+            return Text(" · ".join(filter(None, (*known, _what_is_left(progress)))))
         # The sentence says its probability itself.
         return Text(
             f"{self._elapsed()} · {progress.trials} trials, {progress.hits} bad · about {left:.0f} left · "

@@ -167,8 +167,10 @@ LOOK = 1.0
 """Seconds between two looks at the cluster's health while waiting."""
 OFFERS_AGE = 0.5
 """Seconds for which what the workers offer is believed."""
-CLOSE_GRACE = 10.0
+CLOSE_GRACE = 3.0
 """Seconds that cancelled trials get to end before their workers are closed."""
+CLOSE_LIMIT = 5.0
+"""Seconds for all of closing; then what this executor started is killed, and what is elsewhere is left."""
 RECONNECT_GRACE = 35.0
 """Seconds that a lost connection to the scheduler may take to come back; Dask itself tries for thirty."""
 
@@ -214,6 +216,16 @@ class DaskExecutor:
     def __init__(
         self, build: PrefixBuilder, *, cpus: tuple[int, ...] = (), gpus_per_trial: float = 0
     ) -> None:
+        # News about lost connections would come between our own lines; ours say the same. Dask gives each of
+        # its loggers a level, so that the common parent's says nothing.
+        for name in (
+            "distributed",
+            "distributed.client",
+            "distributed.core",
+            "asyncio",
+            "tornado.application",
+        ):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         self._build = build
         self._reconnect_grace = RECONNECT_GRACE
         self._cpus = cpus
@@ -245,6 +257,12 @@ class DaskExecutor:
 
     def _give_back(self) -> None:
         """End what this executor started; the client is closed by then."""
+
+    def _kill(self) -> None:
+        """End what this executor started at once: in order it did not end in time."""
+
+    def _release(self) -> None:
+        """Take away what lies on the disk, once all has ended."""
 
     # -- what the cluster offers ---------------------------------------------------------------------------
 
@@ -498,10 +516,24 @@ class DaskExecutor:
             self._client.run(cancel_up_to, self._topic, epoch, on_error="ignore")
 
     def close(self) -> None:
-        """Cancel, wait a little for trials to end, and end the workers with whatever they still run."""
+        """Cancel, wait a little for trials to end, and end the workers with whatever they still run.
+
+        In bounded time, whatever has become of the cluster: Dask's own closing waits for a worker that is
+        started again, and for a scheduler that does not answer.
+        """
         if self._closed:
             return
         self._closed = True
+        orderly = threading.Thread(target=self._close_in_order, name="close", daemon=True)
+        orderly.start()
+        try:
+            orderly.join(CLOSE_LIMIT)
+        finally:
+            if orderly.is_alive():
+                self._kill()
+            self._release()
+
+    def _close_in_order(self) -> None:
         deadline = time.monotonic() + CLOSE_GRACE
         with _despite_lost_connection():
             if self._attempts:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import multiprocessing.util
 import os
 import platform
 import signal
 import socket
-from collections.abc import Callable
+import threading
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -18,6 +21,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from bisect_env.cluster.protocol import Executor, trials_per_gpu
+from bisect_env.cluster.starting import Starting
 from bisect_env.environments.images import ensure_environment
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError, UsageError
@@ -40,22 +44,37 @@ class Place:
         gpus_per_trial: `trial.gpus` of the matrix.
         gpus: `--gpus`.
         is_remote: Whether its workers are on other hosts, which only they can describe.
+        stopped: Whether the user wants to stop, and to wait for nothing.
     """
 
     def __init__(
-        self, start: Callable[[], Executor], *, gpus_per_trial: float, gpus: str | None, is_remote: bool
+        self,
+        start: Callable[[], Executor],
+        *,
+        gpus_per_trial: float,
+        gpus: str | None,
+        is_remote: bool,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._start = start
+        self._stopped = stopped
+        self._lock = threading.Lock()
         self._gpus_per_trial = gpus_per_trial
         self._gpus = gpus
         self._is_remote = is_remote
-        self._executor: Executor | None = None
+        self._starting: Starting | None = None
 
     def executor(self) -> Executor:
-        """The executor."""
-        if self._executor is None:
-            self._executor = self._start()
-        return self._executor
+        """The executor.
+
+        Raises:
+            BisectEnvError: It could not be started.
+            StudyInterruptedError: The user stopped before it stood.
+        """
+        with self._lock:
+            if self._starting is None:
+                self._starting = Starting(self._start, self._stopped)
+        return self._starting.get()
 
     def machines(self) -> frozenset[Machine]:
         """Classes of machines as they are known before trials run; workers may join later.
@@ -74,8 +93,8 @@ class Place:
 
     def close(self) -> None:
         """Close the executor if it was started."""
-        if self._executor is not None:
-            self._executor.close()
+        if self._starting is not None:
+            self._starting.close()
 
 
 def _local_gpus(per_trial: float, selection: str | None) -> frozenset[Machine]:
@@ -180,15 +199,53 @@ def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
 
     A terminal sends it to every process of the foreground group. Workers that are still importing would die
     of it, with a traceback each, and the command would believe that the cluster cannot start. They inherit
-    the mask; trials get a clean one from their supervisor. Here a Ctrl-C waits until the cluster stands.
+    the mask, which is that of the thread that starts them; trials get a clean one from their supervisor.
     """
-    # Starting it later would unblock SIGINT in the thread that starts the workers.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
+        # Starting it later would unblock SIGINT in the thread that starts the workers. It inherits that a
+        # terminal that is closed does not end it: it has to outlive those whose semaphores it keeps.
+        _start_tracker()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before | {signal.SIGINT})
         return start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_tracker() -> None:
+    """Start multiprocessing's tracker of semaphores, without standard error, now and whenever it has died.
+
+    What it says there when it, or we, are killed (a traceback for each semaphore) is nothing that a user
+    could do something about.
+    """
+    tracker: Any = getattr(resource_tracker, "_resource_tracker", None)
+    if tracker is None:
+        resource_tracker.ensure_running()
+        return
+    util: Any = multiprocessing.util
+    ensure_running = tracker.ensure_running
+
+    def silently() -> None:
+        # Private, as is all of it; where a later Python has other names, it is as loud as it was.
+        spawn, util.spawnv_passfds = util.spawnv_passfds, _spawn_mute
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it had died
+                ensure_running()
+        finally:
+            util.spawnv_passfds = spawn
+
+    if not hasattr(tracker, "is_quiet"):
+        tracker.ensure_running = silently
+        tracker.is_quiet = True
+    tracker.ensure_running()
+
+
+def _spawn_mute(path: str | bytes, words: Sequence[str | bytes], kept: Sequence[int]) -> int:
+    """Start a program that inherits some descriptors, and whose standard error goes nowhere."""
+    mute = (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)
+    inherit = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in kept if fd > 2]
+    return os.posix_spawn(path, list(words), os.environ, file_actions=[mute, *inherit])
 
 
 def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import multiprocessing
 import os
 import shutil
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +21,18 @@ from bisect_env.cluster.base import DaskExecutor
 from bisect_env.cluster.gpus import INSTALL
 from bisect_env.cluster.perform import PrefixBuilder, refuse_gpus
 from bisect_env.cluster.pool import default_workers
-from bisect_env.cluster.protocol import GPU, TrialRequest
+from bisect_env.cluster.protocol import GPU, Completion, PrefixReady, TrialRequest
 from bisect_env.errors import InfrastructureError
-from bisect_env.trials.workdir import left_behind, make_held
+from bisect_env.temporary import left_behind, make_held
+from bisect_env.trials.workdir import sweep
 
 # --------------------------------------------------------------------------------------------------
 # Trials on a Dask cluster of processes on this host.
 
 START_TIMEOUT = 60.0
 """Seconds for workers to start; a machine under load takes some."""
+_ATTEMPTS = 3
+"""How often a cluster is started one of whose workers ends meanwhile."""
 
 _CONFIG: dict[str, Any] = {
     # One trial waits at each worker, which hides the way to the scheduler and back; the rest wait at the
@@ -53,8 +59,11 @@ _SCHEDULER: dict[str, Any] = {
 }
 
 _SCRATCH = "bisect-env-cluster-"
+_scratches: set[Path] = set()
+"""Directories of the clusters of this process."""
 
 _local_cluster: Any = distributed.LocalCluster
+_spec_cluster: Any = distributed.SpecCluster
 _client: Any = distributed.Client
 _security: Any = distributed.Security
 
@@ -76,13 +85,15 @@ class HostExecutor(DaskExecutor):
         self, build: PrefixBuilder, workers: int, *, gpus_per_trial: float = 0, threads: int = 1
     ) -> None:
         super().__init__(build, cpus=tuple(sorted(os.sched_getaffinity(0))), gpus_per_trial=gpus_per_trial)
+        self._notes: list[str] = []
         self._threads = threads
         self._scratch, self._scratch_lock = _make_scratch()
         self._cluster: Any = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._remove_scratch)
+            _scratches.add(self._scratch)
             # As long as the cluster lives: a worker that is started again reads the settings of that moment.
-            undo.enter_context(dask.config.set(_CONFIG))
+            undo.enter_context(dask.config.set({**_CONFIG, "temporary-directory": str(self._scratch)}))
             self._start(workers)
             self._undo = undo.pop_all()
 
@@ -108,10 +119,18 @@ class HostExecutor(DaskExecutor):
             # own processes and nobody else.
             "security": _security.temporary(),
         }
-        try:
-            self._cluster = self._make_cluster(workers, options)
-        except (OSError, RuntimeError, TimeoutError) as error:
-            raise _start_error(workers, error) from error
+        deadline = time.monotonic() + START_TIMEOUT
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self._cluster = self._make_cluster(workers, options)
+                break
+            except (OSError, RuntimeError, TimeoutError) as error:
+                # One worker that dies while it starts (of the kernel's memory kill, say) ends them all.
+                if attempt == _ATTEMPTS or time.monotonic() > deadline:
+                    raise _start_error(workers, attempt, error) from error
+                self._notes.append(
+                    f"a worker ended while the local Dask cluster was starting ({error}): started again"
+                )
         try:
             client = _client(
                 self._cluster, set_as_default=False, direct_to_workers=True, timeout=START_TIMEOUT
@@ -122,16 +141,51 @@ class HostExecutor(DaskExecutor):
             self._complete()
         except (OSError, TimeoutError) as error:
             self._cluster.close()
-            raise _start_error(workers, error) from error
+            raise _start_error(workers, attempt, error) from error
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        """Answers since the last call; see `Executor.wait`. The first environment tells of the start."""
+        answers = super().wait(timeout)
+        for i, answer in enumerate(answers):
+            if isinstance(answer, PrefixReady) and self._notes:
+                answers[i] = replace(answer, notes=(*self._notes, *answer.notes))
+                self._notes.clear()
+        return answers
 
     def _give_back(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             self._cluster.close()
+
+    def _kill(self) -> None:
+        end_processes()
+
+    def _release(self) -> None:
         self._undo.close()
+        sweep()  # of trials whose workers were killed at the same time as their supervisors ended
 
     def _remove_scratch(self) -> None:
+        _scratches.discard(self._scratch)
         shutil.rmtree(self._scratch, ignore_errors=True)
         os.close(self._scratch_lock)
+
+
+def end_processes() -> bool:
+    """Kill every worker that Dask started in this process, and let nothing start one again or wait for it.
+
+    Returns:
+        Whether there was a cluster that had not ended.
+    """
+    found = bool(_scratches)
+    for cluster in list(_spec_cluster._instances):
+        # Dask would close it in order when Python ends, for ten seconds more.
+        cluster.shutdown_on_close = False
+        for nanny in list(cluster.workers.values()):
+            nanny.auto_restart = False
+    for process in multiprocessing.active_children():
+        process.kill()
+    for scratch in list(_scratches):
+        shutil.rmtree(scratch, ignore_errors=True)
+    return found
 
 
 class LocalExecutor(HostExecutor):
@@ -168,11 +222,12 @@ def _make_scratch() -> tuple[Path, int]:
     return make_held(_SCRATCH)
 
 
-def _start_error(workers: int, error: BaseException) -> InfrastructureError:
+def _start_error(workers: int, attempts: int, error: BaseException) -> InfrastructureError:
+    times = "once" if attempts == 1 else f"{attempts} times"
     return InfrastructureError(
         f"the local Dask cluster does not start: {error}",
-        tried=f"{workers} worker processes, for {START_TIMEOUT:.0f} s",
-        remedy="try fewer workers (`--workers 1`)",
+        tried=f"starting {workers} worker processes, {times}",
+        remedy="see whether this host is out of memory (`dmesg`), or try fewer workers (`--workers 1`)",
     )
 
 

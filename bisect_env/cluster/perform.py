@@ -19,12 +19,12 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
 )
 from bisect_env.environments.lock import Lock, UnbuildableError
-from bisect_env.environments.prefix import Prefix
+from bisect_env.environments.prefix import Prefix, is_still, state_of
 from bisect_env.environments.progress import Seldom, told_to
 from bisect_env.environments.validation import cuda_majors, provided_to_pypi
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
 from bisect_env.trials.harness_marks import Locked
-from bisect_env.trials.records import TrialRecord, TrialSpec
+from bisect_env.trials.records import Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.run import GpuWatch, TrialCancelledError, harness_error_record, run_trial
 
 # --------------------------------------------------------------------------------------------------
@@ -56,6 +56,15 @@ def importable(lock: Lock) -> tuple[Locked, ...]:
 # What happens on a worker for one request: make the prefix, run the trial, answer.
 
 CANCELLED = "the trial was cancelled"
+CHANGED = "files of its environment were changed or removed while it ran"
+
+
+def _did_not_come_far(record: TrialRecord) -> bool:
+    """Whether a trial failed before its script's own body, as it does where files are missing."""
+    if record.outcome is Outcome.PASS:
+        return False
+    early = record.outcome in (Outcome.IMPORT_ERROR, Outcome.NOT_RUNNABLE)
+    return early or record.phase in (Phase.START, Phase.IMPORT)
 
 
 class PrefixBuilder(Protocol):
@@ -135,6 +144,8 @@ def perform(
         failure = _build_failed(request, error, spec.trial_id)
         return failure or TrialCompleted(harness_error_record(spec, error))
 
+    state = state_of(prefix.path)
+
     def trial(uuids: Sequence[str] = (), watch: GpuWatch | None = None) -> TrialRecord:
         return run_trial(
             spec,
@@ -151,6 +162,9 @@ def perform(
 
     try:
         record = trial() if gpus is None else gpus.run(spec, trial)
+        if state and _did_not_come_far(record) and not is_still(prefix.path, state):
+            # By a trial beside it, or by who empties the cache: that says nothing of the script.
+            return TrialLost(spec.trial_id, CHANGED, socket.gethostname())
     except TrialCancelledError:
         return TrialLost(spec.trial_id, CANCELLED)
     except GpuUnavailableError as error:

@@ -7,9 +7,9 @@ by a file lock). Workers may join and leave at any time. The cluster is left as 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-import logging
 import time
 import warnings
 from collections import defaultdict
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import distributed
+from distributed.comm.core import CommClosedError, FatalCommClosedError, connect
 
 from bisect_env.cluster.base import DaskExecutor
 from bisect_env.cluster.perform import PrefixBuilder
@@ -88,6 +89,9 @@ WORKERS_TIMEOUT = 60.0
 
 _client: Any = distributed.Client
 _security: Any = distributed.Security
+_connect: Any = connect
+_CommClosedError: Any = CommClosedError
+_FatalCommClosedError: Any = FatalCommClosedError
 
 
 class RemoteExecutor(DaskExecutor):
@@ -120,10 +124,6 @@ class RemoteExecutor(DaskExecutor):
     ) -> None:
         super().__init__(build, gpus_per_trial=gpus_per_trial)
         self._reconnect_grace = connect_timeout + 5.0
-        # News about lost connections would come between our own lines; ours say the same. Dask gives each of
-        # its loggers a level, so that the common parent's says nothing.
-        for name in ("distributed", "distributed.client", "distributed.core"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
         client = _open(scheduler, scheduler_file, connect_timeout)
         try:
             self._connect(client)
@@ -156,6 +156,7 @@ def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) ->
     _refuse_tls_without_certificates(where, scheduler_file)
     target = {"address": scheduler} if scheduler_file is None else {"scheduler_file": where}
     try:
+        _refuse_others(where if scheduler_file is None else _address_in(scheduler_file), timeout)
         with warnings.catch_warnings():
             # We compare versions ourselves, and refuse where Dask warns.
             warnings.simplefilter("ignore", distributed.versions.VersionMismatchWarning)
@@ -167,18 +168,64 @@ def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) ->
     except (OSError, TimeoutError) as error:
         raise InfrastructureError(
             f"the scheduler at {where} cannot be reached: {error}",
-            tried=f"connecting for {timeout:.0f} s",
             remedy="see that it runs and that this host may connect to it (for tls://, that the "
             "certificates of `distributed.comm.tls` in Dask's configuration fit)",
         ) from error
 
 
+def _address_in(scheduler_file: Path) -> str:
+    """The address in a scheduler's file, "" if there is none: Dask says what is wrong with it."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(scheduler_file.read_text())["address"])
+    return ""
+
+
+def _refuse_others(address: str, timeout: float) -> None:
+    """Shake hands with the scheduler before Dask's client does, which waits for an answer for ever.
+
+    Whatever else listens there (a web server, another service) says nothing, or nothing that can be read.
+
+    Raises:
+        InfrastructureError: What answers is no scheduler, or it does not answer.
+        OSError: Nothing listens, or the certificates do not fit.
+        ValueError: The address is none.
+    """
+    if not address:
+        return
+    patience = timeout * 5 / 6
+
+    async def shake_hands() -> None:
+        # A refused connection is tried again and again, for the scheduler may just be starting.
+        settings = _security().get_connection_args("client")
+        connecting = _connect(address, timeout=patience * 0.8, **settings)
+        comm = await asyncio.wait_for(connecting, patience)
+        comm.abort()
+
+    try:
+        asyncio.run(shake_hands())
+    except _FatalCommClosedError:
+        raise
+    except TimeoutError:
+        why = f"no answer in {patience:.0f} s"
+    except _CommClosedError as error:
+        why = f"it hangs up: {error}"
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # noqa: BLE001 -- bytes of another protocol, read as Dask's, end in anything
+        why = f"it answers something else: {type(error).__name__}"
+    else:
+        return
+    raise InfrastructureError(
+        f"the scheduler at {address} cannot be reached: nothing that speaks Dask's protocol listens there "
+        f"({why})",
+        remedy="give the address that `dask scheduler` prints, with tls:// and fitting certificates where it "
+        "speaks TLS",
+    )
+
+
 def _refuse_tls_without_certificates(where: str, scheduler_file: Path | None) -> None:
     """Look before Dask does: its client dies of a `TypeError`, and then holds up our end for a minute."""
-    address = where
-    if scheduler_file is not None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # Dask says what is wrong with it
-            address = str(json.loads(scheduler_file.read_text())["address"])
+    address = where if scheduler_file is None else _address_in(scheduler_file)
     if not address.startswith("tls://"):
         return
     remedy = (

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from bisect_env.matrix.grid import Combination, Grid, Index
-from bisect_env.search.every import AnySearch
+from bisect_env.search.searcher import StudySearch
 from bisect_env.search.verdict import Status
 from bisect_env.storage.records import Decision
 from bisect_env.trials.records import Evidence
@@ -55,7 +55,7 @@ class Alone:
         seen.bad += evidence is Evidence.BAD
         seen.good += evidence is Evidence.GOOD
 
-    def wanted(self, search: AnySearch, places: int) -> list[Index]:
+    def wanted(self, search: StudySearch, places: int) -> list[Index]:
         """Combinations to try alone now, one entry a trial; empty when nothing more is to be learnt so.
 
         Args:
@@ -73,7 +73,7 @@ class Alone:
             chosen += [best.first_bad] * min(left, max(1, places - len(chosen)))
         return chosen
 
-    def why_not(self, search: AnySearch) -> str | None:
+    def why_not(self, search: StudySearch) -> str | None:
         """Why a confirmed answer is not to be called so; None where nothing speaks against it."""
         best = search.verdict.best
         if not self._is_needed or search.verdict.status is not Status.CONFIRMED:
@@ -90,7 +90,7 @@ class Alone:
             return "its last good combination was not tried on a GPU of its own yet"
         return None
 
-    def _most(self, search: AnySearch, index: Index) -> int:
+    def _most(self, search: StudySearch, index: Index) -> int:
         hits, trials = search.counts(index)
         least, most = _RATES
         rate = min(most, max(least, hits / trials if trials else least))

@@ -180,11 +180,10 @@ def _diagnose(
         spec = with_tools(plain, tools)
         spec = replace(spec, env={**spec.env, **(env or {})})
         if in_gdb:
-            command = under_gdb(spec.command)
-            if command is None:
+            gdb = under_gdb()
+            if gdb is None:
                 return None
-            # gdb is the host's, and meant to be.
-            spec = replace(spec, command=tuple(command), allow_host=(*spec.allow_host, command[0]))
+            spec = replace(spec, under=gdb)
         return run_trial(
             spec,
             prefix.path,
@@ -263,8 +262,7 @@ def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
                 "compute-sanitizer is not on this machine",
                 remedy="install NVIDIA's CUDA toolkit, or leave --sanitizer out",
             )
-        under = (found, "--tool", tools.sanitizer, "--target-processes", "all")
-        spec = replace(spec, command=(*under, *spec.command), allow_host=(*spec.allow_host, found))
+        spec = replace(spec, under=(found, "--tool", tools.sanitizer, "--target-processes", "all"))
     return spec
 
 

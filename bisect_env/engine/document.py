@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.every import AnySearch, SearchAll
+from bisect_env.search.every import SearchAll
 from bisect_env.search.frontier import in_words
 from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.searcher import StudySearch
+from bisect_env.search.table import TableSearch
 from bisect_env.search.verdict import Answer, Verdict
 
 
 def verdict_document(
-    grid: Grid, search: AnySearch, missing: Mapping[Index, tuple[str, str]]
+    grid: Grid, search: StudySearch, missing: Mapping[Index, tuple[str, str]]
 ) -> dict[str, Any]:
     """Describe the search's verdict.
 
@@ -119,10 +121,32 @@ def verdict_document(
         }
         for one in verdict.cleared
     ]
+    if isinstance(search, TableSearch):
+        document["table"] = _table(grid, search)
     if isinstance(search, SearchAll):
         document["others"] = [_other(grid, search, other) for other in search.others]
         document["no_other"] = search.no_other
     return document
+
+
+def _table(grid: Grid, search: TableSearch) -> dict[str, Any]:
+    """What every combination is called, and how many are called what."""
+    called = search.called
+    return {
+        "good": sum(not one.bad for one in called.values()),
+        "bad": sum(one.bad for one in called.values()),
+        "tried": sum(one.tried for one in called.values()),
+        "complete": search.is_complete,
+        "calls": [
+            {
+                "combination": _named(grid, index),
+                "verdict": "bad" if one.bad else "good",
+                "tried": one.tried,
+                "probability": one.probability,
+            }
+            for index, one in sorted(called.items())
+        ],
+    }
 
 
 def _other(grid: Grid, search: SearchAll, verdict: Verdict) -> dict[str, Any]:
@@ -137,7 +161,7 @@ def _other(grid: Grid, search: SearchAll, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _miss(search: AnySearch, best: Answer) -> float | None:
+def _miss(search: StudySearch, best: Answer) -> float | None:
     """How likely the last good combination would have passed so often if it failed like the first bad one.
 
     `(1 − p1_low)^n` with the lower end of the bad one's interval, and the good one's trials.
@@ -157,7 +181,7 @@ def _culprits(grid: Grid, answer: Answer) -> list[str]:
     return [grid.axes[i].name for i in answer.culprits]
 
 
-def _rate(search: AnySearch, index: Index | None) -> dict[str, float] | None:
+def _rate(search: StudySearch, index: Index | None) -> dict[str, float] | None:
     if index is None:
         return None
     hits, trials = search.counts(index)

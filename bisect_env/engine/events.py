@@ -161,6 +161,8 @@ class Progress:
         document: The verdict so far (see `document`).
         probability_bad: Combination and its posterior of being bad, for combinations that can be run.
         counts: Combination to its bad and its counted trials, those of earlier commands included.
+        passing: While nothing has failed: the bad end, how often it has passed, and the rate down to which
+            failures are looked for; else None.
         ends_after: While nothing has failed: how many more passes end the study, and which crash rate they
             exclude; None where that is not known.
     """
@@ -171,6 +173,7 @@ class Progress:
     document: dict[str, Any]
     probability_bad: tuple[tuple[Combination, float], ...]
     counts: Mapping[Combination, tuple[int, int]] = field(default_factory=dict)
+    passing: tuple[Combination, int, float] | None = None
     ends_after: tuple[int, float] | None = None
 
 

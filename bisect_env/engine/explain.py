@@ -5,19 +5,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from packaging.markers import default_environment
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from bisect_env.engine import events
-from bisect_env.engine.locking import Prepared, environment_request
+from bisect_env.engine.locking import SOLVERS, Prepared, environment_request
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.single import Single, SingleTrials
 from bisect_env.engine.state import Tally, build_cost
 from bisect_env.engine.stored import StoredCombination, axis_packages, stored_combination, stored_grid
 from bisect_env.environments.difference import PackageChange, PackageState, difference
 from bisect_env.environments.lock import Lock, LockedPackage, LockResult
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.errors import NoEnvironmentError, UsageError
@@ -248,6 +252,11 @@ class Between:
         # The same version from another archive of an index, or another place: what a solver takes follows
         # from the interpreter. A conda build is chosen, and can carry a failure by itself.
         fixed = [change for change in every if _follows(change)]
+        wheels = {p.url: p for lock in (good, bad) for p in lock.packages if p.manager == "pip"}
+        if request.conda is None and not any(p.is_source for p in wheels.values()):
+            # What neither end has is no environment between them: the solver need not look at it.
+            archives = tuple(sorted(f"{url}#sha256={p.sha256}" for url, p in wheels.items()))
+            request = replace(request, archives=archives)
         return cls(good, bad, request, tuple(c for c in every if c not in fixed), tuple(fixed))
 
     @property
@@ -362,6 +371,101 @@ def _follows(change: PackageChange) -> bool:
     return change.kind in ("rebuilt", "moved") and not is_conda
 
 
+class Demands:
+    """What the wheels of two ends ask of each other: which hybrids are sound is known without a solver.
+
+    A demand that its own end does not meet, as in an environment that was put together by hand, is none.
+
+    Args:
+        between: The two ends, of wheels alone and with one interpreter.
+        good: What each wheel of the good lock asks for, by name.
+        bad: The same of the bad lock.
+    """
+
+    def __init__(
+        self, between: Between, good: Mapping[str, Sequence[str]], bad: Mapping[str, Sequence[str]]
+    ) -> None:
+        self._between = between
+        self._position = {change.name: n for n, change in enumerate(between.changes)}
+        release = between.good.python
+        self._markers: dict[str, str | AbstractSet[str]] = {
+            **{name: str(value) for name, value in default_environment().items()},
+            "python_version": ".".join(release.split(".")[:2]),
+            "python_full_version": release if release.count(".") > 1 else f"{release}.0",
+            "extra": "",
+        }
+        ends = (between.packages(frozenset()), good), (between.packages(between.everything), bad)
+        self._asked: dict[tuple[str, str], list[Requirement]] = {}
+        for packages, texts in ends:
+            for name, package in packages.items():
+                own = [r for text in texts.get(name, ()) if (r := self._binding(text, packages)) is not None]
+                key = (name, package.version)
+                # Of what both ends have, what both meet.
+                self._asked[key] = [r for r in own if r in self._asked.get(key, own)]
+
+    @classmethod
+    def of(cls, between: Between, provider: EnvironmentProvider) -> Demands | None:
+        """Read them from the prefixes of both ends; None where a solver has to be asked."""
+        locks = (between.good, between.bad)
+        if between.good.python != between.bad.python or any(
+            p.manager != "pip" or p.is_source for lock in locks for p in lock.packages
+        ):
+            return None
+        good, bad = (provider.requirements(lock) for lock in locks)
+        return None if good is None or bad is None else cls(between, good, bad)
+
+    def _binding(self, text: str, packages: Mapping[str, LockedPackage]) -> Requirement | None:
+        """A demand that counts: for this interpreter, of no extra, and met where it comes from."""
+        try:
+            asked = Requirement(text)
+        except InvalidRequirement:  # of a time when anything was written there
+            return None
+        if asked.marker is not None and not asked.marker.evaluate(self._markers):
+            return None
+        return asked if _meets(packages, asked) else None
+
+    def unmet(self, hybrid: Changes) -> list[tuple[str, str]]:
+        """Who asks for what a hybrid has not, and for whom; empty where it is sound."""
+        packages = self._between.packages(hybrid)
+        return [
+            (name, str(canonicalize_name(asked.name)))
+            for name, package in packages.items()
+            for asked in self._asked[(name, package.version)]
+            if not _meets(packages, asked)
+        ]
+
+    def lock(self, hybrid: Changes) -> Lock:
+        """A sound hybrid: archives that the ends have, put together."""
+        ends = self._between.good, self._between.bad
+        return make_lock(ends[0].python, ends[0].platform, self._between.packages(hybrid).values())
+
+    def closures(self) -> tuple[list[Changes], list[Changes]]:
+        """What each change forces when it is made, and what it takes along when it is taken back.
+
+        Returns:
+            Two sets for each change, itself included.
+        """
+        ends = (frozenset[int](), self._between.everything)
+        positions = range(len(self._between.changes))
+        forced, released = ([self._closure(end, position) for position in positions] for end in ends)
+        return forced, released
+
+    def _closure(self, end: Changes, position: int) -> Changes:
+        along = {position}
+        # Whoever asks in vain for something, and what is asked for, are of different ends: the one of them
+        # that has not moved follows. With everything moved nothing is unmet, so that this ends.
+        while unmet := self.unmet(end ^ along):
+            along |= {self._position[name] for pair in unmet for name in pair if name in self._position}
+        return frozenset(along)
+
+
+def _meets(packages: Mapping[str, LockedPackage], asked: Requirement) -> bool:
+    found = packages.get(str(canonicalize_name(asked.name)))
+    return found is not None and (
+        bool(asked.url) or asked.specifier.contains(found.version, prereleases=True)
+    )
+
+
 def closures(between: Between, provider: EnvironmentProvider) -> tuple[list[Changes], list[Changes]]:
     """What each change forces when it is made, and what it takes along when it is taken back.
 
@@ -384,7 +488,7 @@ def closures(between: Between, provider: EnvironmentProvider) -> tuple[list[Chan
                 asked[(side, position)] = len(requests)
                 requests.append(request)
                 prefer.append([side])
-    results = provider.lock_many(requests, prefer=prefer) if asked else []
+    results = provider.lock_many(requests, SOLVERS, prefer=prefer) if asked else []
     found: list[list[Changes]] = [[], []]
     for side, start in enumerate(ends):
         for position in range(size):
@@ -452,6 +556,7 @@ class CulpritStudy:
     _locks: dict[Changes, Lock] = field(default_factory=dict)
     _seconds: _Seconds = field(default_factory=_Seconds)
     _last: Changes | None = None
+    _demands: Demands | None = None
 
     def __post_init__(self) -> None:
         self._good = stored_combination(self.store, self.study, self.good or "last-good", "--good")
@@ -480,9 +585,13 @@ class CulpritStudy:
             What was found; stored in the study, unless the user stopped it.
         """
         own = self._open()
-        if self.changes > 1:
-            self.tell(f"asking the solver what each of {self.changes} changes needs")
-        forced, released = closures(self._between, self.provider)
+        self._demands = Demands.of(self._between, self.provider)
+        if self._demands is not None:
+            forced, released = self._demands.closures()
+        else:
+            if self.changes > 1:
+                self.tell(f"asking the solver what each of {self.changes} changes needs")
+            forced, released = closures(self._between, self.provider)
         search = CulpritSearch(
             self.changes,
             *self._ends,
@@ -492,6 +601,7 @@ class CulpritStudy:
             confidence=self.confidence,
             min_rate=self.matrix.file.search.min_crash_rate,
             stated_rate=self.matrix.file.search.crash_rate,
+            is_sound=lambda hybrid: self._demands is None or not self._demands.unmet(hybrid),
         )
         self._replay(search, own)
         trials = self.make_trials(own.id)
@@ -637,9 +747,15 @@ class CulpritStudy:
     # -- solving -------------------------------------------------------------------------------------------
 
     def _solve(self, search: CulpritSearch, own: Study, hybrid: Changes) -> None:
-        (result,) = self.provider.lock_many([self._between.request_for(hybrid)])
-        lock = self._between.check(hybrid, result)
-        why = "" if isinstance(result, Lock) else result.message
+        lock: Lock | None
+        if self._demands is not None:
+            unmet = self._demands.unmet(hybrid)
+            lock = None if unmet else self._demands.lock(hybrid)
+            why = "; ".join(f"{name} asks for another {wanted}" for name, wanted in unmet)
+        else:
+            (result,) = self.provider.lock_many([self._between.request_for(hybrid)])
+            lock = self._between.check(hybrid, result)
+            why = "" if isinstance(result, Lock) else result.message
         self._save(own, hybrid, lock, why or "the solver takes other packages than were asked for")
         search.mark(hybrid, feasible=lock is not None)
         if lock is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import Matrix
+from bisect_env.temporary import temporary
 
 _DOWNLOADS = 4
 """Archives at the same time: enough for one line, few enough for an index to bear."""
@@ -218,8 +218,7 @@ def _wheel(
     args: list[str | Path] = ["build", "--wheel", "--no-config", "-p", interpreters.find(lock.python).path]
     if (date := build_date(lock)) is not None:
         args += ["--exclude-newer", date]
-    with tempfile.TemporaryDirectory(prefix="bisect-env-wheel-") as aside:
-        folder = Path(aside)
+    with temporary("wheel") as folder:
         finished = Uv(cache_dir).run(
             [*args, "-o", folder / "out", source.absolute()], cwd=folder, timeout=_BUILD_TIMEOUT, builds=True
         )

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from packaging.utils import canonicalize_name
 
+from bisect_env.environments.commit_source import CommitBuild, CommitSource
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
@@ -20,7 +21,7 @@ from bisect_env.environments.validation import cuda_version, lock_warnings, virt
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.scalars import cutoff
-from bisect_env.matrix.schema import DateAxis, EnvironmentAxis, PackageAxis, ValueAxis
+from bisect_env.matrix.schema import CommitAxis, DateAxis, EnvironmentAxis, PackageAxis, ValueAxis
 from bisect_env.matrix.versions import Manager
 from bisect_env.storage.records import CombinationState, CombinationStatus
 
@@ -89,6 +90,7 @@ def environment_request(
     limit = cutoff(file.exclude_newer) if file.exclude_newer else as_of
     pins: dict[Manager, dict[str, str]] = {manager: {} for manager in Manager}
     builds: dict[str, str] = {}
+    commits: list[CommitSource] = []
     wheels, conda = tuple(file.packages.pypi), tuple(file.packages.conda)
     for name, axis in file.axes.items():
         value = combination[name]
@@ -106,6 +108,8 @@ def environment_request(
                 whole = axis.environments[value]
                 python = whole.python or python
                 wheels, conda = (*wheels, *whole.pypi), (*conda, *whole.conda)
+            case CommitAxis():
+                commits.append(commit_source(matrix, axis, value))
             case ValueAxis():
                 pass
     allow = file.solver.allow_source
@@ -121,6 +125,27 @@ def environment_request(
         exclude_newer=limit,
         conda=_conda_request(matrix, pins[Manager.CONDA], builds, conda) if file.uses_conda else None,
         image=image,
+        commits=tuple(commits),
+    )
+
+
+def commit_source(matrix: Matrix, axis: CommitAxis, commit: str) -> CommitSource:
+    """What is built where an axis has a commit. Pure."""
+    build = axis.build
+    newest = cutoff(build.exclude_newer).strftime("%Y-%m-%dT%H:%M:%SZ") if build.exclude_newer else ""
+    return CommitSource(
+        axis.package,
+        matrix.repository(axis),
+        commit,
+        CommitBuild(
+            subdirectory=axis.subdirectory,
+            env=tuple(sorted(build.env.items())),
+            requires=build.requires,
+            exclude_newer=newest,
+            time_limit=build.time_limit,
+            memory=build.memory or 0,
+            partial=build.partial,
+        ),
     )
 
 
@@ -253,8 +278,7 @@ class Locking:
         self._done: queue.SimpleQueue[Index] = queue.SimpleQueue()
         # Without days on an axis no two combinations can turn out to be the same environment with the same
         # values: each names other versions, or is asked for as such.
-        alone = {index: index for index in grid.indices() if index not in grid.excluded}
-        groups = alone if whole is None else whole.groups
+        groups = unlocked(grid).groups if whole is None else whole.groups
         self.prepared = Prepared(grid, self._locks, self._unsolvable, groups, self._warnings)
 
     def _request(self, index: Index) -> EnvironmentRequest:
@@ -426,6 +450,16 @@ def lock_all(
         if found := environment_warnings(request, result):
             warnings |= dict.fromkeys(asked[first], found)
     return Prepared(grid, locks, unsolvable, group(grid, locks), warnings)
+
+
+def of_commits(grid: Grid) -> bool:
+    """Whether combinations name commits: to lock one may mean to build it. Pure."""
+    return any(axis.kind is AxisKind.COMMIT for axis in grid.axes)
+
+
+def unlocked(grid: Grid) -> Prepared:
+    """What is known of combinations before any is locked. Pure."""
+    return Prepared(grid, {}, {}, {index: index for index in grid.indices() if index not in grid.excluded})
 
 
 def lock_one(

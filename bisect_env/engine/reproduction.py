@@ -165,7 +165,8 @@ WORKDIR /repro
 RUN micromamba create --yes --name repro --file {LOCK}
 CMD ["micromamba", "run", "--name", "repro", "sh", "{RUN}", "100"]
 """
-    install = f"RUN pip install --no-deps --require-hashes{option} --requirement {REQUIREMENTS}\n"
+    hashes = "" if lock.has_commits else " --require-hashes"
+    install = f"RUN pip install --no-deps{hashes}{option} --requirement {REQUIREMENTS}\n"
     has_wheels = any(package.manager == "pip" for package in lock.packages)
     return f"""FROM {image or f"python:{lock.python}"}
 COPY . /repro
@@ -248,9 +249,10 @@ Or in a container: `{container}`.
 {container}
 ```
 """
+    hashes = "" if lock.has_commits else " --require-hashes"
     return f"""```sh
 uv venv --python {lock.python} env
-uv pip sync --python env/bin/python --require-hashes{option} {REQUIREMENTS}
+uv pip sync --python env/bin/python{hashes}{option} {REQUIREMENTS}
 PATH="$PWD/env/bin:$PATH" ./{RUN} 100
 ```
 
@@ -258,7 +260,7 @@ Without uv:
 
 ```sh
 python{lock.python} -m venv env
-env/bin/pip install --no-deps --require-hashes{option} -r {REQUIREMENTS}
+env/bin/pip install --no-deps{hashes}{option} -r {REQUIREMENTS}
 PATH="$PWD/env/bin:$PATH" ./{RUN} 100
 ```
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bisect_env.cluster.protocol import (
@@ -28,20 +28,21 @@ from bisect_env.cluster.protocol import (
 from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import verdict_document
-from bisect_env.engine.locking import Locking
+from bisect_env.engine.locking import Locking, of_commits
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import allowed_sources, lost_record, target_of, trial_files, trial_spec
 from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, gist
 from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock
-from bisect_env.errors import NoEnvironmentError
-from bisect_env.matrix.grid import Combination, Index
+from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
+from bisect_env.matrix.grid import Combination, Direction, Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.search.every import AnySearch, SearchAll, is_zoomed
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.matrix.signatures import read_signature, shown
+from bisect_env.search.every import is_zoomed
+from bisect_env.search.goals import Goal, search_towards
+from bisect_env.search.searcher import Search, SearchSettings, StudySearch
 from bisect_env.search.verdict import Status
-from bisect_env.search.zoom import search_for
 from bisect_env.storage.records import (
     BUILD_FAILED,
     BUILT,
@@ -50,6 +51,7 @@ from bisect_env.storage.records import (
 )
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import NONE, Evidence, Machine, Outcome, Perturbation, TrialRecord
+from bisect_env.trials.signature import matches
 
 LOOK = 0.5
 """Seconds between two looks at the budget and at Ctrl-C while trials run."""
@@ -70,6 +72,14 @@ _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
 _PAUSE = 0.02
 """Seconds, growing with each attempt, that let two commands fall out of step."""
+
+
+class TargetSettledError(Exception):
+    """It has turned out which failure the study is about: what was learnt is to be learnt again."""
+
+
+_AT_EACH_END = 3
+"""Failures at each end before two kinds of them are taken for two problems."""
 
 
 class Runner:
@@ -197,9 +207,10 @@ class StudyRunner:
         stopped: Looked at between steps; true ends the study in an orderly way.
         machines: Classes of machines on which trials will run: trials that other studies recorded there
             under the same keys are reused. None reuses nothing.
-        every_corner: Whether to go on to further failing corners once one is confirmed.
+        goal: What the study wants to know.
         quick: Whether to end as soon as the answer stands, without checks.
         perturbation: Circumstances under which all trials run.
+        careful: Whether both stated ends are tried even where environments are dear.
 
     Attributes:
         grid: As expanded.
@@ -218,9 +229,10 @@ class StudyRunner:
         clock: Callable[[], float] = time.monotonic,
         stopped: Callable[[], bool] = lambda: False,
         machines: Collection[Machine] = (),
-        every_corner: bool = False,
+        goal: Goal = Goal.FIRST_BAD,
         quick: bool = False,
         perturbation: Perturbation = NONE,
+        careful: bool = False,
     ) -> None:
         self._matrix = matrix
         self._locking = locking
@@ -236,7 +248,8 @@ class StudyRunner:
         wanted = matrix.file.trial.bad.signature
         self._target = StudyTarget(target_of(matrix), wanted, store, study_id, self._bad_end)
         settings = matrix.file.search
-        self.search: AnySearch = (SearchAll if every_corner else search_for)(
+        self.search: StudySearch = search_towards(
+            goal,
             self.grid,
             self._prepared.groups,
             SearchSettings(
@@ -246,9 +259,12 @@ class StudyRunner:
                 clean_rate=settings.clean_rate,
                 crash_rate=settings.crash_rate,
                 quick=quick,
+                thrifty=not careful and of_commits(self.grid),
             ),
         )
         self.state = StudyState(matrix, self._prepared, self.search)
+        self._ends = self._both_ends()
+        self._ways: dict[Index, dict[str, tuple[str, str]]] = {}
         self._sharing = Sharing(store, study_id, clock=clock)
         self._keys: dict[Index, str] = {}
         self._reuse = Reuse(store, study_id, self._keys, self._prepared, self._target, machines)
@@ -262,6 +278,23 @@ class StudyRunner:
         self._foretold: int | None = None
         self._foretold_at = float("-inf")
         self._crowded: set[str] = set()
+
+    def _both_ends(self) -> tuple[Index, Index] | None:
+        """What stands for the good and the bad end: as stated, else the ends of the axes; or None."""
+        axes = self.grid.axes
+        if self.grid.good is not None and self.grid.bad is not None:
+            found: tuple[Index, Index] = (self.grid.good, self.grid.bad)
+        elif all(axis.direction in (Direction.REGRESSION, Direction.FIXED) for axis in axes):
+            # An axis with one value has no ends.
+            last = [len(axis.values) - 1 for axis in axes]
+            fixed = [axis.direction is Direction.FIXED for axis in axes]
+            good = tuple(end if turned else 0 for end, turned in zip(last, fixed, strict=True))
+            found = (good, tuple(0 if turned else end for end, turned in zip(last, fixed, strict=True)))
+        else:
+            return None
+        groups = self._prepared.groups
+        good_end, bad_end = groups.get(found[0]), groups.get(found[1])
+        return None if good_end is None or bad_end is None or good_end == bad_end else (good_end, bad_end)
 
     # -- before and after ----------------------------------------------------------------------------------
 
@@ -281,6 +314,33 @@ class StudyRunner:
     def finished(self) -> bool:
         """Whether nothing more is to be tried."""
         return self.search.finished and not self._alone.wanted(self.search, 1)
+
+    def tried(self, axis: str, document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+        """What was tried along an axis, all else as in the first bad combination: value, verdict, and why.
+
+        Args:
+            axis: Its name.
+            document: The verdict.
+        """
+        # Here: nobody needs the model of reports before there is an answer.
+        from bisect_env.report.model import calls_bad
+
+        first = document["first_bad"]
+        is_bad = calls_bad(document)
+        place = next(i for i, one in enumerate(self.grid.axes) if one.name == axis)
+        found = []
+        missing = self.missing
+        for value in self.grid.axes[place].values:
+            index = self.grid.find(Combination.of({**first, axis: value}))
+            if index is None:
+                continue
+            tally = self.state.tallies.get(self._prepared.groups.get(index, index))
+            if tally is not None and tally.bad + tally.good:
+                said = "bad" if is_bad({**first, axis: value}) else "good"
+                found.append((value, said, f"({tally.bad} of {tally.bad + tally.good} trials failed)"))
+            elif index in missing:
+                found.append((value, "skip", f"({missing[index][0]})"))
+        return found
 
     def replay(self) -> int:
         """Tell the search what the database has already.
@@ -326,6 +386,7 @@ class StudyRunner:
             index = self._group_of(trial.combination)
             if index is not None:
                 self.state.seen.add(trial.lock_hash)
+                self._note_way(index, trial.evidence, trial.signature, trial.trial_id)
                 self._act(
                     self.state.learn(
                         index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail
@@ -352,7 +413,11 @@ class StudyRunner:
         deadline = None if budget is None else self._clock() + budget
         # Solvers begin while the place where trials run may still be starting.
         self._lock(self.state.decide(2).lock)
-        self._runner = Runner(self._matrix, start(), lambda text: self._warn([text]))
+        try:
+            self._runner = Runner(self._matrix, start(), lambda text: self._warn([text]))
+        except StudyInterruptedError:
+            self._sharing.close()
+            return  # nothing ran, and the study ends as any other that was stopped
         self._locking.on_done = self._runner.executor.wake
         try:
             while True:
@@ -405,6 +470,7 @@ class StudyRunner:
                 self._handle(self._runner.wait())
             else:
                 self._locking.wait(LOOK)
+            self._settle()
             self._take_locks()
             if self._sharing.is_due:
                 self.hear_others(elsewhere=False)
@@ -444,7 +510,7 @@ class StudyRunner:
         """The one combination to try while nobody knows which failure is meant; None for all."""
         self._target.look()
         if not self._target.is_open:
-            return None
+            return self._where_ends_differ()
         bad_end = self._bad_end
         if bad_end is None or bad_end in self.state.aside:
             raise NoEnvironmentError(
@@ -453,6 +519,56 @@ class StudyRunner:
                 remedy="state another `bad`, or a `signature` instead of `from-bad-end`",
             )
         return bad_end
+
+    def _where_ends_differ(self) -> Index | None:
+        """An end that has to fail more often before two kinds of failures are taken for two problems."""
+        pair = self._two_problems()
+        few = [end for end in pair if self.state.tallies[end].bad < _AT_EACH_END]
+        return few[0] if few else None
+
+    def _two_problems(self) -> tuple[Index, ...]:
+        """Good and bad end where both have only failed, in ways that have nothing in common; else none."""
+        if self._target.compares or self._ends is None:
+            return ()
+        if any(end in self.state.aside or not self._ways.get(end) for end in self._ends):
+            return ()
+        if any(self.state.tallies[end].good for end in self._ends):
+            return ()
+        good, bad = (set(self._ways[end]) for end in self._ends)
+        return () if good & bad else self._ends
+
+    def _settle(self) -> None:
+        """Take the bad end's failure for the one that is looked for, once that is known to be another one.
+
+        Raises:
+            TargetSettledError: It was settled now.
+        """
+        pair = self._two_problems()
+        if not pair or min(self.state.tallies[end].bad for end in pair) < _AT_EACH_END:
+            return
+        self._handle(self._runner.end())
+        self.state.running.clear()
+        (other, _), (told, (signature, trial_id)) = (next(iter(self._ways[end].items())) for end in pair)
+        self._target.settle(signature, trial_id)
+        judged = {
+            trial.trial_id: Evidence.OTHER
+            for trial in (*self._store.trials(self._study_id), *self._store.reused(self._study_id))
+            if trial.evidence is Evidence.BAD and not matches(trial.signature, self._target.rule.signature)
+        }
+        self._store.judge_again(self._study_id, judged)
+        good, bad = (self.grid.combination(end) for end in pair)
+        wanted = f"`bad: {{signature: '{shown(signature)}'}}` in `trial`"
+        text = (
+            f"two failures that have nothing to do with each other: {good} fails as {other}, {bad} as {told}"
+        )
+        self._warn([f"{text}; this study looks for the latter, as {wanted} says from the start"])
+        raise TargetSettledError
+
+    def _note_way(self, index: Index, evidence: Evidence, signature: str, trial_id: str) -> None:
+        """Remember how an end fails: outcome and exception, and a trial that shows it."""
+        if self._ends is not None and index in self._ends and evidence is Evidence.BAD and signature:
+            way = read_signature(signature).kind
+            self._ways.setdefault(index, {}).setdefault(way, (signature, trial_id))
 
     def _lock(self, indices: Iterable[Index]) -> None:
         self._locking.want(indices)
@@ -601,6 +717,7 @@ class StudyRunner:
                 self.state.build_seconds.add(build_seconds)
                 self._record_build(record.lock_hash, build_seconds)
             self._notify(events.TrialFinished(record, evidence, build_seconds))
+            self._note_way(index, evidence, record.signature, record.trial_id)
             self._act(
                 self.state.learn(
                     index, record.outcome, evidence, duration=record.duration, detail=record.detail
@@ -660,9 +777,19 @@ class StudyRunner:
                     self.grid.combination(index): (tally.bad, tally.bad + tally.good)
                     for index, tally in self.state.tallies.items()
                 },
+                self._only_passing(),
                 self._ends_after(now),
             )
         )
+
+    def _only_passing(self) -> tuple[Combination, int, float] | None:
+        """What is known of a failure that nobody has seen yet: see `events.Progress.passing`."""
+        tallies = self.state.tallies
+        if self.state.hits or not tallies:
+            return None
+        end = self._bad_end if self._bad_end in tallies else max(tallies, key=lambda one: tallies[one].good)
+        assert end is not None
+        return self.grid.combination(end), tallies[end].good, self._matrix.file.search.min_crash_rate
 
     def _ends_after(self, now: float) -> tuple[int, float] | None:
         """What would end a study in which nothing fails; played seldom, and on small grids alone."""

@@ -32,7 +32,7 @@ from bisect_env.engine.runner import Runner
 from bisect_env.engine.specs import lost_record, target_of
 from bisect_env.engine.state import BUILDS_BEFORE_UNBUILDABLE, VOIDS_BEFORE_STOP, Tally, in_flight
 from bisect_env.engine.stored import named_combinations
-from bisect_env.engine.study import as_refined_before, study_date, study_definition
+from bisect_env.engine.study import as_refined_before, settled_ends, study_date, study_definition
 from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
@@ -373,7 +373,7 @@ def _named(
     known = store.find_study(matrix.name, matrix.digest)
     if known is not None or as_of is None:
         as_of = study_date(matrix, store, provider.as_of)
-    grid = expand(matrix, provider.catalogue, as_of)
+    grid = expand(matrix, provider.catalogue, as_of, settled_ends(known))
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
     combination = find_combination(grid, at, named_combinations(known) if known else None)

@@ -11,14 +11,14 @@ change its mind.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bisect_env.engine.locking import Prepared
+from bisect_env.engine.locking import Prepared, of_commits
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
-from bisect_env.matrix.grid import Index
+from bisect_env.matrix.grid import AxisKind, Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.search.every import AnySearch
+from bisect_env.search.searcher import StudySearch
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
 OTHER_BEFORE_ASIDE = 3
@@ -55,6 +55,8 @@ THOUGHT_THROUGH = 20_000
 """Combinations up to which looking ahead takes less time than it saves."""
 _HOSTS = "allow_host:"
 """Stands in what is said of a program that is the host's: no combination can change that."""
+_STRETCH = 2
+"""L of `in_vain`: played for stretches of 4 to 10 among 50, it takes fewer builds than 1, 3 or 4."""
 _SHORT = 4
 """Lines of a builder's words that are told as a whole."""
 
@@ -153,6 +155,25 @@ def build_cost(build_seconds: float | None, trial_seconds: float | None) -> floa
     return min(build_seconds / trial_seconds, 500.0)
 
 
+def in_vain(place: int, failed: Collection[int], built: Collection[int]) -> float:
+    """How many builds one that succeeds is likely to take at a place near to others that failed.
+
+    Commits that cannot be built come in stretches of unknown length: of those at a distance d from one about
+    d in d + L can be built. Beyond one that was built another stretch would have to begin.
+
+    Args:
+        place: Position on the axis of commits.
+        failed: Where builds failed.
+        built: Where they did not.
+    """
+    worst = 1.0
+    for other in failed:
+        low, high = sorted((place, other))
+        if not any(low < between < high for between in built):
+            worst = max(worst, 1.0 + _STRETCH / max(1, high - low))
+    return worst
+
+
 def in_flight(slots: int, trial_seconds: float | None, *, flaky: bool = True) -> int:
     """How many trials to keep submitted.
 
@@ -244,8 +265,9 @@ class StudyState:
         trial_seconds: Of trials that count.
     """
 
-    def __init__(self, matrix: Matrix, prepared: Prepared, search: AnySearch) -> None:
+    def __init__(self, matrix: Matrix, prepared: Prepared, search: StudySearch) -> None:
         self._matrix = matrix
+        self._of_commits = of_commits(prepared.grid)
         self._prepared = prepared
         self._grid = prepared.grid
         self.search = search
@@ -525,6 +547,9 @@ class StudyState:
             free = max(0, free)
             now = [only] * free if self.is_ready(only) else []
             return Wanted(tuple(now), *self._to_make([] if now else [only], slots))
+        if self._of_commits and self.looks_certain:
+            # One look tells, and a build is dear: two at once would need more of them than one after another.
+            free = min(free, 1 - len(self.running))
         costs = self._costs()
         pending = self.pending()
         chosen = self.search.ask(free, pending=pending, build_cost=costs) if free > 0 else []
@@ -540,7 +565,13 @@ class StudyState:
 
     def _costs(self) -> dict[Index, float]:
         price = build_cost(self.build_seconds.value, self.trial_seconds.value)
-        return {index: price for index in self.members if not self._is_paid(index)}
+        unpaid = [index for index in self.members if not self._is_paid(index)]
+        if not self._of_commits:
+            return dict.fromkeys(unpaid, price)
+        place = next(i for i, axis in enumerate(self._grid.axes) if axis.kind is AxisKind.COMMIT)
+        failed = {i[place] for i, (status, _) in self.aside.items() if status == "env-unbuildable"}
+        built = {i[place] for i in self.members if self.is_ready(i)}
+        return {index: price * in_vain(index[place], failed, built) for index in unpaid}
 
     def _backfill(self, count: int, pending: Mapping[Index, int], slots: int) -> list[Index]:
         """What is worth trying in environments that exist, until those that were wanted do."""
@@ -561,6 +592,9 @@ class StudyState:
         room = max(BUILDS_AT_ONCE[0], slots // BUILDERS)
         known = (self.search.trials, len(self.running), len(self.ready), sum(pending.values()))
         if len(self.building) >= room or not pending or len(self.members) > THOUGHT_THROUGH:
+            return []
+        if self._of_commits:
+            # A trial takes less time than a build, which would be for nothing every other time.
             return []
         if known == self._foreseen_at:
             return []

@@ -6,21 +6,22 @@ import getpass
 import math
 import platform
 import shlex
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from bisect_env import __version__
 from bisect_env.cluster.protocol import Executor
+from bisect_env.cluster.starting import Starting
 from bisect_env.engine import events
 from bisect_env.engine.amplify import settle
+from bisect_env.engine.culprit_commit import MOST_UNTRIED, bisect_log, chapter, named_commits
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
-from bisect_env.engine.runner import StudyRunner
+from bisect_env.engine.runner import StudyRunner, TargetSettledError
 from bisect_env.environments.images import moved_tag
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lockfiles import write_locks
@@ -32,13 +33,16 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
+from bisect_env.matrix.catalogue import VersionCatalogue
 from bisect_env.matrix.expand import expand, refined, to_refine
-from bisect_env.matrix.grid import Grid, Index
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.schema import PackageAxis
+from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.search.coarse import is_large
+from bisect_env.search.goals import Goal
 from bisect_env.search.verdict import Status, Verdict
 from bisect_env.storage.records import (
+    COMMIT,
     CombinationStatus,
     Study,
     StudyDefinition,
@@ -75,9 +79,10 @@ def run_study(
     workers: int = 2,
     machines: Callable[[], Collection[Machine]] = lambda: (Machine(platform.machine()),),
     fresh: bool = False,
-    every_corner: bool = False,
+    goal: Goal = Goal.FIRST_BAD,
     every_lock: bool = False,
     quick: bool = False,
+    careful: bool = False,
     posterior: bool = True,
 ) -> Conclusion:
     """Answer a matrix: begin its study, or go on with it where it stopped.
@@ -93,8 +98,9 @@ def run_study(
         workers: Solvers at the same time.
         machines: Classes of machines on which trials will run; called when trials might be reused.
         fresh: Begin a new study that reuses nothing, whatever has been measured already.
-        every_corner: Go on to further failing corners once one is confirmed.
+        goal: What is asked: where it begins to fail, where else it does, or the whole table.
         quick: End as soon as the answer stands, without checking it further.
+        careful: Try both stated ends before anything between them, whatever that costs.
         every_lock: Lock every combination before the first trial.
         posterior: Whether the report follows the answers through all trials; see `load_report`.
 
@@ -102,11 +108,16 @@ def run_study(
         BisectEnvError: Whatever a user can mend; everything finished by then is stored.
     """
     as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
-    grid = expand(matrix, provider.catalogue, as_of)
     known = None if fresh else store.find_study(matrix.name, matrix.digest)
+    grid = expand(matrix, provider.catalogue, as_of, settled_ends(known))
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
+    if large and goal is Goal.TABLE:
+        raise UsageError(
+            f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table",
+            remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
+        )
     study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh))
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
     _keep_logs_within_limit(store, notify)
@@ -116,15 +127,18 @@ def run_study(
         if isinstance(event, events.LockProgress) and stopped():
             raise StudyInterruptedError(
                 f"stopped while locking environments ({event.done} of {event.total})",
-                remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
+                remedy=_goes_on(matrix, goal),
             )
 
     # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
     reuses = not (study.definition.fresh or large) and study.status is not StudyStatus.FINISHED
     # An answer is checked once every release around it was looked at.
-    refining = any(axis.passed_over for axis in grid.axes) and not every_corner
+    refining = any(axis.passed_over for axis in grid.axes) and goal is Goal.FIRST_BAD
     # A study that is answered answers again at once, without starting a cluster.
-    with EarlyExecutor(make_executor, begin=study.status is not StudyStatus.FINISHED) as cluster:
+    cluster = _Cluster(make_executor, stopped)
+    if study.status is not StudyStatus.FINISHED:
+        cluster.begin()
+    with closing(cluster):
         locking: Locking | None = None
         try:
             images = recorded_images(matrix, store, study)
@@ -162,19 +176,24 @@ def run_study(
                     notify=notify,
                     stopped=stopped,
                     machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
-                    every_corner=every_corner,
+                    goal=goal,
                     quick=quick or refining,
                     perturbation=perturbation,
+                    careful=careful,
                 )
                 runner.replay()
                 if not runner.finished:
                     if store.study(study.id).status is StudyStatus.FINISHED:
                         store.reopen(study.id)
-                    runner.run(cluster.get)
-                added = {} if stopped() or every_corner else _around(matrix, grid, runner.search.verdict)
+                    try:
+                        runner.run(cluster.get)
+                    except TargetSettledError:
+                        locking.close()
+                        continue
+                around = goal is Goal.FIRST_BAD and not stopped()
+                added = _around(matrix, grid, runner.search.verdict) if around else {}
                 if added:
-                    listed = "; ".join(f"{name} {', '.join(values)}" for name, values in added.items())
-                    notify(events.Said(f"around the answer, releases that were not listed: {listed}"))
+                    notify(events.Said(f"around the answer, {_told(matrix, added)}"))
                     grid = refined(matrix, grid, added)
                     store.set_grid(study.id, grid_definition(matrix, grid))
                 elif refining and not quick and not stopped():
@@ -186,8 +205,10 @@ def run_study(
                         study,
                         runner,
                         notify,
+                        provider.catalogue,
                         interrupted=stopped(),
                         posterior=posterior,
+                        goal=goal,
                     )
                 locking.close()
         except BisectEnvError as error:
@@ -200,6 +221,22 @@ def run_study(
                 locking.close()
                 if lockfiles is not None:
                     _write_locks(lockfiles, matrix, locking.prepared)
+
+
+def _goes_on(matrix: Matrix, goal: Goal) -> str:
+    command = "map" if goal is Goal.TABLE else "run"
+    return f"bisect-env {command} {shlex.quote(str(matrix.path))}   goes on from here"
+
+
+def _told(matrix: Matrix, added: Mapping[str, Sequence[str]]) -> str:
+    """What is looked at around an answer: releases by name, commits by number."""
+    texts = []
+    for name, values in added.items():
+        if isinstance(matrix.file.axes[name], CommitAxis):
+            texts.append(f"{len(values)} commits of {name}")
+        else:
+            texts.append(f"{name} {', '.join(values)}")
+    return f"what was not listed: {'; '.join(texts)}"
 
 
 def _around(matrix: Matrix, grid: Grid, verdict: Verdict) -> dict[str, tuple[str, ...]]:
@@ -215,11 +252,22 @@ def _around(matrix: Matrix, grid: Grid, verdict: Verdict) -> dict[str, tuple[str
     return found
 
 
+def settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
+    """Of the axes of commits of a study both ends, which it goes on with, wherever branches point by now."""
+    axes = () if study is None else study.definition.grid
+    return {
+        str(axis["name"]): (str(axis["values"][0]), str(axis["values"][-1]))
+        for axis in axes
+        if axis.get("kind") == AxisKind.COMMIT
+    }
+
+
 def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
     """The grid with the releases that an earlier command added around its answer."""
     known = {str(axis["name"]): list(axis["values"]) for axis in study.definition.grid}
+    left = {axis.name: frozenset(axis.passed_over) for axis in grid.axes}
     added = {
-        axis.name: tuple(v for v in known.get(axis.name, ()) if v in axis.passed_over) for axis in grid.axes
+        axis.name: tuple(v for v in known.get(axis.name, ()) if v in left[axis.name]) for axis in grid.axes
     }
     added = {name: values for name, values in added.items() if values}
     return refined(matrix, grid, added) if added else grid
@@ -289,10 +337,20 @@ def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
             "direction": str(axis.direction),
             "values": list(axis.values),
             "package": _package(matrix, axis.name),
-            "passed_over": list(axis.passed_over),
+            **_left_out(axis),
         }
         for axis in grid.axes
     ]
+
+
+def _left_out(axis: GridAxis) -> dict[str, Any]:
+    """What an axis does not list; of commits, which may be many, their number, and what they are called."""
+    if axis.history is None:
+        return {"passed_over": list(axis.passed_over)}
+    return {
+        "labels": {value: axis.history.label(value) for value in axis.values},
+        "left_out": axis.history.left_out(axis.values),
+    }
 
 
 def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool = False) -> StudyDefinition:
@@ -316,7 +374,7 @@ def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool
 def _package(matrix: Matrix, axis: str) -> str:
     """The package that an axis moves, "" if it moves none."""
     found = matrix.file.axes[axis]
-    return found.canonical_package if isinstance(found, PackageAxis) else ""
+    return found.canonical_package if isinstance(found, PackageAxis | CommitAxis) else ""
 
 
 def _ends(grid: Grid) -> dict[str, dict[str, str] | None]:
@@ -415,9 +473,11 @@ def conclude(
     study: Study,
     runner: StudyRunner,
     notify: Notify,
+    catalogue: VersionCatalogue,
     *,
     interrupted: bool,
     posterior: bool,
+    goal: Goal = Goal.FIRST_BAD,
 ) -> Conclusion:
     """Store the verdict and say how the study ended.
 
@@ -427,7 +487,9 @@ def conclude(
         study: As stored.
         runner: What is known.
         notify: Hears of the end.
+        catalogue: Knows what commits say of themselves.
         interrupted: Whether the user stopped it.
+        goal: What was asked.
         posterior: Whether the report follows the answers through all trials.
 
     Raises:
@@ -437,14 +499,16 @@ def conclude(
     if interrupted and not runner.finished:
         store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
         raise StudyInterruptedError(
-            f"stopped after {runner.search.trials} trials; every one of them is stored",
-            remedy=f"bisect-env run {shlex.quote(str(matrix.path))}   goes on from here",
+            # Of this study: what it was spared by trials of others was no work of its own.
+            f"stopped after {len(store.trials(study.id))} trials; every one of them is stored",
+            remedy=_goes_on(matrix, goal),
         )
     while True:
         document, verdict = runner.document(), runner.search.verdict
         if verdict.ends_wrong:
             document = {**document, "status": "none", "reason": _ends_reason(verdict.ends_wrong)}
         store.finish_study(study.id, StudyStatus.FINISHED, document)
+        _keep_commit(matrix, store, study.id, runner, catalogue, document)
         report = _report(store, study.id, posterior=posterior)
         # For those who ask in SQL: only the report can put it into words.
         store.save_verdict(study.id, {**document, "sentence": report["verdict"]["sentence"]})
@@ -460,6 +524,34 @@ def conclude(
     notify(events.Concluded(report))
     decided = document["status"] != "none"
     return Conclusion(report, ExitCode.VERDICT if decided else ExitCode.NO_VERDICT)
+
+
+def _keep_commit(
+    matrix: Matrix,
+    store: Store,
+    study_id: str,
+    runner: StudyRunner,
+    catalogue: VersionCatalogue,
+    document: Mapping[str, Any],
+) -> None:
+    """Write down what is known of the first bad commit, if the answer is one."""
+    for name, axis in matrix.file.axes.items():
+        if not isinstance(axis, CommitAxis) or axis.direction is Direction.FIXED:
+            continue
+        if (named := named_commits(document, name)) is None:
+            continue
+        first, last, between = named
+        details, forge = catalogue.commit_details(
+            matrix.repository(axis), [first, last, *between[:MOST_UNTRIED]]
+        )
+        found = chapter(name, axis.canonical_package, details[0], details[1], details[2:], forge)
+        history = next(one.history for one in runner.grid.axes if one.name == name)
+        labels = {} if history is None else {one: history.subject(one) for one in history.place}
+        log = bisect_log(runner.tried(name, document), first, labels, is_sure=not between)
+        payload = {**found, "log": log}
+        known = [one.payload for one in store.decisions(study_id) if one.kind == COMMIT]
+        if not known or known[-1] != payload:
+            store.record_decision(study_id, COMMIT, payload)
 
 
 def _ends_reason(wrong: tuple[str, ...]) -> str:
@@ -486,39 +578,22 @@ def _user() -> str:
         return ""
 
 
-class EarlyExecutor:
-    """Starts an executor in a thread, and closes it at the end, whether it was used or not.
+class _Cluster:
+    """The place where trials run, started when it is first wanted and closed at the end."""
 
-    Args:
-        make: Starts it.
-        begin: Whether to start now; otherwise it is started when it is asked for.
-    """
-
-    def __init__(self, make: Callable[[], Executor], *, begin: bool) -> None:
+    def __init__(self, make: Callable[[], Executor], stopped: Callable[[], bool]) -> None:
         self._make = make
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="start")
-        self._future = self._pool.submit(make) if begin else None
+        self._stopped = stopped
+        self._starting: Starting | None = None
+
+    def begin(self) -> Starting:
+        if self._starting is None:
+            self._starting = Starting(self._make, self._stopped)
+        return self._starting
 
     def get(self) -> Executor:
-        """The executor, as soon as it stands.
+        return self.begin().get()
 
-        Raises:
-            BisectEnvError: It could not be started.
-        """
-        if self._future is None:
-            self._future = self._pool.submit(self._make)
-        return self._future.result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close what was started; a start that failed without being asked for says nothing to anybody."""
-        self._pool.shutdown(wait=True)
-        if self._future is not None and self._future.exception() is None:
-            self._future.result().close()
+    def close(self) -> None:
+        if self._starting is not None:
+            self._starting.close()

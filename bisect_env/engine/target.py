@@ -23,7 +23,8 @@ class StudyTarget:
 
     With `signature: from-bad-end` it is open at first. The first trial at the bad end that fails as the
     matrix's other conditions say settles it: its signature is written into the database before the trial is,
-    once for all commands that work on the study, and is found there when the study goes on.
+    once for all commands that work on the study, and is found there when the study goes on. Where the matrix
+    names none, it may be settled later (`settle`), when the two ends turn out to fail in ways of their own.
 
     Args:
         rule: What the matrix says.
@@ -45,6 +46,8 @@ class StudyTarget:
         elif wanted:
             self._signature = read_signature(wanted).stored()
             store.settle_target(study_id, self._signature, "")
+        elif (settled := store.target(study_id)) is not None:
+            self._signature = _of_this_release(store, *settled)
 
     @property
     def is_open(self) -> bool:
@@ -65,6 +68,17 @@ class StudyTarget:
     def reads_output(self) -> bool:
         """Whether the output of a trial decides what it says."""
         return bool(self._rule.output)
+
+    def settle(self, signature: str, trial_id: str) -> None:
+        """Say which failure is meant, where the matrix says none; another command may have said so before.
+
+        Args:
+            signature: Of the failure, as stored.
+            trial_id: The trial that it was seen in.
+        """
+        self._signature = _of_this_release(
+            self._store, *self._store.settle_target(self._study_id, signature, trial_id)
+        )
 
     def look(self) -> None:
         """See whether another command has settled it."""
@@ -110,11 +124,12 @@ def known_target(matrix: Matrix, store: Store, study_id: str | None) -> tuple[Ta
         The rule, and whether it is still open which signature is meant.
     """
     rule = target_of(matrix)
-    if matrix.file.trial.bad.signature != FROM_BAD_END:
+    wanted = matrix.file.trial.bad.signature
+    if wanted and wanted != FROM_BAD_END:
         return rule, False
     settled = None if study_id is None else store.target(study_id)
     if settled is None:
-        return rule, True
+        return rule, bool(wanted)
     return replace(rule, signature=_of_this_release(store, *settled)), False
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from bisect_env.environments import install_manifest
 from bisect_env.environments.install_manifest import Part
 from bisect_env.environments.integrity import BYTECODE
 from bisect_env.environments.uv_tool import Finished, run_tool
+from bisect_env.temporary import temporary
 
 _OLDEST = (3, 7)
 """Before, there is no `--invalidation-mode`."""
@@ -129,10 +129,10 @@ def compile_modules(place: Path, release: tuple[int, ...], timeout: float) -> st
     args += ["-s", place] if release >= _STRIPS else ["-d", "site-packages"]
     env = {"PATH": os.defpath, "HOME": os.environ.get("HOME", "/")}
     processes = min(_PROCESSES, os.cpu_count() or 1) if len(modules) > _MANY else 1
-    with tempfile.TemporaryDirectory(prefix="bisect-env-modules-") as aside:
+    with temporary("modules") as aside:
 
         def compile_some(number: int) -> Finished:
-            listing = Path(aside, str(number))
+            listing = aside / str(number)
             listing.write_text("".join(f"{path}\n" for path in modules[number::processes]), "utf-8")
             return run_tool([*args, "-i", listing], env=env, cwd=place, timeout=min(timeout, _TIMEOUT))
 

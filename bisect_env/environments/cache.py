@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import importlib.metadata
 import json
 import os
 import secrets
@@ -14,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 from bisect_env.environments.install_manifest import all_parts, discard, remove_unfinished, stated_files
 from bisect_env.environments.integrity import (
@@ -28,7 +31,7 @@ from bisect_env.environments.integrity import (
     remove_tree,
     wheels_in,
 )
-from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.lock import Lock, LockedPackage
 
 # --------------------------------------------------------------------------------------------------
 # Who uses a prefix, and who installs from or empties the archives: file locks that end with a process.
@@ -470,7 +473,7 @@ def _prefixes(cache: Path) -> list[Path]:
 
 def _archive_folders(cache: Path) -> list[Path]:
     """Directories that each hold one archive, unpacked or whole."""
-    patterns = ("uv/archive-v*/*", "wheels/*", "conda/pkgs/*")
+    patterns = ("uv/archive-v*/*", "wheels/*", "conda/pkgs/*", "commits/*")
     return [p for pattern in patterns for p in sorted(cache.glob(pattern)) if p.is_dir()]
 
 
@@ -538,3 +541,29 @@ def _files(path: Path) -> Iterator[os.DirEntry[str]]:
         yield entry
         if entry.is_dir(follow_symlinks=False):
             yield from _files(Path(entry.path))
+
+
+# --------------------------------------------------------------------------------------------------
+# What is in a prefix that exists.
+
+
+def requirements_here(lock: Lock, cache_dir: Path) -> dict[str, tuple[str, ...]] | None:
+    """What each wheel of a lock asks for, as the metadata in its prefix have it.
+
+    Args:
+        lock: Of wheels alone.
+        cache_dir: Where prefixes are.
+
+    Returns:
+        Normalised name to PEP 508 texts; None where there is no such prefix.
+    """
+    prefix = cache_dir / "prefixes" / lock.content_hash
+    if not (prefix / MARKER).exists():
+        return None
+    found = {}
+    sites = [str(site) for site in prefix.glob("lib/python*/site-packages")]
+    for distribution in importlib.metadata.distributions(path=sites):
+        name = distribution.metadata["Name"]
+        if name:
+            found[str(canonicalize_name(name))] = tuple(distribution.requires or ())
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +29,7 @@ from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.environments.validation import NONE
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.secrets import public_channel
+from bisect_env.temporary import temporary
 
 # --------------------------------------------------------------------------------------------------
 # `solver: conda-lock`: conda, mamba or micromamba of this machine solve, as conda-lock asks them to.
@@ -76,8 +76,7 @@ def solve_by_conda(
     """
     assert request.conda is not None
     solver = find_solver()
-    with tempfile.TemporaryDirectory(prefix="bisect-env-conda-lock-") as folder:
-        cwd = Path(folder)
+    with temporary("conda-lock") as cwd:
         (cwd / "environment.yml").write_text(_environment(request, places), "utf-8")
         (cwd / "virtual.yml").write_text(_virtual_packages(request), "utf-8")
         args: list[str | Path] = [sys.executable, "-m", "conda_lock", "lock", "--conda", solver]

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from bisect_env.environments.conda_config import CondaConfig, certificates, mirrors_of_urls, read_conda_config
 from bisect_env.environments.lock import Lock, PackageNotFoundError, UnbuildableError
+from bisect_env.environments.room import LOOK, Room, remove
 from bisect_env.environments.uv_tool import is_transient
 from bisect_env.errors import BisectEnvError, IndexUnavailableError, InfrastructureError
 from bisect_env.matrix.secrets import without_channel_secrets
@@ -147,13 +148,17 @@ class HelperDiedError(Exception):
         text: How it ended, with the end of what it wrote.
         timed_out: Whether it was ended for its silence.
         crashed: Whether a signal ended it: another process may fare better.
+        stopped: Whether it was ended because it wrote more than it may.
     """
 
-    def __init__(self, text: str, *, timed_out: bool = False, crashed: bool = False) -> None:
+    def __init__(
+        self, text: str, *, timed_out: bool = False, crashed: bool = False, stopped: bool = False
+    ) -> None:
         super().__init__(text)
         self.text = text
         self.timed_out = timed_out
         self.crashed = crashed
+        self.stopped = stopped
 
 
 class HelperProcess:
@@ -194,17 +199,24 @@ class HelperProcess:
         """Whether it can be asked again."""
         return not self._errors.closed
 
-    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], timeout: float, room: Room | None = None) -> dict[str, Any]:
         """Send a request and wait for its answer.
+
+        Args:
+            request: See `conda_helper`.
+            timeout: Seconds.
+            room: What may be written for it; None is no limit.
 
         Raises:
             HelperDiedError: None came; the process is gone, and another one has to be started.
         """
         assert self._process.stdin is not None
+        if room is not None:
+            room.watch(self._process.pid)
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-            return self._answer(self._line(time.monotonic() + timeout))
+            return self._answer(self._line(time.monotonic() + timeout, room))
         except BrokenPipeError:
             raise self._died() from None
         except BaseException:
@@ -224,14 +236,20 @@ class HelperProcess:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
 
-    def _line(self, deadline: float) -> bytes:
+    def _line(self, deadline: float, room: Room | None) -> bytes:
         assert self._process.stdout is not None
         stream = self._process.stdout.fileno()
+        look = None if room is None else LOOK
         with selectors.DefaultSelector() as selector:
             selector.register(stream, selectors.EVENT_READ)
             while b"\n" not in self._pending:
                 left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
+                if left <= 0 or not selector.select(min(left, look or left)):
+                    if room is not None and (why := room.exceeded()):
+                        unfinished = room.unfinished()
+                        self.close()
+                        remove(unfinished)
+                        raise HelperDiedError(why, stopped=True)
                     if deadline > time.monotonic():
                         continue
                     words = self._words()
@@ -280,13 +298,16 @@ class HelperPool:
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
-    def ask(self, request: dict[str, Any], timeout: float, *, attempts: int = 1) -> dict[str, Any]:
+    def ask(
+        self, request: dict[str, Any], timeout: float, *, attempts: int = 1, room: Room | None = None
+    ) -> dict[str, Any]:
         """Ask an idle helper, or a new one.
 
         Args:
             request: See `conda_helper`.
             timeout: Seconds.
             attempts: How many processes may die of the request before it is given up.
+            room: What may be written for it; None is no limit.
 
         Raises:
             HelperDiedError: The last of them died, or none answered in time.
@@ -295,7 +316,7 @@ class HelperPool:
         while True:
             try:
                 with self._borrowed() as helper:
-                    answer = helper.ask(request, timeout)
+                    answer = helper.ask(request, timeout, room)
                     if answer.get("failed") == "stalled":
                         helper.close()
                     return answer
@@ -307,6 +328,7 @@ class HelperPool:
                         text if len(deaths) == 1 else f"{text} ({len(deaths)} times)",
                         timed_out=error.timed_out,
                         crashed=error.crashed,
+                        stopped=error.stopped,
                     ) from error
 
     @contextlib.contextmanager
@@ -419,8 +441,10 @@ def fill(
         "mirrors": mirrors_of_urls(channels, config),
     }
     try:
-        answer = pool.ask(message, timeout)
+        answer = pool.ask(message, timeout, room=Room(cache / "conda"))
     except HelperDiedError as error:
+        if error.stopped:
+            raise UnbuildableError(error.text, transient=is_transient(error.text)) from error
         text = f"not finished in {timeout:.0f} s" if error.timed_out else error.text
         # A solver that dies says nothing about the environment.
         raise UnbuildableError(text, transient=True) from error

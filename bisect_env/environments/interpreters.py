@@ -10,7 +10,6 @@ import re
 import secrets
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +20,9 @@ from urllib.parse import unquote, urlsplit
 
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.uv_tool import Uv, plain_words, run_tool
-from bisect_env.errors import InterpreterNotFoundError
+from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
 from bisect_env.matrix.secrets import without_credentials
+from bisect_env.temporary import full_file_system, temporary
 
 # --------------------------------------------------------------------------------------------------
 # Python interpreters: those on this machine, else fetched by uv.
@@ -75,6 +75,10 @@ class Interpreter:
         return tuple(int(part) for part in self.version.split("."))
 
 
+_SILENT: set[Path] = set()
+"""Executables that gave no answer: one that was killed may be a Python all the same."""
+
+
 def probe(path: Path) -> Interpreter | None:
     """Ask an executable what it is; None when it is not a CPython that could serve.
 
@@ -84,16 +88,23 @@ def probe(path: Path) -> Interpreter | None:
     try:
         if not os.access(path, os.X_OK) or _is_script(path):
             return None  # pyenv's shims are scripts that pick an interpreter by the working directory
-        with tempfile.TemporaryDirectory() as empty:
+        with temporary("probe") as empty:
             answer = run_tool(
                 [path, "-E", "-s", "-c", _PROBE],
                 env={"PATH": os.defpath, "HOME": os.environ.get("HOME", "/")},
-                cwd=Path(empty),
+                cwd=empty,
                 timeout=_PROBE_TIMEOUT,
             )
         facts = json.loads(answer.stdout)
         real = Path(facts["executable"]).resolve(strict=True)
-    except (OSError, ValueError, KeyError, subprocess.SubprocessError):
+    except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+        if place := full_file_system():
+            # It could not be asked, which says nothing of it and must not be remembered.
+            raise InfrastructureError(
+                f"no space left on the file system of {place}",
+                remedy="make room there, or name another place for temporary files with TMPDIR",
+            ) from error
+        _SILENT.add(path)
         return None
     if facts["implementation"] != "CPython" or facts["bits"] != 64 or set(facts["flags"]) & set("td"):
         return None
@@ -245,7 +256,7 @@ def _probed(paths: Sequence[Path]) -> list[Interpreter | None]:
     if asked:
         with ThreadPoolExecutor(4) as pool:
             found |= zip(asked, pool.map(probe, [paths[n] for n in asked]), strict=True)
-        kept = {key: _to_memory(found[n]) for n, key in enumerate(keys) if key}
+        kept = {key: _to_memory(found[n]) for n, key in enumerate(keys) if key and paths[n] not in _SILENT}
         with contextlib.suppress(OSError):
             memory.parent.mkdir(parents=True, exist_ok=True)
             beside = memory.with_name(f".{memory.name}.{secrets.token_hex(4)}")
@@ -292,8 +303,7 @@ def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> 
         version: Such as `3.11`.
         environ: The environment to start from, ours by default.
     """
-    with tempfile.TemporaryDirectory() as empty:
-        folder = Path(empty)
+    with temporary("python") as folder:
         # Without --no-bin it would put a command of that name where the user's shell looks for commands.
         args = ["python", "install", "--no-bin", version]
         answer = Uv(folder / "cache", environ=environ).run(
@@ -310,8 +320,7 @@ def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> 
 
 def uv_python_versions() -> tuple[str, ...]:
     """Full versions of CPython that uv could fetch for this platform, oldest first; newest of each minor."""
-    with tempfile.TemporaryDirectory() as empty:
-        folder = Path(empty)
+    with temporary("python") as folder:
         answer = Uv(folder / "cache").run(
             ["python", "list", "--only-downloads", "--output-format", "json"],
             cwd=folder,
@@ -358,11 +367,11 @@ def fetch_python(version: str, root: Path) -> str:
 
     uv compares it with the hash that it knows, here and again where it is installed.
     """
-    with tempfile.TemporaryDirectory(prefix="bisect-env-python-") as aside:
+    with temporary("python") as aside:
         environ = {
             **os.environ,
             "UV_PYTHON_CACHE_DIR": str(root / "pythons"),
-            "UV_PYTHON_INSTALL_DIR": aside,
+            "UV_PYTHON_INSTALL_DIR": str(aside),
         }
         reason = fetch_with_uv(version, environ=environ)
     own = os.environ.get("UV_PYTHON_DOWNLOADS_JSON_URL")

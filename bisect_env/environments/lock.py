@@ -104,6 +104,11 @@ class LockedPackage:
         """Whether installing it has to build it first."""
         return self.manager == "pip" and not self.url.partition("#")[0].endswith(".whl")
 
+    @property
+    def is_commit(self) -> bool:
+        """Whether it is built from a commit of a repository; its hash is then that of how it is built."""
+        return self.url.startswith("git+")
+
 
 # What a lock says goes into Dockerfiles, requirements and command lines, and may come from a database or a
 # file that somebody else wrote, from an index or a channel: nothing else than these forms gets into one.
@@ -116,7 +121,10 @@ _FORMS = {
     "sha256": re.compile(r"[0-9a-f]{64}"),
     "md5": re.compile(r"([0-9a-f]{32})?"),
     # The characters of RFC 3986, and letters, without those that mean something to a shell or in quotes.
-    "url": re.compile(r"(https?://[\w\[]|file:///)[\w.~:/?#\[\]@!&,=%+-]{0,4000}"),
+    "url": re.compile(
+        r"(https?://[\w\[]|file:///|git\+(https?|ssh|git)://[\w\[]|git\+file:///)"
+        r"[\w.~:/?#\[\]@!&,=%+-]{0,4000}"
+    ),
 }
 _IMAGE_FORMS = {
     **_FORMS,
@@ -202,6 +210,11 @@ class Lock:
     def image(self) -> str:
         """The reference of the container image in which it is used, or ""."""
         return next((package.url for package in self.packages if package.is_image), "")
+
+    @property
+    def has_commits(self) -> bool:
+        """Whether some of it is built from commits, for which there are no hashes of archives."""
+        return any(package.is_commit for package in self.packages)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Lock, (self.content_hash, self.python, self.platform, self.packages, self.text)

@@ -250,8 +250,25 @@ def text(packages: Iterable[LockedPackage], index: str) -> str:
 def requirements_text(packages: Sequence[LockedPackage]) -> str:
     """The wheels of a lock with their hashes, for `pip install --no-deps` or `uv pip sync`."""
     wheels = [package for package in packages if package.manager == "pip"]
+    if any(wheel.is_commit for wheel in wheels):
+        # What is built has no hash, and beside one that has none pip takes no other.
+        head = "# Exact versions and commits, for `pip install --no-deps` or `uv pip sync`."
+        lines = [
+            f"{wheel.name} @ {_as_pip_has_it(wheel.url)}"
+            if wheel.is_commit
+            else f"{wheel.name}=={wheel.version}"
+            for wheel in wheels
+        ]
+        return "\n".join([head, *lines]) + "\n"
     lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}" for wheel in wheels]
     return "\n".join(["# Exact files, for `pip install --no-deps` or `uv pip sync`.", *lines]) + "\n"
+
+
+def _as_pip_has_it(url: str) -> str:
+    """The address of a commit without what only we read in it."""
+    address, _, fragment = url.partition("#")
+    kept = [one for one in fragment.split("&") if one.startswith("subdirectory=")]
+    return "#".join([address, *kept])
 
 
 def explicit_text(packages: Sequence[LockedPackage]) -> str:

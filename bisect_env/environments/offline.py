@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bisect_env.environments.bundle import Answers, Bundle, request_digest
+from bisect_env.environments.cache import requirements_here
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import default_cache_dir
-from bisect_env.errors import InfrastructureError
+from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
+from bisect_env.matrix.history import CommitDetails, History
 from bisect_env.matrix.secrets import public_channel, without_credentials
 from bisect_env.matrix.versions import Manager
 
@@ -54,6 +56,22 @@ class RecordingCatalogue:
         self._answers[_PYTHONS] = found
         return found
 
+    def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
+        """Commits are built, and what they are built with is not known beforehand.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise _no_commits(repository)
+
+    def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
+        """As for `commits`.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise _no_commits(repository)
+
 
 class OfflineCatalogue:
     """Answers what a `RecordingCatalogue` kept.
@@ -80,6 +98,22 @@ class OfflineCatalogue:
     def python_versions(self) -> list[str]:
         """See `VersionCatalogue.python_versions`."""
         return list(self._answer(_PYTHONS, "the versions of Python"))
+
+    def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
+        """What was fetched holds no commits.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise _no_commits(repository)
+
+    def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
+        """As for `commits`.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise _no_commits(repository)
 
     def _releases(self, key: str, package: str) -> list[Release]:
         return [_from_data(entry) for entry in self._answer(key, f"the versions of {package}")]
@@ -164,6 +198,10 @@ class OfflineEnvironments:
             lock, cache_dir=self._cache_dir, allow_source=allow_source, offline=self._bundle.root
         )
 
+    def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
+        """See `EnvironmentProvider.requirements`."""
+        return requirements_here(lock, self._cache_dir)
+
 
 def _as_data(release: Release) -> dict[str, Any]:
     data = asdict(release)
@@ -190,6 +228,14 @@ def _conda_question(package: str, channels: Sequence[str], platform: str, build:
 
 def _question(package: str, manager: Manager, index: str | None) -> str:
     return json.dumps([package, str(manager), index and without_credentials(index)])
+
+
+def _no_commits(repository: str) -> UsageError:
+    return UsageError(
+        f"commits of {without_credentials(repository)} cannot be taken along to a host without a network: "
+        "each is built with what it asks for",
+        remedy="run the study where the package index can be reached; the repository may be a local clone",
+    )
 
 
 def _changed(place: Path, what: str) -> InfrastructureError:

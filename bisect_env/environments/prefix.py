@@ -49,6 +49,8 @@ from bisect_env.environments.cache import (
     hold,
     normal_label,
 )
+from bisect_env.environments.commit_source import CommitSource
+from bisect_env.environments.commits import Commits
 from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, remember
 from bisect_env.environments.interpreters import (
@@ -203,6 +205,8 @@ def _run(
 
 def _failure(finished: Finished, timeout: float, *, builds: bool) -> UnbuildableError:
     words = plain_words(finished.stderr)
+    if finished.stopped:
+        return UnbuildableError(words, transient=is_transient(words))
     if finished.timed_out:
         # A download that stalls says nothing about the environment; a build that never ends does.
         return UnbuildableError(f"not finished in {timeout:.0f} s: {words}", transient=not builds)
@@ -243,6 +247,23 @@ class Prefix:
         """Say that the prefix is no longer in use; from then on it may be evicted."""
         if self.lease is not None:
             self.lease.release()
+
+
+def state_of(place: Path) -> str:
+    """What a prefix held when it was made, in a word; "" for what is none of ours."""
+    try:
+        return str(json.loads((place / MARKER).read_text("utf-8"))["snapshot"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def is_still(place: Path, state: str) -> bool:
+    """Whether a prefix still holds what `state_of` said; if not, whoever wants it next makes it anew."""
+    with contextlib.suppress(OSError):
+        if state_of(place) == state and integrity.is_unchanged(place, state, ignore=(MARKER,)):
+            return True
+    _unchanged.discard((str(place), state))
+    return False
 
 
 def ensure_prefix(
@@ -315,6 +336,8 @@ class _Builder:
         offline: Path | None,
     ) -> None:
         self.lock = lock
+        self.packages = lock.packages
+        self.spent = 0.0
         self.offline = offline
         self.cache = cache
         self.allow_source = allow_source
@@ -331,7 +354,7 @@ class _Builder:
         except (OSError, ValueError):
             return None
         # The link dangles when the interpreter was uninstalled or upgraded since.
-        if marker.get("format") != _FORMAT or not python.exists():
+        if marker.get("format") != _FORMAT or not self._may_start(python):
             return None
         made = (str(self.final), str(marker.get("snapshot")))
         if made not in _unchanged:
@@ -339,6 +362,25 @@ class _Builder:
                 return None
             _unchanged.add(made)
         return Prefix(self.final, python)
+
+    def _may_start(self, python: Path) -> bool:
+        """Whether the interpreter is there and may be executed.
+
+        Raises:
+            InfrastructureError: Not by this user, who cannot make another environment in its place either.
+        """
+        if os.access(python, os.X_OK):
+            return True
+        if python.is_symlink() and not os.access(self.folder, os.W_OK):
+            real = os.path.realpath(python)
+            raise InfrastructureError(
+                f"the environment {self.lock.content_hash[:12]} of the cache {self.cache} uses the Python "
+                f"{real}, which is gone or which this user may not execute; only who may write "
+                "to this cache can make the environment anew",
+                remedy="let its owner take a Python that every user can execute (not one below a home "
+                "directory) and make the environment again, or use a cache of your own with --cache",
+            )
+        return False
 
     def build(self) -> Prefix:
         self._refuse_sources()
@@ -352,6 +394,7 @@ class _Builder:
             if (prefix := self.existing()) is not None:
                 return prefix
             self._mend_archives()
+            self._build_commits(interpreter)
             temporary = self.folder / f".build-{self.lock.content_hash}-{secrets.token_hex(4)}"
             try:
                 self._fill_and_check(temporary, interpreter)
@@ -361,8 +404,25 @@ class _Builder:
                 temporary.rename(self.final)
             finally:
                 _remove_builds(self.folder, self.lock.content_hash)
-        seconds = time.monotonic() - started
+        # What was spent on a wheel is the price of such an environment, whenever it was built.
+        seconds = max(time.monotonic() - started, self.spent)
         return Prefix(self.final, self.final / "bin" / "python", seconds, tuple(self.notes))
+
+    def _build_commits(self, interpreter: Interpreter | None) -> None:
+        """Put the wheels that are built from commits in the place of those."""
+        if not any(package.is_commit for package in self.lock.packages):
+            return
+        if interpreter is None:
+            raise UnbuildableError("commits are not built for conda's Python", transient=False)
+        commits = Commits(self.cache, self._uv_tool())
+        packages = []
+        for package in self.lock.packages:
+            if package.is_commit:
+                built = commits.wheel(CommitSource.of(package), interpreter)
+                self.spent += built.seconds
+                package = built.locked(package)
+            packages.append(package)
+        self.packages = tuple(packages)
 
     def _mend_archives(self) -> None:
         """Where the prefix that is to be replaced was written to, its archives share the damage."""
@@ -394,9 +454,10 @@ class _Builder:
     def _known(self, interpreter: Interpreter | None) -> dict[str, str]:
         """Keys of the parts, none where there can be no parts."""
         # What a source distribution becomes depends on more than the archive.
-        if any(package.is_source for package in self.lock.packages):
+        if any(package.is_source for package in self.packages):
             return {}
-        return install_manifest.keys(self.lock, self.cache, interpreter)
+        lock = replace(self.lock, packages=self.packages)
+        return install_manifest.keys(lock, self.cache, interpreter)
 
     def _assemble(self, place: Path, keys: dict[str, str]) -> str | None:
         """Fill a prefix from parts, if all of them are known; gives its snapshot."""
@@ -433,7 +494,7 @@ class _Builder:
                         if problem := bytecode.add(place, self.cache, keys, version, self.timeout):
                             # Trials are what they are without it, and slower.
                             self.notes.append(f"{self.lock.content_hash[:12]}: {problem}")
-                        if remember(place, self.final, self.cache, keys, self.lock.packages, base):
+                        if remember(place, self.final, self.cache, keys, self.packages, base):
                             bytecode.share(place, self.cache, keys)
                 self._write_lock(place)
                 return integrity.snapshot(place, ignore=(MARKER,), protect=True)
@@ -509,6 +570,8 @@ class _Builder:
     def _refuse_sources(self) -> None:
         for package in self.lock.packages:
             allowed = self.allow_source
+            if package.is_commit:
+                continue
             if package.is_source and not (allowed if isinstance(allowed, bool) else package.name in allowed):
                 raise UnbuildableError(
                     f"{package.name} {package.version} would have to be built from source, "
@@ -564,7 +627,7 @@ class _Builder:
 
     def _wheels(self) -> tuple[LockedPackage, ...]:
         """What is not conda's, with the addresses that the archives are to be taken from."""
-        packages = tuple(package for package in self.lock.packages if not package.is_conda)
+        packages = tuple(package for package in self.packages if not package.is_conda)
         if self.offline is None:
             return packages
         bundle = Bundle(self.offline)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from bisect_env.environments.cache import requirements_here
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.images import ensure_environment, locked_image, without_image
 from bisect_env.environments.index import PypiCatalogue, advice
@@ -24,15 +25,17 @@ from bisect_env.environments.lock import (
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.pypi_lock import PypiSolver
+from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.validation import provided_to_pypi
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
+from bisect_env.matrix.history import CommitDetails, History
 from bisect_env.matrix.versions import Manager, host_platform
 
 # --------------------------------------------------------------------------------------------------
-# What there is to choose from: releases on a PyPI-like index and in conda channels.
+# What there is to choose from: releases on a PyPI-like index and in conda channels, commits of a repository.
 
 
 class Catalogue:
@@ -41,11 +44,13 @@ class Catalogue:
     Args:
         pypi: The index.
         conda: Knows where channels are.
+        cache_dir: Our cache directory, which mirrors of repositories are in.
     """
 
-    def __init__(self, pypi: PypiCatalogue, conda: CondaSolver) -> None:
+    def __init__(self, pypi: PypiCatalogue, conda: CondaSolver, cache_dir: Path) -> None:
         self.pypi = pypi
         self._conda = conda
+        self._cache_dir = cache_dir
 
     def versions(
         self, package: str, *, manager: Manager = Manager.PYPI, index: str | None = None
@@ -65,6 +70,15 @@ class Catalogue:
     def python_versions(self) -> list[str]:
         """See `PypiCatalogue.python_versions`."""
         return self.pypi.python_versions()
+
+    def commits(self, repository: str, first: str, last: str, *, every: bool = False) -> History:
+        """See `VersionCatalogue.commits`."""
+        return Repository(repository, self._cache_dir).history(first, last, every=every)
+
+    def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
+        """See `VersionCatalogue.commit_details`."""
+        found = Repository(repository, self._cache_dir)
+        return [found.details(commit) for commit in commits], found.forge()
 
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None = None
@@ -320,6 +334,10 @@ class EnvironmentProvider(Protocol):
         """See `bisect_env.environments.images.ensure_environment`."""
         ...
 
+    def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
+        """What each wheel of a lock asks for, by name; None where its prefix is not on this host."""
+        ...
+
 
 class Environments:
     """Environments of conda and PyPI packages on this host.
@@ -344,7 +362,9 @@ class Environments:
         self.cache_dir = (cache_dir or default_cache_dir()).absolute()
         self._interpreters = interpreters or machine_interpreters()
         conda = CondaSolver(self.cache_dir, timeout=lock_timeout)
-        self._catalogue = Catalogue(PypiCatalogue(index, interpreters=self._interpreters), conda)
+        self._catalogue = Catalogue(
+            PypiCatalogue(index, interpreters=self._interpreters), conda, self.cache_dir
+        )
         self._locker = Locker(
             self.cache_dir, interpreters=self._interpreters, timeout=lock_timeout, conda=conda
         )
@@ -384,3 +404,7 @@ class Environments:
             timeout=self._build_timeout,
             interpreters=self._interpreters,
         )
+
+    def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
+        """See `EnvironmentProvider.requirements`."""
+        return requirements_here(lock, self.cache_dir)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import re
-import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,18 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from bisect_env.environments import lockfiles
+from bisect_env.environments.commits import Commits
 from bisect_env.environments.index import advice, choose_wheel, tag_ranks
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
-from bisect_env.environments.lock import LockedPackage, UnsolvableError
+from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
+from bisect_env.temporary import temporary
 
+_WANTS_NETWORK = "network was disabled"
+"""What uv says where it would have to download and may not."""
 _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
 
 
@@ -67,9 +71,30 @@ class PypiSolver:
         interpreter = self._interpreters.find(request.python)
         uv = Uv(self._cache_dir, request.index)
         python: list[str | Path] = ["-p", interpreter.path]
-        packages = self._lock_with_uv(request, interpreter, uv, python, prefer)
+        with temporary("commits") as folder:
+            built = self._stand_ins(request, interpreter, uv, folder)
+            packages = self._lock_with_uv(request, interpreter, uv, python, prefer, built=built)
         _check_pins(request, packages)
         return packages
+
+    def _stand_ins(
+        self, request: EnvironmentRequest, interpreter: Interpreter, uv: Uv, folder: Path
+    ) -> dict[str, tuple[str, LockedPackage]]:
+        """For each package that is built from a commit what the solver is told of it, and what is locked."""
+        found = {}
+        for number, source in enumerate(request.commits):
+            own = folder / str(number)
+            own.mkdir()
+            try:
+                wheel, version = Commits(self._cache_dir, uv).stand_in(source, interpreter, own)
+            except UnbuildableError as error:
+                if error.transient:
+                    raise InfrastructureError(
+                        error.message, remedy="correct that, then give the same command again"
+                    ) from error
+                raise UnsolvableError(error.message, building=True) from error
+            found[source.name] = (f"{source.package} @ {wheel.as_uri()}", source.locked(version))
+        return found
 
     def solve_upon(
         self,
@@ -112,16 +137,24 @@ class PypiSolver:
         python: Sequence[str | Path],
         prefer: Sequence[LockedPackage],
         provided: Mapping[str, str] | None = None,
+        *,
+        built: Mapping[str, tuple[str, LockedPackage]] | None = None,
     ) -> list[LockedPackage]:
         ranks = tag_ranks(interpreter)
+        built = built or {}
+        direct = [text for text, _ in built.values()]
+        prefer = [package for package in prefer if package.name not in built]
         wheels_only: set[str] = set()
         while True:
             entries = self._solve(
-                request, uv, python, request.allow_source, wheels_only, prefer, provided or {}
+                request, uv, python, request.allow_source, wheels_only, prefer, provided or {}, direct
             )
             packages: list[LockedPackage] = []
             refused: set[str] = set()
             for entry in entries:
+                if entry["name"] in built:
+                    packages.append(built[entry["name"]][1])
+                    continue
                 wheels = {a.filename: a for a in map(_archive, entry.get("wheels", ()))}
                 best = choose_wheel(wheels, ranks)
                 if best is not None:
@@ -159,11 +192,11 @@ class PypiSolver:
         wheels_only: set[str],
         prefer: Sequence[LockedPackage],
         provided: Mapping[str, str],
+        direct: Sequence[str],
     ) -> list[Mapping[str, Any]]:
-        with tempfile.TemporaryDirectory(prefix="bisect-env-lock-") as folder:
-            # An empty folder of its own: uv takes settings from a project that it is started in.
-            cwd = Path(folder)
-            (cwd / "requirements.in").write_text("\n".join((*request.requirements, "")), "utf-8")
+        # An empty folder of its own: uv takes settings from a project that it is started in.
+        with temporary("lock") as cwd:
+            (cwd / "requirements.in").write_text("\n".join((*request.requirements, *direct, "")), "utf-8")
             args: list[str | Path] = ["pip", "compile", "requirements.in", *python]
             args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]
             wheels = [package for package in prefer if not package.is_conda]
@@ -185,9 +218,18 @@ class PypiSolver:
             if request.overrides:
                 (cwd / "overrides.in").write_text("\n".join((*request.overrides, "")), "utf-8")
                 args += ["--overrides", "overrides.in"]
-            if request.exclude_newer_text is not None:
-                args += ["--exclude-newer", request.exclude_newer_text]
-            finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=bool(allow_source))
+            builds = bool(allow_source)
+            if request.archives and without_credentials(uv.index) == uv.index:
+                (cwd / "archives.html").write_text(_links(request.archives), "utf-8")
+                args += ["--no-index", "--find-links", cwd / "archives.html"]
+                # Their metadata never change, yet uv would ask for each again whether they have.
+                finished = uv.run([*args, "--offline"], cwd=cwd, timeout=self._timeout, builds=builds)
+                if finished.returncode != 0 and _WANTS_NETWORK in plain_words(finished.stderr):
+                    finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=builds)
+            else:
+                if request.exclude_newer_text is not None:
+                    args += ["--exclude-newer", request.exclude_newer_text]
+                finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=builds)
         if finished.returncode != 0 or finished.timed_out:
             raise self._failure(finished, request, uv)
         return list(tomllib.loads(finished.stdout).get("packages", ()))
@@ -196,6 +238,8 @@ class PypiSolver:
         self, finished: Finished, request: EnvironmentRequest, uv: Uv
     ) -> UnsolvableError | InfrastructureError:
         words = plain_words(finished.stderr)
+        if finished.stopped and not is_transient(words):
+            return UnsolvableError(words, building=True)
         index = without_credentials(uv.index)
         if finished.timed_out:
             if request.allow_source:
@@ -230,6 +274,16 @@ class PypiSolver:
         return UnsolvableError(words, building=not no_solution and "Failed to build" in words)
 
 
+def _links(archives: Iterable[str]) -> str:
+    """A page that leads to archives, as indexes have it."""
+    lines = (f'<a href="{html.escape(url)}">{html.escape(_filename(url))}</a>' for url in archives)
+    return "\n".join(("<!DOCTYPE html>", "<html><body>", *lines, "</body></html>", ""))
+
+
+def _filename(url: str) -> str:
+    return PurePosixPath(unquote(urlsplit(url).path)).name
+
+
 def _of_conda(version: str) -> Interpreter:
     """An interpreter that does not exist yet, for its tags."""
     major, minor = version.split(".")[:2]
@@ -255,7 +309,7 @@ def _same_version(text: str, version: Version) -> bool:
 
 def _archive(entry: Mapping[str, Any]) -> _Archive:
     url = entry.get("url") or Path(entry["path"]).absolute().as_uri()
-    filename = entry.get("name") or PurePosixPath(unquote(urlsplit(url).path)).name
+    filename = entry.get("name") or _filename(url)
     return _Archive(filename, url, entry.get("hashes", {}).get("sha256", ""))
 
 

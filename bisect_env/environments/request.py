@@ -11,6 +11,7 @@ from typing import Literal
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from bisect_env.environments.commit_source import CommitSource
 from bisect_env.errors import UsageError
 from bisect_env.matrix.versions import host_platform
 
@@ -78,8 +79,11 @@ class EnvironmentRequest:
         exclude_newer: Files uploaded at or after this moment do not exist (see `matrix.scalars.cutoff`);
             None for the index as it stands.
         conda: What comes from conda channels; None for an environment of PyPI packages alone.
+        commits: What is built from commits; none of it stands among the pins.
         image: Name, or exact reference, of the container image that it is in; "" for none. With no `python`
             and no `conda` the image itself is the environment.
+        archives: Wheels among which the solver chooses, as URLs that end in `#sha256=…`; none for all that
+            the index has.
 
     Raises:
         UsageError: A requirement cannot be read. Nothing unread is passed on to the solver, where a line
@@ -97,6 +101,8 @@ class EnvironmentRequest:
     exclude_newer: datetime | None = None
     conda: CondaRequest | None = None
     image: str = ""
+    archives: tuple[str, ...] = ()
+    commits: tuple[CommitSource, ...] = ()
 
     def __post_init__(self) -> None:
         for text in (*self.requirements, *self.overrides):
@@ -133,6 +139,8 @@ class EnvironmentRequest:
                 "exclude_newer": self.exclude_newer_text,
                 "conda": self.conda.facts() if self.conda else None,
                 **({"image": self.image} if self.image else {}),
+                **({"archives": sorted(self.archives)} if self.archives else {}),
+                **({"commits": sorted(one.url for one in self.commits)} if self.commits else {}),
             },
             separators=(",", ":"),
         )

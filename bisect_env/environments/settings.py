@@ -42,6 +42,21 @@ def default_cache_limit() -> int | None:
     return parse_size(configured, "BISECT_ENV_CACHE_SIZE") if configured else None
 
 
+_BUILD_LIMIT = 64 << 30
+
+
+def default_build_limit() -> int:
+    """`BISECT_ENV_BUILD_SIZE` in bytes: what may be written while an environment is unpacked.
+
+    The largest in use (several frameworks with all of CUDA) take about 20 GB.
+
+    Raises:
+        UsageError: It is no size.
+    """
+    configured = os.environ.get("BISECT_ENV_BUILD_SIZE")
+    return parse_size(configured, "BISECT_ENV_BUILD_SIZE") if configured else _BUILD_LIMIT
+
+
 def parse_size(text: str, name: str) -> int:
     """Bytes from a text such as `20GB` or `512MiB`.
 

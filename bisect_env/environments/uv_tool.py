@@ -23,9 +23,11 @@ from urllib.parse import unquote, urlsplit
 
 import uv
 
+from bisect_env.environments.room import LOOK, Room, remove
 from bisect_env.environments.settings import configured_index, uv_config_files
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import passed_on, without_credentials
+from bisect_env.temporary import FULL, full_file_system, temporary
 
 # --------------------------------------------------------------------------------------------------
 # Running a tool to its end, or to its time limit, with everything that it started.
@@ -41,14 +43,16 @@ class Finished:
     Attributes:
         returncode: As `subprocess` gives it.
         stdout: The end of its output.
-        stderr: The end of its errors.
-        timed_out: Whether we ended it.
+        stderr: The end of its errors; `stopped` in their place.
+        timed_out: Whether we ended it for its time.
+        stopped: Why we ended it, where it wrote more than it may; else "".
     """
 
     returncode: int
     stdout: str
     stderr: str
     timed_out: bool = False
+    stopped: str = ""
 
 
 def run_tool(
@@ -57,7 +61,9 @@ def run_tool(
     env: Mapping[str, str],
     cwd: Path,
     timeout: float,
+    room: Room | None = None,
     heard: Callable[[str], None] | None = None,
+    keep: int | None = _KEEP,
 ) -> Finished:
     """Run a command without a shell in its own process group.
 
@@ -69,7 +75,9 @@ def run_tool(
         env: All of its environment variables.
         cwd: Its working directory.
         timeout: Seconds after which its process group is killed.
+        room: What it may write, after which its process group is killed, too; None is no limit.
         heard: Called with each line of its errors, a moment after it was written.
+        keep: Bytes of output that are kept, from its end; None for all.
 
     Raises:
         OSError: The command cannot be started.
@@ -86,18 +94,26 @@ def run_tool(
         )
         with _lock:
             _running.add(process.pid)
-        timed_out = True
+        ended, stopped, unfinished = False, "", list[Path]()
         try:
-            timed_out = not _ended(process, timeout, None if heard is None else _Lines(err.fileno(), heard))
+            lines = None if heard is None else _Lines(err.fileno(), heard)
+            if room is None:
+                ended = _ended(process, timeout, lines)
+            else:
+                ended, stopped = _ended_in(process, timeout, room, lines)
+                if stopped:
+                    unfinished = room.unfinished()
         finally:
             with _lock:
                 # Until it is reaped, which is below, its group id cannot belong to anyone else.
                 _running.discard(process.pid)
             # Also on Ctrl-C: in its own session the tool does not hear of it.
-            if timed_out:
+            if not ended:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        return Finished(process.returncode, _tail(out), _tail(err), timed_out)
+        remove(unfinished)
+        errors = stopped or _tail(err, keep)
+        return Finished(process.returncode, _tail(out, keep), errors, not ended and not stopped, stopped)
 
 
 _lock = threading.Lock()
@@ -130,6 +146,20 @@ def _ended(process: subprocess.Popen[bytes], timeout: float, lines: _Lines | Non
         os.close(pidfd)
 
 
+def _ended_in(
+    process: subprocess.Popen[bytes], timeout: float, room: Room, lines: _Lines | None
+) -> tuple[bool, str]:
+    """Wait as `_ended` does, and give up when more is written than may be; says why."""
+    room.watch(process.pid)
+    deadline = time.monotonic() + timeout
+    while not _ended(process, max(0.0, min(LOOK, deadline - time.monotonic())), lines):
+        if stopped := room.exceeded():
+            return False, stopped
+        if time.monotonic() >= deadline:
+            return False, ""
+    return True, ""
+
+
 class _Lines:
     """Passes on what a process has written into a file, line by line, while it writes."""
 
@@ -146,9 +176,9 @@ class _Lines:
             self._heard(line)
 
 
-def _tail(stream: IO[bytes]) -> str:
+def _tail(stream: IO[bytes], keep: int | None) -> str:
     size = stream.seek(0, os.SEEK_END)
-    stream.seek(max(0, size - _KEEP))
+    stream.seek(0 if keep is None else max(0, size - keep))
     return stream.read().decode("utf-8", "replace")
 
 
@@ -170,6 +200,25 @@ _ADDRESSES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_UR
 
 # Longest silence that is taken for an answer on its way; uv tries four times in all.
 _HTTP_TIMEOUT = "30"
+
+# Runs the command within a limit, and ends it with all that it started when the process that asked for it is
+# gone: a build that nobody waits for would go on for hours. It leads the process group, and is told of the
+# death of its parent by the kernel (PR_SET_PDEATHSIG is 1).
+_WATCHED = """
+import ctypes, os, resource, signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+limit = int(sys.argv[2])
+def within():
+    if limit:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+status = subprocess.Popen(sys.argv[3:], preexec_fn=within).wait()
+if status < 0:
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
 
 
 class Uv:
@@ -197,6 +246,9 @@ class Uv:
         timeout: float,
         builds: bool,
         heard: Callable[[str], None] | None = None,
+        extra: Mapping[str, str] | None = None,
+        watched: bool = False,
+        memory: int = 0,
     ) -> Finished:
         """Run `uv ARGS` in a directory, which should be empty of any project.
 
@@ -207,17 +259,31 @@ class Uv:
             builds: Whether uv may run code of source distributions, which inherits its environment. Then that
                 is what a trial gets, and what uv itself has to know; credentials go into a file.
             heard: Called with each line of uv's errors.
+            extra: Environment variables besides.
+            watched: Whether all of it ends when this process does, however that ends.
+            memory: Of what is watched, bytes of address space that each process may take; 0 for no limit.
 
         Raises:
             InfrastructureError: uv cannot be started, or its cache cannot be made.
         """
         try:
-            with tempfile.TemporaryDirectory(prefix="bisect-env-uv-") as folder:
+            with temporary("uv") as folder:
                 env = self._environment()
                 if builds:
-                    env = self._for_builds(env, Path(folder) / "netrc")
-                return run_tool([uv.find_uv_bin(), *args], env=env, cwd=cwd, timeout=timeout, heard=heard)
+                    env = self._for_builds(env, folder / "netrc")
+                room = Room(Path(env["UV_CACHE_DIR"]))
+                argv: list[str | Path] = [uv.find_uv_bin(), *args]
+                if watched:
+                    argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
+                whole = {**env, **(extra or {})}
+                return run_tool(argv, env=whole, cwd=cwd, timeout=timeout, room=room, heard=heard)
         except OSError as error:
+            if error.errno in FULL and (place := full_file_system(self.cache_dir)):
+                raise InfrastructureError(
+                    f"no space left on the file system of {place}",
+                    remedy="make room there, or name another place: TMPDIR for temporary files, "
+                    "BISECT_ENV_CACHE for the cache",
+                ) from error
             raise InfrastructureError(
                 f"uv cannot be used: {error}",
                 remedy="install bisect-env again (it brings uv), and see that the cache "

@@ -43,6 +43,42 @@ class InlineMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class Commits:
+    """Commits that are asked about.
+
+    Attributes:
+        git: Address, or absolute path of a clone.
+        package: That is built from them.
+        first: It worked there.
+        last: It fails there.
+        every: Whether merges are gone into.
+        subdirectory: Where in the repository the package is; "" for its root.
+    """
+
+    git: str
+    package: str
+    first: str
+    last: str
+    every: bool = False
+    subdirectory: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """The axis, as a matrix file has it."""
+        facts = [f"git: {_q(self.git)}", f"package: {self.package}"]
+        facts += [f"from: {_q(self.first)}", f"to: {_q(self.last)}"]
+        facts += ["history: all"] if self.every else []
+        facts += [f"subdirectory: {_q(self.subdirectory)}"] if self.subdirectory else []
+        return [f"  {_key(self.package)}: {{{', '.join(facts)}}}"]
+
+    @property
+    def ends(self) -> list[str]:
+        """Both ends, as a matrix file states them."""
+        named = ((GOOD, self.first), (BAD, self.last))
+        return [f"{end}: {{{_key(self.package)}: {_q(commit)}}}" for end, commit in named]
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """What a command line asks.
 
@@ -67,6 +103,7 @@ class Question:
         confidence: Of the answer; None for the default.
         name: Of the study; "" for one made from the packages.
         index: Address of the package index, "" for the configured one.
+        commits: What is asked instead of releases; None for those.
     """
 
     packages: tuple[str, ...]
@@ -89,6 +126,7 @@ class Question:
     confidence: float | None = None
     name: str = ""
     index: str = ""
+    commits: Commits | None = None
 
 
 def inline_metadata(text: str, name: str = "the script") -> InlineMetadata:
@@ -214,7 +252,7 @@ def matrix_text(question: Question, *, command_line: str = "", here: str = "") -
         UsageError: Something in it cannot be; the message names the flag.
     """
     axes = [_axis(spec) for spec in question.packages]
-    if not axes and not question.since:
+    if not axes and not question.since and question.commits is None:
         raise UsageError(
             "no package is asked about",
             remedy='name one with its range: `-p "orjson>=3.8"`, or a day: `--since 2026-01-31`',
@@ -223,11 +261,17 @@ def matrix_text(question: Question, *, command_line: str = "", here: str = "") -
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"{twice} is asked about twice", remedy="give one `-p` for each package")
+    built = question.commits
+    if built is not None:
+        names.append(str(canonicalize_name(built.package)))
     dated = bool(question.since)
     plain = [spec.text for spec in axes] if dated else []
     moved = [] if dated else axes
     given = (*plain, *question.with_packages, *question.inline.dependencies)
-    wanted = _requirements(given, [str(canonicalize_name(axis.name)) for axis in moved])
+    if built is not None and runs_pytest(question.command):
+        # The tests of a project ask for it, and nobody thinks of it as a package of the environment.
+        given = (*given, "pytest")
+    wanted = _requirements(given, names if built else [str(canonicalize_name(axis.name)) for axis in moved])
     lines = [f"# {command_line}"] if command_line else []
     lines += ["version: 1", f"name: {_name(question, names)}", "axes:"]
     pythons = question.pythons or (_python(question.inline.requires_python, here),)
@@ -238,6 +282,8 @@ def matrix_text(question: Question, *, command_line: str = "", here: str = "") -
         lines.append(f"  python: {{package: python{manager}, versions: [{listed}]{direction}}}")
     for axis in moved:
         lines += _package_axis(axis, question)
+    if built is not None:
+        lines += built.lines
     if dated:
         lines.append(f"  day: {{dates: {{from: {_q(question.since)}, to: {_q(question.until)}, step: 1d}}}}")
     if question.channels:
@@ -247,9 +293,14 @@ def matrix_text(question: Question, *, command_line: str = "", here: str = "") -
         lines.append(f"packages: {{conda: [{listed}]}}" if question.channels else f"packages: [{listed}]")
     if question.inline.exclude_newer and not dated:
         lines.append(f"exclude_newer: {_q(question.inline.exclude_newer)}")
-    lines += _ends(moved, question)
+    lines += _ends(moved, question) if built is None else built.ends if len(pythons) < 2 else []
     known = {_key(name) for name in (*names, "python", *(["day"] if dated else []))}
     return "\n".join([*lines, *_trial(question, known)]) + "\n"
+
+
+def runs_pytest(command: Sequence[str]) -> bool:
+    """Whether a command is pytest."""
+    return command[:1] == ("pytest",) or tuple(command[:3]) == ("python", "-m", "pytest")
 
 
 def _trial(question: Question, axes: Iterable[str]) -> list[str]:
@@ -425,7 +476,8 @@ def _python(requires: str, here: str) -> str:
 
 
 def _name(question: Question, names: Sequence[str]) -> str:
-    text = question.name or "-".join(names) or "since"
+    own = f"{question.commits.package}-commits" if question.commits else ""
+    text = question.name or own or "-".join(names) or "since"
     return (_UNSAFE.sub("-", text.lower()).strip("_-") or "study")[:60]
 
 

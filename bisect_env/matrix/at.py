@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from bisect_env.errors import UsageError
-from bisect_env.matrix.grid import Combination, Grid, GridAxis
+from bisect_env.matrix.grid import AxisKind, Combination, Grid, GridAxis
 from bisect_env.matrix.problems import near
 
 NAMED = ("first-bad", "last-good")
@@ -108,11 +108,10 @@ def _value(axis: GridAxis, wanted: str, of: str) -> str:
         return wanted
     if (why := axis.dropped.get(wanted)) is not None:
         raise UsageError(f"{of}{axis.name}={wanted} was left out: {why}", remedy=near(wanted, axis.values))
-    longer = [value for value in axis.values if value.startswith(f"{wanted}.")]
+    dot = "" if axis.kind is AxisKind.COMMIT else "."
+    longer = [value for value in axis.values if value.startswith(wanted + dot)]
     if len(longer) == 1:
         return longer[0]
     if longer:
-        raise UsageError(
-            f"{of}{axis.name}={wanted} may be {', '.join(longer)}", remedy="give the whole version"
-        )
+        raise UsageError(f"{of}{axis.name}={wanted} may be {', '.join(longer)}", remedy="write more of it")
     raise UsageError(f"{of}{wanted!r} is no value of the axis {axis.name}", remedy=near(wanted, axis.values))

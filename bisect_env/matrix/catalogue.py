@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from bisect_env.matrix.history import CommitDetails, History
 from bisect_env.matrix.versions import Manager
 
 
@@ -67,4 +68,31 @@ class VersionCatalogue(Protocol):
 
     def python_versions(self) -> list[str]:
         """Every interpreter version that trials can have here (`3.11.7`), in any order."""
+        ...
+
+    def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
+        """The commits of a repository between two of them.
+
+        Args:
+            repository: Address, or absolute path of a clone.
+            first: Tag, branch, hash or day of the older end.
+            last: Of the newer end.
+            every: Whether what was merged is looked at, too.
+
+        Raises:
+            UsageError: There is no such repository or commit, or nothing lies between the two.
+            InfrastructureError: The repository cannot be reached, or git is missing.
+        """
+        ...
+
+    def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
+        """What commits say of themselves, and where people look at their repository.
+
+        Args:
+            repository: As for `commits`, which was asked before.
+            commits: Hashes.
+
+        Raises:
+            InfrastructureError: The mirror cannot be read.
+        """
         ...

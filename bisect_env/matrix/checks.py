@@ -14,6 +14,7 @@ from bisect_env.matrix.rules import check_comparison, is_comparison, matching
 from bisect_env.matrix.scalars import package_of
 from bisect_env.matrix.schema import (
     Axis,
+    CommitAxis,
     DateAxis,
     EnvironmentAxis,
     PackageAxis,
@@ -60,7 +61,9 @@ class Parts:
 
 
 def listed_values(axis: Axis) -> tuple[str, ...] | None:
-    """The axis's values in their final order, or None for a range that needs an index."""
+    """The axis's values in their final order, or None where an index or a repository has to be asked."""
+    if isinstance(axis, CommitAxis):
+        return None
     if isinstance(axis, PackageAxis):
         if isinstance(axis.versions, str):
             return None
@@ -78,6 +81,7 @@ def cross_checks(parts: Parts, lines: Mapping[Path, int]) -> list[Problem]:
         *_rules(parts),
         *_ends(parts),
         *_target(parts),
+        *_commits(parts),
     ]
     return [Problem(text, _line(path, lines)) for path, text in found]
 
@@ -106,7 +110,7 @@ def _axes_among_themselves(parts: Parts) -> Iterator[Finding]:
                 (f"the axes {other!r} and {name!r} share the variable {variable(name)}; rename one"),
             )
     for name, axis in parts.axes.items():
-        if isinstance(axis, PackageAxis):
+        if isinstance(axis, PackageAxis | CommitAxis):
             other = packages.setdefault(axis.canonical_package, name)
             if other != name:
                 yield (
@@ -134,7 +138,9 @@ def _packages_and_axes(parts: Parts) -> Iterator[Finding]:
     if parts.packages is None:
         return
     by_package = {
-        package_of(axis.package): name for name, axis in parts.axes.items() if isinstance(axis, PackageAxis)
+        package_of(axis.package): name
+        for name, axis in parts.axes.items()
+        if isinstance(axis, PackageAxis | CommitAxis)
     }
     yield from _whole_environments(parts, parts.packages, by_package)
     for manager, requirements in (("pypi", parts.packages.pypi), ("conda", parts.packages.conda)):
@@ -265,6 +271,24 @@ def _ends(parts: Parts) -> Iterator[Finding]:
                 yield (end, name), problem
     if set(parts.ends) == {"good", "bad"} and set(parts.axes) == set(parts.axis_names):
         yield from _ends_agree(parts)
+
+
+def _commits(parts: Parts) -> Iterator[Finding]:
+    """What commits cannot be combined with."""
+    conda = bool(parts.packages and parts.packages.conda) or any(
+        (isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA)
+        or (isinstance(axis, EnvironmentAxis) and any(one.conda for one in axis.environments.values()))
+        for axis in parts.axes.values()
+    )
+    for name, axis in parts.axes.items():
+        if not isinstance(axis, CommitAxis):
+            continue
+        if conda:
+            text = "commits are built for Pythons that are no conda packages; take the packages from PyPI"
+            yield ("axes", name), f"the axis {name!r}: {text}"
+        if axis.direction is Direction.UNORDERED:
+            text = f"the axis {name!r}: commits have an order; leave `direction: unordered` out"
+            yield ("axes", name, "direction"), text
 
 
 def _target(parts: Parts) -> Iterator[Finding]:

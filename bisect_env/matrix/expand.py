@@ -12,12 +12,13 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
 from bisect_env.matrix.checks import end_value_problem, listed_values
-from bisect_env.matrix.grid import Direction, Grid, GridAxis, Index
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
+from bisect_env.matrix.history import History
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.problems import Problem, matrix_error
 from bisect_env.matrix.rules import RuleSet, matching
 from bisect_env.matrix.scalars import cutoff
-from bisect_env.matrix.schema import Axis, PackageAxis
+from bisect_env.matrix.schema import Axis, CommitAxis, PackageAxis
 from bisect_env.matrix.versions import Manager, between, newest_of_each, parse_range
 
 MAX_COMBINATIONS = 250_000
@@ -28,7 +29,12 @@ MAX_EITHER = 400
 """The same where it may turn bad and good again: there are as many stretches as pairs of values."""
 
 
-def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None = None) -> Grid:
+def expand(
+    matrix: Matrix,
+    catalogue: VersionCatalogue,
+    as_of: datetime | None = None,
+    settled: Mapping[str, tuple[str, str]] | None = None,
+) -> Grid:
     """Work out the values of every axis, the excluded combinations, and the stated ends.
 
     Args:
@@ -36,6 +42,8 @@ def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None =
         catalogue: Asked about ranges alone.
         as_of: First instant that is too new for a range when the matrix has no `exclude_newer`: a study
             that goes on next week must not grow.
+        settled: Of axes of commits the hashes of both ends, where a study has settled on them: branches
+            move.
 
     Returns:
         Values ascending on package and date axes, as written on value axes.
@@ -53,6 +61,11 @@ def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None =
         values = listed_values(axis)
         dropped: Mapping[str, str] = {}
         passed_over: tuple[str, ...] = ()
+        if isinstance(axis, CommitAxis):
+            ends = (settled or {}).get(name, (axis.from_, axis.to))
+            history = catalogue.commits(matrix.repository(axis), *ends, every=axis.history == "all")
+            expanded[name] = commit_axis(name, axis.direction, history, history.chosen())
+            continue
         if values is None:
             assert isinstance(axis, PackageAxis)
             chosen, problem = _range_values(matrix, name, axis, catalogue, as_of, pythons)
@@ -86,18 +99,22 @@ def expand(matrix: Matrix, catalogue: VersionCatalogue, as_of: datetime | None =
 
 
 def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str, ...]:
-    """Which releases to add to an axis around a boundary, so that the answer is of releases, not of groups.
+    """Which values to add to an axis around a boundary, so that the answer is of one value, not of a group.
 
     Args:
         matrix: Which may say `refine: false`.
-        axis: With the releases that its range passed over.
+        axis: With the releases, or commits, that its range passed over.
         good: Its value on the good side of the boundary.
         bad: On the bad side.
 
     Returns:
-        Those between the two, ascending; nothing where every release was looked at.
+        Those between the two, ascending; nothing where every one was looked at.
     """
     source = matrix.file.axes[axis.name]
+    if axis.history is not None:
+        # What cannot be built lies between the two as well, and is known.
+        known = set(axis.values)
+        return tuple(commit for commit in axis.history.inside(good, bad) if commit not in known)
     if not isinstance(source, PackageAxis) or not source.refine:
         return ()
     return between(axis.passed_over, good, bad)
@@ -114,6 +131,11 @@ def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> G
     axes = []
     for axis in grid.axes:
         more = set(added.get(axis.name, ()))
+        if axis.history is not None:
+            place = axis.history.place
+            ordered = sorted({*axis.values, *(more & place.keys())}, key=place.__getitem__)
+            axes.append(commit_axis(axis.name, axis.direction, axis.history, ordered))
+            continue
         values = tuple(sorted({*axis.values, *more}, key=Version)) if more else axis.values
         left = tuple(version for version in axis.passed_over if version not in more)
         axes.append(replace(axis, values=values, passed_over=left))
@@ -123,6 +145,14 @@ def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> G
         return None if index is None else wider.index(grid.combination(index))
 
     return replace(wider, excluded=_excluded(matrix, wider), good=moved(grid.good), bad=moved(grid.bad))
+
+
+def commit_axis(name: str, direction: Direction, history: History, values: Iterable[str]) -> GridAxis:
+    """An axis of some commits of a history."""
+    chosen = tuple(values)
+    known = set(chosen)
+    left = tuple(commit for commit in history.place if commit not in known)
+    return GridAxis(name, AxisKind.COMMIT, chosen, direction, passed_over=left, history=history)
 
 
 def _too_long(axis: GridAxis) -> str:

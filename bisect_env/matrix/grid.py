@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from bisect_env.matrix.history import History, readable
+
 # --------------------------------------------------------------------------------------------------
 # One point of the matrix: a value for every axis.
 
@@ -51,7 +53,7 @@ class Combination:
         return (name for name, _ in self.items)
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.items)
+        return readable(" ".join(f"{name}={value}" for name, value in self.items))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -72,6 +74,8 @@ class AxisKind(StrEnum):
     """The day as of which everything not pinned is resolved."""
     ENVIRONMENT = "environment"
     """A whole list of packages, such as what a lock of another tool says."""
+    COMMIT = "commit"
+    """The commit that one package is built from."""
 
 
 class Direction(StrEnum):
@@ -100,6 +104,7 @@ class GridAxis:
             (withdrawn, no wheel for this platform, pre-release).
         passed_over: Releases of a range that `step` left to the newest of their group, ascending; nothing
             where the range is not to be refined.
+        history: Of an axis of commits, all that its values are chosen from.
     """
 
     name: str
@@ -108,6 +113,7 @@ class GridAxis:
     direction: Direction
     dropped: Mapping[str, str] = field(default_factory=dict)
     passed_over: tuple[str, ...] = ()
+    history: History | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -22,6 +23,8 @@ from bisect_env.matrix.problems import Problem, matrix_error, near, of_validatio
 from bisect_env.matrix.schema import (
     Axis,
     AxisName,
+    CommitAxis,
+    CommitBuild,
     ContainerExecutor,
     DateAxis,
     DateRange,
@@ -213,11 +216,34 @@ class Matrix:
         axes = {variable(axis): value for axis, value in combination.items}
         return {**self.file.trial.env, **axes}
 
+    def repository(self, axis: CommitAxis) -> str:
+        """The repository of an axis of commits: an address, or the absolute path of a clone."""
+        return repository_at(axis.git, self.path.absolute().parent)
+
     def line(self, *loc: str | int) -> int | None:
         """The line of the deepest known key on the way to `loc`."""
         while loc and loc not in self.lines:
             loc = loc[:-1]
         return self.lines.get(loc)
+
+
+def repository_at(text: str, folder: Path) -> str:
+    """What a text names as a repository: an address, or the absolute path of a clone.
+
+    Args:
+        text: As it was written: an address, `host:path` as ssh has it, or a path.
+        folder: Where relative paths begin.
+    """
+    if text.startswith("file://"):
+        text = unquote(urlsplit(text).path)
+    if "://" in text:
+        return text
+    place = Path(text).expanduser()
+    if not (place if place.is_absolute() else folder / place).exists():
+        host, colon, rest = text.partition(":")
+        if colon and host and "/" not in host and rest:
+            return f"ssh://{host}/{rest.lstrip('/')}"
+    return os.path.normpath(folder / place)
 
 
 def load_matrix(path: str | os.PathLike[str]) -> Matrix:
@@ -310,7 +336,9 @@ _KEYS_AT: dict[str, tuple[str, ...]] = {
     "axes.value-axis": _keys(ValueAxis),
     "axes.date-axis": _keys(DateAxis),
     "axes.environment-axis": _keys(EnvironmentAxis),
+    "axes.commit-axis": _keys(CommitAxis),
     "environments": _keys(WholeEnvironment),
+    "build": _keys(CommitBuild),
     "dates": _keys(DateRange),
     "packages": _keys(Packages),
     "solver": _keys(Solver),

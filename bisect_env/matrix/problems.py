@@ -122,7 +122,7 @@ def dotted_model(path: Path, loc: tuple[str | int, ...]) -> str:
     if len(path) == 2 and path[0] == "axes":
         return next((f"axes.{tag}" for tag in loc if str(tag).endswith("-axis")), "axes")
     if len(path) == 3 and path[0] == "axes":
-        return "dates"
+        return "build" if path[2] == "build" else "dates"
     return ".".join(step for step in path if isinstance(step, str))
 
 

@@ -9,10 +9,12 @@ from packaging.specifiers import SpecifierSet
 
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.scalars import cutoff
-from bisect_env.matrix.schema import Axis, DateAxis, PackageAxis, Rule
+from bisect_env.matrix.schema import Axis, CommitAxis, DateAxis, PackageAxis, Rule
 from bisect_env.matrix.versions import order_key, parse_range, same_version
 
 _COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>|~=|=)")
+
+_LEAST_DIGITS = 4
 
 
 def is_comparison(condition: str) -> bool:
@@ -59,6 +61,13 @@ def matching(axis: Axis, values: Iterable[str], condition: str) -> frozenset[str
             return frozenset(v for v in known if same_version(v, condition, axis.manager))
         specifier = parse_range(condition)
         return frozenset(v for v in known if _contains(specifier, v, axis))
+    if isinstance(axis, CommitAxis):
+        # Both ends by the words of the file, any commit by the beginning of its hash.
+        ends = {axis.from_: known[:1], axis.to: known[-1:]}
+        if condition in ends:
+            return frozenset(ends[condition])
+        begins = [v for v in known if len(condition) >= _LEAST_DIGITS and v.startswith(condition.lower())]
+        return frozenset(begins) if len(begins) == 1 else frozenset()
     if isinstance(axis, DateAxis):
         pairs = _pairs(condition) or [("==", condition)]
         return frozenset(

@@ -281,6 +281,50 @@ def _index_url(value: str) -> str:
     return value
 
 
+def _repository(value: str) -> str:
+    # Nothing that git would take for an option, or for a transport that runs a program.
+    if value.startswith("-") or "::" in value or any(ord(c) < 32 or c == "\x7f" for c in value):
+        raise ValueError(f"{value!r} is no repository; write an address that begins with https://, or a path")
+    if "://" in value:
+        url = urlsplit(value)
+        if url.scheme not in {"https", "http", "ssh", "git", "file"}:
+            raise ValueError(f"git is not asked by {url.scheme}; write an address that begins with https://")
+        if url.password or (url.username and url.scheme in {"http", "https"}):
+            raise ValueError(
+                "the address of the repository holds a user name or password, and this file is shared; "
+                "remove it and put it into ~/.netrc or a credential helper of git"
+            )
+    return value
+
+
+def _revision(value: str) -> str:
+    colon = "" if re.fullmatch(r"\d{4}-\d{2}-\d{2}T\S+", value) else ":"
+    if value.startswith("-") or re.search(rf"[\x00-\x20\x7f{colon}?*\[\\]|\.\.|@\{{", value):
+        raise ValueError(f"{value!r} names no commit; write a tag, a branch, a hash or a day like 2026-01-31")
+    return value
+
+
+def _subdirectory(value: str) -> str:
+    parts = value.strip("/").split("/")
+    if value.startswith("/") or ".." in parts or not value.isprintable() or "\\" in value:
+        raise ValueError(f"{value!r} is no directory within the repository; write one like 'python/core'")
+    return "/".join(part for part in parts if part not in ("", "."))
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def _bytes(value: Any) -> Any:
+    found = _SIZE.fullmatch(str(value).strip()) if isinstance(value, str | int) else None
+    if found is None or isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a size; write one like 8GB or 512MiB")
+    step = 1024 if found[3] else 1000
+    size = int(float(found[1]) * step ** " kmgt".index(found[2].lower() or " "))
+    if size < 1_000_000:
+        raise ValueError(f"{value!r} is less than any build needs; write a size like 8GB")
+    return size
+
+
 def _date(value: str) -> str:
     cutoff(value)
     return value
@@ -337,4 +381,10 @@ SignalNumber = Annotated[
     BeforeValidator(_signal),
     WithJsonSchema({"type": ["string", "integer"], "examples": ["SIGSEGV", 11]}),
 ]
+RepositoryName = Annotated[str, AfterValidator(_not_blank), AfterValidator(_repository)]
+Revision = Annotated[
+    str, AfterValidator(_not_blank), AfterValidator(_revision), WithJsonSchema({"type": ["string", "number"]})
+]
+Subdirectory = Annotated[str, AfterValidator(_subdirectory)]
+Bytes = Annotated[int, BeforeValidator(_bytes), WithJsonSchema({"type": ["integer", "string"]})]
 ExitStatus = Annotated[int, Field(ge=1, le=255)]

@@ -34,6 +34,7 @@ from pydantic_core import CoreSchema
 from bisect_env.matrix.grid import AxisKind, Direction
 from bisect_env.matrix.scalars import (
     BuildPattern,
+    Bytes,
     ChannelName,
     CondaSpec,
     DateText,
@@ -45,10 +46,13 @@ from bisect_env.matrix.scalars import (
     PackageName,
     PypiRequirement,
     Regex,
+    RepositoryName,
+    Revision,
     Seconds,
     SignalNumber,
     Slug,
     StepText,
+    Subdirectory,
     Text,
     Value,
     VersionText,
@@ -61,7 +65,7 @@ from bisect_env.matrix.signatures import FROM_BAD_END, SIGNATURE_VERSION, read_s
 from bisect_env.matrix.versions import Manager, Step, check_version, order_key, parse_range, same_version
 
 # --------------------------------------------------------------------------------------------------
-# The three kinds of axes of a matrix file.
+# The kinds of axes of a matrix file.
 
 
 class StrictModel(BaseModel):
@@ -277,8 +281,66 @@ class EnvironmentAxis(StrictModel):
         return tuple(self.environments)
 
 
+class CommitBuild(StrictModel):
+    """How commits are built."""
+
+    env: dict[EnvName, Value] = Field(
+        default_factory=dict, description="Environment variables of the build, such as {CC: 'ccache gcc'}."
+    )
+    requires: tuple[PypiRequirement, ...] = Field(
+        default=(), description="What builds are made with, instead of what each commit asks for itself."
+    )
+    exclude_newer: DateText | None = Field(
+        default=None,
+        description="Builds are made with what was uploaded by then; default: by the day of the commit, or "
+        "by the release of the Python that builds it, if that is later.",
+    )
+    time_limit: Seconds = Field(
+        default=1800.0, description="Of one build: seconds, or a text like 20m; what takes longer fails."
+    )
+    memory: Bytes | None = Field(
+        default=None, description="That one process of a build may take: bytes, or a text like 8GB."
+    )
+    partial: bool = Field(
+        default=False,
+        description="Build although submodules or files of git-lfs, which are not fetched, are missing.",
+    )
+
+
+class CommitAxis(StrictModel):
+    """An axis whose values are commits that one package is built from."""
+
+    git: RepositoryName = Field(
+        description="Address of the repository, or path of a clone, relative to this file; it is read alone."
+    )
+    package: PackageName = Field(description="Name of the package that the repository builds.")
+    from_: Revision = Field(alias="from", description="Older end: a tag, branch, hash, or day.")
+    to: Revision = Field(default="HEAD", description="Newer end.")
+    history: Literal["first-parent", "all"] = Field(
+        default="first-parent",
+        description="`first-parent` stops at the merge that brought the failure in, `all` goes on into it.",
+    )
+    subdirectory: Subdirectory = Field(
+        default="", description="Where in the repository the package is built."
+    )
+    build: CommitBuild = Field(default_factory=CommitBuild, description="How commits are built.")
+    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad commits may lie.")
+    skip: Skipped = Field(default=(), description="Hashes of commits that are not to be tried.")
+
+    @property
+    def kind(self) -> AxisKind:
+        """Always `AxisKind.COMMIT`."""
+        return AxisKind.COMMIT
+
+    @property
+    def canonical_package(self) -> str:
+        """The package's normalised name."""
+        return str(canonicalize_name(self.package))
+
+
 _NEITHER = "neither"
 _TELLING_KEYS = (
+    ("git", "commit-axis"),
     ("package", "package-axis"),
     ("values", "value-axis"),
     ("dates", "date-axis"),
@@ -290,6 +352,7 @@ _TAGS: dict[type, str] = {
     ValueAxis: "value-axis",
     DateAxis: "date-axis",
     EnvironmentAxis: "environment-axis",
+    CommitAxis: "commit-axis",
 }
 
 
@@ -308,12 +371,13 @@ Axis = Annotated[
     Annotated[PackageAxis, Tag("package-axis")]
     | Annotated[ValueAxis, Tag("value-axis")]
     | Annotated[DateAxis, Tag("date-axis")]
-    | Annotated[EnvironmentAxis, Tag("environment-axis")],
+    | Annotated[EnvironmentAxis, Tag("environment-axis")]
+    | Annotated[CommitAxis, Tag("commit-axis")],
     Discriminator(
         _axis_kind,
         custom_error_type="axis_kind",
         custom_error_message="an axis needs one of `package` with `versions`, `values`, `dates`, or "
-        "`environments`; add one",
+        "`environments`, or `git`; add one",
     ),
 ]
 
@@ -709,7 +773,7 @@ class Search(StrictModel):
         description="Failure rates below this need not be found: from 0.0001 to 0.5.",
     )
     clean_rate: float = Field(
-        default=0.1,
+        default=0.05,
         ge=0.0001,
         le=0.5,
         description="Once the answer stands, the last good combination is tried until a failure rate as high "

@@ -16,6 +16,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import plain_lists
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis, Index
+from bisect_env.matrix.history import readable
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.doubts import (
@@ -31,6 +32,7 @@ from bisect_env.report.model import (
     AnswerReport,
     AxisInfo,
     CombinationReport,
+    CommitReport,
     DifferenceReport,
     ExplanationReport,
     FailureReport,
@@ -46,7 +48,8 @@ from bisect_env.report.model import (
     TimelineReport,
     TracedReport,
     TrialCounts,
-    is_called_bad,
+    calls_bad,
+    labels,
 )
 from bisect_env.report.sentence import bad_values_in_words, sentence
 from bisect_env.search.coarse import is_large
@@ -59,6 +62,7 @@ from bisect_env.search.trace import trace
 from bisect_env.storage.records import (
     BUILD_FAILED,
     BUILT,
+    COMMIT,
     EXPLAINED,
     TARGET,
     TRACED,
@@ -290,10 +294,12 @@ def _answer(hypothesis: Hypothesis, grid: Grid) -> AnswerReport:
         for i in hypothesis.culprits
     }
     return AnswerReport(
-        label=bad_values_in_words(
-            hypothesis.kind,
-            bad,
-            {axis.name: {"values": axis.values, "direction": str(axis.direction)} for axis in grid.axes},
+        label=readable(
+            bad_values_in_words(
+                hypothesis.kind,
+                bad,
+                {axis.name: {"values": axis.values, "direction": str(axis.direction)} for axis in grid.axes},
+            )
         ),
         kind=hypothesis.kind,
         bad_values=bad,
@@ -341,15 +347,16 @@ def steps(
         # Its environments are none of the matrix's: another command made them.
         found.append(StepReport(title="Look for the culprit again", commands=("bisect-env explain",)))
         return tuple(found)
+    asked = "map" if "table" in verdict else "run"
     if study.status is not StudyStatus.FINISHED:
         # `--fresh` would throw away what is there.
-        found.append(StepReport(title="Go on with the search", commands=(f"bisect-env run {path}",)))
+        found.append(StepReport(title="Go on with the search", commands=(f"bisect-env {asked} {path}",)))
         return tuple(found)
     title = "Answer the same matrix again"
     if study.exclude_newer is not None and own_date(study) is None:
         moment = f"{study.exclude_newer:%Y-%m-%dT%H:%M:%SZ}"
         title += f" (in the same environments, with exclude_newer: {moment} in it)"
-    found.append(StepReport(title=title, commands=(f"bisect-env run {path} --fresh",)))
+    found.append(StepReport(title=title, commands=(f"bisect-env {asked} {path} --fresh",)))
     return tuple(found)
 
 
@@ -359,9 +366,10 @@ def _by_hand(lock: Lock) -> list[str]:
         return ["docker build --tag repro .", "docker run --rm repro"]
     if lock.is_conda:
         return ["conda-lock install --prefix ./env conda-lock.yml", 'PATH="$PWD/env/bin:$PATH" ./run.sh 100']
+    hashes = "" if lock.has_commits else "--require-hashes "
     return [
         f"uv venv --python {shlex.quote(lock.python)} env",
-        "uv pip sync --python env/bin/python --require-hashes requirements.txt",
+        f"uv pip sync --python env/bin/python {hashes}requirements.txt",
         'PATH="$PWD/env/bin:$PATH" ./run.sh 100',
     ]
 
@@ -457,11 +465,15 @@ def build_report(
         _outcome_at(verdict.get("first_bad"), counts, failures),
         _changed(difference, _explanation(decisions)),
     )
+    verdict["sentence"] = readable(verdict["sentence"], labels(axes))
     steady = stability(trials)
     traced = _traced(decisions)
     if traced is not None:
         # That the one environment is bad and the other is not was only the first step.
         verdict["sentence"] = traced.sentence
+    commit = _commit(decisions)
+    if commit is not None and commit.study:
+        verdict["sentence"] = f"{verdict['sentence']}; by its commits: {commit.sentence}"
     ways = tuple(_failure(group, example) for group, example in failures)
     return Report(
         study=StudyInfo(
@@ -504,13 +516,14 @@ def build_report(
             [*reused, *trials],
             every_corner="no_other" in verdict,
         )
-        if with_posterior
+        if with_posterior and "table" not in verdict
         else PosteriorReport(),
         timeline=timeline(states, trials, decisions),
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
         difference=difference,
         explanation=_explanation(decisions),
         traced=traced,
+        commit=commit,
         reproduce=steps(study, axes, verdict, lock),
     )
 
@@ -569,13 +582,18 @@ def _combinations(
     seconds: defaultdict[Combination, float] = defaultdict(float)
     for trial in trials:
         seconds[trial.combination] += trial.duration
+    is_bad = calls_bad(verdict)
     reports = []
     for state in states:
         measured = [one for one in members[measurement(state)] if one in counts]
         own = state.combination in measured or not measured
         total = _sum([counts[one] for one in measured])
         took = round(seconds[state.combination], 3)
-        reports.append(_combination(state, total, verdict, None if own else measured[0], took))
+        called = is_bad(state.combination.as_dict())
+        if called is None and verdict.get("kind") in ("frontier", "pair") and total.counted:
+            # No sets of values say what is bad: what was seen does.
+            called = total.bad > 0
+        reports.append(_combination(state, total, called, None if own else measured[0], took))
     return tuple(reports)
 
 
@@ -589,7 +607,7 @@ def _sum(counts: Sequence[Counts]) -> Counts:
 def _combination(
     state: CombinationState,
     counts: Counts,
-    verdict: Mapping[str, Any],
+    called_bad: bool | None,
     same_as: Combination | None,
     seconds: float,
 ) -> CombinationReport:
@@ -597,7 +615,6 @@ def _combination(
     outcomes: Counter[str] = Counter()
     for (_, outcome), number in counts.by_outcome.items():
         outcomes[str(outcome)] += number
-    called_bad = is_called_bad(verdict, state.combination.as_dict())
     if status not in _CAN_RUN:
         called_bad = None
     return CombinationReport(
@@ -653,7 +670,8 @@ def _of_bad_ones(verdict: Mapping[str, Any], counts: Mapping[Combination, Counts
     """Bad trials and trials that count of the combinations that a verdict calls bad."""
     if verdict.get("status", "none") == "none":
         return 0, 0
-    found = [count for one, count in counts.items() if is_called_bad(verdict, one.as_dict())]
+    is_bad = calls_bad(verdict)
+    found = [count for one, count in counts.items() if is_bad(one.as_dict())]
     return sum(count.bad for count in found), sum(count.counted for count in found)
 
 
@@ -665,6 +683,11 @@ def _explanation(decisions: Sequence[Decision]) -> ExplanationReport | None:
 def _traced(decisions: Sequence[Decision]) -> TracedReport | None:
     found = [decision.payload for decision in decisions if decision.kind == TRACED]
     return TracedReport.model_validate(found[-1]) if found else None
+
+
+def _commit(decisions: Sequence[Decision]) -> CommitReport | None:
+    found = [decision.payload for decision in decisions if decision.kind == COMMIT]
+    return CommitReport.model_validate(found[-1]) if found else None
 
 
 def _target(decisions: Sequence[Decision]) -> str:

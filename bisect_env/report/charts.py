@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from bisect_env.matrix.history import readable
 from bisect_env.report import words
 from bisect_env.report.model import (
     AxisInfo,
@@ -26,6 +27,7 @@ from bisect_env.report.model import (
     TimelineReport,
 )
 from bisect_env.report.sentence import duration, interval, percent
+from bisect_env.report.table import layout
 from bisect_env.report.untrusted import clean, shortened
 
 
@@ -278,16 +280,6 @@ def heat_map(report: Report) -> HeatMap | None:
     )
 
 
-def layout(report: Report) -> tuple[AxisInfo, AxisInfo | None, list[AxisInfo]]:
-    """Which axis runs across, which down, and which are left: culprits first, then the longest."""
-    culprits = set(report.verdict.get("culprit_axes") or ())
-    order = sorted(report.axes, key=lambda axis: (axis.name not in culprits, -len(axis.values)))
-    chosen = [axis for axis in order if len(axis.values) > 1][:2] or order[:1]
-    chosen.sort(key=lambda axis: -len(axis.values))
-    further = [axis for axis in report.axes if axis not in chosen]
-    return chosen[0], chosen[1] if len(chosen) > 1 else None, further
-
-
 def _worth(members: Sequence[CombinationReport], report: Report) -> tuple[bool, int, int]:
     ends = [report.verdict.get("first_bad"), report.verdict.get("last_good")]
     return (
@@ -319,7 +311,7 @@ def _drawn(
     }
     rows = [
         (
-            shortened(clean(other), _LONGEST),
+            shortened(clean(readable(other)), _LONGEST),
             [
                 _cell(one, report) if (one := place.get((value, other))) is not None else None
                 for value in across.values
@@ -333,7 +325,7 @@ def _drawn(
         title=title + (f", where {words.named(fixed)}" if fixed else ""),
         across=clean(across.name),
         down=clean(down.name) if down else "",
-        columns=[shortened(clean(value), _LONGEST) for value in across.values],
+        columns=[shortened(clean(readable(value)), _LONGEST) for value in across.values],
         rows=rows,
     )
 

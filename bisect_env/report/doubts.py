@@ -152,7 +152,7 @@ def rate_warnings(stated: float | None, bad: int, trials: int) -> list[str]:
 def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:
     """What the verdict itself says against it."""
     warnings = []
-    if verdict.get("kind") == "never" and verdict.get("trials"):
+    if verdict.get("kind") == "never" and verdict.get("trials") and "table" not in verdict:
         warnings.append(
             "nothing failed often enough; if something should have: see whether it does where it is known to "
             "(`bisect-env trial MATRIX --at … -n 100`), look for what makes it more frequent "

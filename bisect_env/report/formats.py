@@ -62,7 +62,13 @@ def _junit() -> Callable[[Report], str]:
     return junit_text
 
 
-FORMATS = {"text": _text, "html": _html, "md": _markdown, "json": _json, "junit": _junit}
+def _csv() -> Callable[[Report], str]:
+    from bisect_env.report.table import csv_text
+
+    return csv_text
+
+
+FORMATS = {"text": _text, "html": _html, "md": _markdown, "json": _json, "junit": _junit, "csv": _csv}
 """Name of `--format` to what loads its writer."""
 
 

@@ -25,6 +25,10 @@ class _Suite(TestSuite):
     id = Attr()
 
 
+FILES = 50
+"""Of a commit that are listed."""
+
+
 def junit_text(report: Report) -> str:
     """The report as JUnit XML, with a final newline."""
     suite = _Suite(_legal(clean(report.study.name)))
@@ -122,6 +126,10 @@ def _told(report: Report) -> str:
         for one in report.difference.changes:
             name, before, after, beside = words.change(one)
             lines.append(f"  {name} {before} → {after}{f' ({beside})' if beside else ''}")
+    if report.commit is not None:
+        lines.append("the first bad commit:")
+        lines += [f"  {title}: {what}" for title, what in words.commit(report.commit)]
+        lines += [f"  {line}" for line in words.diffstat(report.commit, FILES)]
     for step in report.reproduce:
         lines += [f"{clean(step.title)}:", *(f"  {clean(command)}" for command in step.commands)]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from bisect_env.report import words
+from bisect_env.report import table, words
 from bisect_env.report.model import FailureReport, Report, StepReport
 from bisect_env.report.text import stack_lines
 from bisect_env.report.untrusted import clean, shortened
@@ -51,10 +51,12 @@ def _lines(report: Report, stacks: tuple[int, int]) -> Iterator[str]:
         yield f"- or ({chance}): {escaped(what)}"
     for warning in report.warnings:
         yield f"> [!WARNING]\n> {escaped(clean(warning))}\n"
+    yield from _compatibility(report)
     yield from _rates(report)
     yield from _failures(report, stacks)
     yield from _difference(report)
     yield from _explanation(report)
+    yield from _commit(report)
     yield from _reproduce(report)
 
 
@@ -67,6 +69,41 @@ def _versions(report: Report) -> Iterator[str]:
     if study.version:
         table.append(("found by", f"bisect-env {escaped(clean(study.version))}"))
     yield from _table(("", ""), table)
+
+
+def _compatibility(report: Report) -> Iterator[str]:
+    found = table.slices(report)
+    if not found:
+        return
+    across, down, _ = table.layout(report)
+    yield "### Compatibility\n"
+    for one in found[: table.MOST_SLICES]:
+        if one.fixed:
+            yield f"{code(words.named(one.fixed))}:\n"
+        if down is None:
+            shown = zip(one.across, one.rows[0], strict=True)
+            yield from _table(
+                (escaped(clean(across.name)), ""), [(cell(v), c.text(table.MARKS)) for v, c in shown]
+            )
+            continue
+        head = f"{escaped(clean(down.name))} \\ {escaped(clean(across.name))}"
+        body = [
+            (cell(value), *(one_cell.text(table.MARKS) for one_cell in row))
+            for value, row in zip(one.down, one.rows, strict=True)
+        ]
+        yield from _table((head, *map(cell, one.across)), body)
+    yield "✓ works, ✗ fails, in brackets: not tried itself, known from others; – cannot be tried.\n"
+    if told := table.constraints(report):
+        yield "Requirements:\n"
+        lines = []
+        for when, needs in told:
+            lines += [f"# {when}"] * bool(when) + needs
+        yield from fenced(lines, "text")
+        yield ""
+    if rules := table.exclude_rules(report):
+        yield "As rules of a matrix:\n"
+        yield from fenced(rules, "yaml")
+        yield ""
 
 
 def _rates(report: Report) -> Iterator[str]:
@@ -153,6 +190,23 @@ def _explanation(report: Report) -> Iterator[str]:
     lines = [(cell(moved), bad, rate) for moved, bad, rate in words.between(found)]
     yield from _table(("as in the first bad one", "bad trials", "95 % interval"), lines)
     yield "</details>\n"
+
+
+def _commit(report: Report) -> Iterator[str]:
+    found = report.commit
+    if found is None:
+        return
+    yield "### The first bad commit\n"
+    yield from _table(
+        ("", ""),
+        [(title, _linked(what) if title == "compare" else cell(what)) for title, what in words.commit(found)],
+    )
+    yield from fenced(words.diffstat(found, CHANGES), "text")
+    yield ""
+    if found.log:
+        yield "<details><summary>For git bisect replay</summary>\n"
+        yield from fenced([shortened(clean(line), words.REASON_WIDTH) for line in found.log], "sh")
+        yield "\n</details>\n"
 
 
 def _reproduce(report: Report) -> Iterator[str]:

@@ -6,11 +6,13 @@ inverses, so that a report can be shown again from what was written once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from bisect_env.matrix.history import SHORT
 
 # --------------------------------------------------------------------------------------------------
 # The parts of a report that stand for themselves: packages, the course, the timeline, ways on. Pure.
@@ -43,7 +45,9 @@ class PackageReport(Frozen):
 
     @property
     def label(self) -> str:
-        """Version and, where there is one, build."""
+        """Version and, where there is one, build or commit."""
+        if self.url.startswith("git+"):
+            return f"{self.version} at {self.url.partition('#')[0].rpartition('@')[2][:SHORT]}"
         return f"{self.version} {self.build}".rstrip()
 
 
@@ -158,6 +162,61 @@ class TracedReport(Frozen):
     sentence: str
     study: str = ""
     releases: str = ""
+
+
+class NamedCommit(Frozen):
+    """A commit by hash and subject."""
+
+    commit: str
+    subject: str = ""
+
+
+class CommitReport(Frozen):
+    """The first bad commit.
+
+    Attributes:
+        axis: Whose value it is.
+        package: That was built from it.
+        repository: Where people look at it, "" where nobody knows.
+        commit: Full hash.
+        subject: First line of its message.
+        author: Name.
+        authored: When it was written.
+        committed: When it came to where it is.
+        is_merge: Whether it has several parents.
+        pull_request: Number, if its subject names one.
+        files: What it changes from its first parent: path, lines added and removed, None for binary files.
+        changed: How many files.
+        added: Lines.
+        removed: Lines.
+        compare: Address of the comparison with the last good one, "" where the forge is not known.
+        last_good: The last good commit.
+        untried: Those between the two that could not be tried: one of them may be it.
+        log: What was tried, for `git bisect replay`.
+        study: Id of the study that found it, "" if it is this one.
+        sentence: What that study says.
+    """
+
+    axis: str
+    package: str
+    repository: str = ""
+    commit: str
+    subject: str = ""
+    author: str = ""
+    authored: datetime
+    committed: datetime
+    is_merge: bool = False
+    pull_request: int | None = None
+    files: tuple[tuple[str, int | None, int | None], ...] = ()
+    changed: int = 0
+    added: int = 0
+    removed: int = 0
+    compare: str = ""
+    last_good: NamedCommit
+    untried: tuple[NamedCommit, ...] = ()
+    log: tuple[str, ...] = ()
+    study: str = ""
+    sentence: str = ""
 
 
 class AnswerReport(Frozen):
@@ -296,12 +355,14 @@ __all__ = [
     "AxisInfo",
     "ChangeReport",
     "CombinationReport",
+    "CommitReport",
     "DifferenceReport",
     "ExplanationReport",
     "FailureReport",
     "HybridReport",
     "MachineReport",
     "MovedReport",
+    "NamedCommit",
     "OriginReport",
     "PackageReport",
     "PointReport",
@@ -313,7 +374,8 @@ __all__ = [
     "TimedTrial",
     "TimelineReport",
     "TrialCounts",
-    "is_called_bad",
+    "calls_bad",
+    "labels",
 ]
 
 SCHEMA = 1
@@ -321,13 +383,30 @@ SCHEMA = 1
 
 
 class AxisInfo(Frozen):
-    """One axis, its values in ascending order, and the releases that the step of its range left out."""
+    """One axis and its values in ascending order.
+
+    Attributes:
+        name: Of the axis.
+        kind: What it changes.
+        direction: Where the bad values may lie.
+        values: Ascending.
+        passed_over: Releases that the step of its range left out.
+        labels: How people read values that are hashes of commits.
+        left_out: How many commits stand directly before a value without being one.
+    """
 
     name: str
     kind: str = "package"
     direction: str = "regression"
     values: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    left_out: dict[str, int] = Field(default_factory=dict)
+
+
+def labels(axes: Sequence[AxisInfo]) -> dict[str, str]:
+    """How people read the hashes of commits that are values."""
+    return {value: label for axis in axes for value, label in axis.labels.items()}
 
 
 class StudyInfo(Frozen):
@@ -483,6 +562,7 @@ class Report(Frozen):
         difference: Packages that differ between last good and first bad; None without both.
         explanation: Which of them carry the failure; None until `bisect-env explain` was asked.
         traced: Where that led, in studies that `bisect-env between` began.
+        commit: The first bad commit, where commits were asked about, here or by `bisect-env narrow`.
         reproduce: How to see the failure again.
     """
 
@@ -506,6 +586,7 @@ class Report(Frozen):
     difference: DifferenceReport | None = None
     explanation: ExplanationReport | None = None
     traced: TracedReport | None = None
+    commit: CommitReport | None = None
     reproduce: tuple[StepReport, ...] = ()
 
     @property
@@ -532,11 +613,19 @@ class Report(Frozen):
         return cls.model_validate(document)
 
 
-def is_called_bad(verdict: Mapping[str, Any], combination: Mapping[str, str]) -> bool | None:
-    """Whether a verdict calls a combination bad; None if it says nothing.
+def calls_bad(verdict: Mapping[str, Any]) -> Callable[[Mapping[str, str]], bool | None]:
+    """Whether a verdict calls a combination bad; None where it says nothing.
 
-    `all`: bad iff every culprit axis has a bad value there; `any`: iff at least one has.
+    `all`: bad iff every culprit axis has a bad value there; `any`: iff at least one has. A table says it of
+    each combination.
     """
+    if (table := verdict.get("table")) is None:
+        return lambda combination: _is_called_bad(verdict, combination)
+    said = {frozenset(one["combination"].items()): one["verdict"] == "bad" for one in table["calls"]}
+    return lambda combination: said.get(frozenset(combination.items()))
+
+
+def _is_called_bad(verdict: Mapping[str, Any], combination: Mapping[str, str]) -> bool | None:
     if str(verdict.get("status", "none")) == "none":
         return None
     kind = verdict.get("kind")

@@ -103,7 +103,7 @@ Axes = Sequence[Mapping[str, Any]]
 
 _CHANGED = 3
 """Packages that a sentence names."""
-_NOUN = {"package": "version", "value": "value", "date": "day", "environment": "one"}
+_NOUN = {"package": "version", "value": "value", "date": "day", "environment": "one", "commit": "commit"}
 _VERB = {
     "crash": "crashed",
     "hang": "hung",
@@ -134,19 +134,40 @@ def sentence(
     """
     kinds = {str(axis["name"]): axis for axis in axes}
     status = verdict.get("status", "none")
+    if table := verdict.get("table"):
+        return _whole_table(verdict, table)
     if status == "none":
         return _no_verdict(verdict, kinds)
     parts = [
         _where(verdict, kinds, sure=status == "confirmed")
         + _what_changed(verdict, kinds, changed)
         + _how_often(verdict, outcome),
-        *_in_between(verdict),
+        *_in_between(verdict, kinds),
         *_not_listed(verdict, kinds),
     ]
     if (unimportant := do_not_matter(verdict, axes)) and len(verdict.get("culprit_axes") or ()) > 1:
         parts.append(f"{_listed(unimportant)} {'does' if len(unimportant) == 1 else 'do'} not matter")
     parts.append(_how_sure(verdict))
     return "; ".join(parts)
+
+
+def _whole_table(verdict: Mapping[str, Any], table: Mapping[str, Any]) -> str:
+    """How many combinations work and fail, and the rule that describes them if there is one."""
+    good, bad, tried = int(table["good"]), int(table["bad"]), int(table["tried"])
+    number = good + bad
+    if not table["complete"]:
+        known = f"{number} combinations are known so far, of which {bad} fail"
+        return f"No table yet after {verdict.get('trials', 0)} trials: {verdict.get('reason', '')}; {known}"
+    if not bad or not good:
+        which = "work" if not bad else "fail"
+        counted = f"all {number} combinations that can be run {which}"
+    else:
+        counted = f"{good} of {number} combinations work, {bad} fail"
+    told = (verdict.get("compatibility") or {}).get("sentence")
+    parts = [*([told] if told else []), counted, f"{tried} of them were tried"]
+    if good and bad and not told:
+        parts.append("no list of requirements describes them")
+    return "; ".join([*parts, _how_sure(verdict)])
 
 
 def bad_values_in_words(
@@ -218,8 +239,29 @@ def _where(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], *
     if direction == "either":
         return _window(verdict, axis, kinds, probably)
     kind = noun(str(kinds.get(axis, {}).get("kind", "package")))
+    beyond = kinds.get(axis, {}).get("left_out", {}).get(first)
     listed = " among those listed" if between(kinds.get(axis, {}).get("passed_over", ()), last, first) else ""
+    untried = _untried_before(verdict, axis)
+    if kind == "commit" and untried:
+        among = len(untried) + 1
+        named = _listed([*untried, first], "or")
+        unbuilt = "the one before it" if among == 2 else "those before it"
+        return (
+            f"the first bad commit of {axis} is {probably}one of these {among}: {named} "
+            f"(last good {last}; {unbuilt} could not be tried)"
+        )
+    if beyond:
+        listed = f" among those tried (one of it and the {beyond} before it, which were not)"
     return f"{axis} {first} is {probably}the first bad {kind}{listed} (last good {last})"
+
+
+def _untried_before(verdict: Mapping[str, Any], axis: str) -> list[str]:
+    """Values directly before the first bad one at which nothing could be learnt, ascending."""
+    for boundary in verdict.get("boundaries") or ():
+        if boundary.get("axis") == axis and boundary.get("bad") == verdict.get("first_bad"):
+            cells = [one.get("combination") or {} for one in boundary.get("between") or ()]
+            return [str(cell[axis]) for cell in cells if axis in cell]
+    return []
 
 
 def _combined(values: Mapping[str, Any]) -> str:
@@ -346,9 +388,12 @@ def _how_often(verdict: Mapping[str, Any], outcome: str | None) -> str:
     return text
 
 
-def _in_between(verdict: Mapping[str, Any]) -> list[str]:
+def _in_between(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
     texts = []
     for boundary in verdict.get("boundaries") or ():
+        axis = str(boundary.get("axis"))
+        if kinds.get(axis, {}).get("kind") == "commit" and verdict.get("culprit_axes") == [axis]:
+            continue  # said already: the answer is all of them
         by_status: dict[str, list[str]] = {}
         for cell in boundary.get("between") or ():
             value = str((cell.get("combination") or {}).get(boundary["axis"], "?"))

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bisect_env.report import words
+from bisect_env.report import table, words
 from bisect_env.report.model import Report
 from bisect_env.report.untrusted import clean, clean_lines, shortened
 from bisect_env.report.words import Rows, columns, rows
@@ -90,7 +90,11 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         yield Text(f"  {title}   {what}")
     for chance, what in words.alternatives(report):
         yield Text(f"  or ({chance})   {what}")
-    if report.combinations:
+    if told := list(table.lines(report)):
+        yield Text()
+        yield Text("\n".join(told))
+        yield from _requirements(report)
+    elif report.combinations:
         lines = rows(report)
         yield Text()
         yield _table(report, lines)
@@ -99,31 +103,41 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield from _left_out(report)
     yield from _failures(report)
     yield from _difference(report)
+    yield from _commit(report)
     for warning in report.warnings:
         yield Text(f"\nwarning: {clean(warning)}", style="yellow")
     yield from _ways_on(report)
 
 
+def _requirements(report: Report) -> Iterator[Text]:
+    """What can be pasted: requirements, and rules that leave out what fails."""
+    for when, needs in table.constraints(report):
+        yield Text(f"  {when + ': ' if when else ''}{', '.join(needs)}")
+    if rules := table.exclude_rules(report):
+        yield Text("\nAs rules of a matrix:", style="dim")
+        yield Text("\n".join(f"  {line}" for line in rules))
+
+
 def _table(report: Report, lines: Rows) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     names = columns(report)
     for name in names:
-        table.add_column(clean(name), overflow="fold")
+        shown.add_column(clean(name), overflow="fold")
     for title in ("bad", "trials"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("rate (95 % interval)", no_wrap=True)
-    table.add_column("")
+        shown.add_column(title, justify="right", no_wrap=True)
+    shown.add_column("rate (95 % interval)", no_wrap=True)
+    shown.add_column("")
     for row in lines.shown:
         style = _COLOURS.get(row.members[0].verdict or "", "dim")
         known = row.members[0].is_runnable
-        table.add_row(
+        shown.add_row(
             *(Text(clean(row.values[name])) for name in names),
             str(row.bad) if known else "",
             str(row.counted) if known else "",
             words.rate(row) if known else "",
             Text(words.note(row, report), style=style),
         )
-    return table
+    return shown
 
 
 def _left_out(report: Report) -> Iterator[Text]:
@@ -173,6 +187,16 @@ def _difference(report: Report) -> Iterator[Text]:
         yield Text(f"  {name} {before} → {after}{f'  {beside}' if beside else ''}")
     if len(found.changes) > CHANGES:
         yield Text(f"  … and {len(found.changes) - CHANGES} more", style="dim")
+
+
+def _commit(report: Report) -> Iterator[Text]:
+    if report.commit is None:
+        return
+    yield Text("\nThe first bad commit", style="bold")
+    for title, what in words.commit(report.commit):
+        yield Text(f"  {title:<12}   {what}")
+    for line in words.diffstat(report.commit, CHANGES):
+        yield Text(f"    {line}", style="dim")
 
 
 def _ways_on(report: Report) -> Iterator[Text]:

@@ -12,14 +12,18 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from bisect_env.matrix.history import SHORT, readable
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.model import (
     ChangeReport,
     CombinationReport,
+    CommitReport,
     ExplanationReport,
     FailureReport,
+    NamedCommit,
     PackageReport,
     Report,
+    labels,
 )
 from bisect_env.report.sentence import (
     do_not_matter,
@@ -58,7 +62,7 @@ class Row:
     """One line of the table.
 
     Attributes:
-        values: Axis to its value, or to `first … last`.
+        values: Axis to its value as people read it, or to `first … last`.
         members: The combinations that it stands for.
     """
 
@@ -102,9 +106,10 @@ def rows(report: Report) -> Rows:
     """The rows of the table, with the culprit axes moving fastest."""
     ordered = _ordered(report)
     kept = boundary_cells(report)
-    result = _collapsed(ordered, kept, Detail.ALL)
+    known = labels(report.axes)
+    result = _collapsed(ordered, kept, Detail.ALL, known)
     if len(result) > ROWS:
-        result = _collapsed(ordered, kept, Detail.SIDE)
+        result = _collapsed(ordered, kept, Detail.SIDE, known)
     if len(result) <= ROWS:
         return Rows(tuple(result))
 
@@ -161,7 +166,10 @@ def _kind(one: CombinationReport, detail: Detail) -> tuple[str, ...] | None:
 
 
 def _collapsed(
-    ordered: Sequence[CombinationReport], kept: Sequence[Mapping[str, str]], detail: Detail
+    ordered: Sequence[CombinationReport],
+    kept: Sequence[Mapping[str, str]],
+    detail: Detail,
+    known: Mapping[str, str],
 ) -> list[Row]:
     result: list[Row] = []
     run: list[CombinationReport] = []
@@ -169,11 +177,11 @@ def _collapsed(
     for one in ordered:
         here = None if one.combination in kept else _kind(one, detail)
         if run and (here is None or here != kind or not _is_line([*run, one])):
-            result += _rows_of(run, detail)
+            result += _rows_of(run, detail, known)
             run = []
         run.append(one)
         kind = here
-    return result + _rows_of(run, detail)
+    return result + _rows_of(run, detail, known)
 
 
 def _is_line(run: Sequence[CombinationReport]) -> bool:
@@ -186,12 +194,16 @@ def _is_line(run: Sequence[CombinationReport]) -> bool:
     )
 
 
-def _rows_of(run: Sequence[CombinationReport], detail: Detail) -> list[Row]:
+def _rows_of(run: Sequence[CombinationReport], detail: Detail, known: Mapping[str, str]) -> list[Row]:
     if len(run) < detail:
-        return [Row(one.combination, (one,)) for one in run]
+        return [
+            Row({axis: readable(value, known) for axis, value in one.combination.items()}, (one,))
+            for one in run
+        ]
     first, last = run[0].combination, run[-1].combination
     values = {
-        axis: value if value == last[axis] else f"{value} … {last[axis]}" for axis, value in first.items()
+        axis: readable(value, known) if value == last[axis] else readable(f"{value} … {last[axis]}")
+        for axis, value in first.items()
     }
     return [Row(values, tuple(run))]
 
@@ -216,7 +228,7 @@ _STATUS_WORDS = {
 
 def named(cell: Mapping[str, str]) -> str:
     """A combination: `python=3.11 orjson=3.9.11`."""
-    return clean(" ".join(f"{axis}={value}" for axis, value in cell.items()))
+    return clean(readable(" ".join(f"{axis}={value}" for axis, value in cell.items())))
 
 
 def summary(report: Report) -> str:
@@ -295,7 +307,42 @@ def assumed(report: Report) -> str:
             if one["called_bad"]
             else f"{claim} ({counted} there; a failure as frequent goes unnoticed with probability {chance})"
         )
-    return clean("; ".join(texts))
+    return clean(readable("; ".join(texts)))
+
+
+def commit(found: CommitReport) -> list[tuple[str, str]]:
+    """What is known of the first bad commit, each with its title."""
+    lines = [
+        ("commit", f"{clean(found.commit)}{' (a merge)' if found.is_merge else ''}"),
+        ("subject", shortened(clean(found.subject), REASON_WIDTH)),
+        ("author", clean(f"{found.author}, {found.authored:%Y-%m-%d %H:%M} {found.authored:%z}")),
+        ("changes", f"{_plural(found.changed, 'file')}, +{found.added} −{found.removed} lines"),
+    ]
+    if found.pull_request is not None:
+        lines.append(("pull request", f"#{found.pull_request}"))
+    if found.untried:
+        lines.append(("or one of", clean(", ".join(_short(one) for one in found.untried))))
+    lines.append(("last good", clean(_short(found.last_good))))
+    if found.compare:
+        lines.append(("compare", clean(found.compare)))
+    if found.study:
+        lines.append(("found by", f"study {clean(found.study)[:SHORT_ID]}"))
+    return lines
+
+
+def diffstat(found: CommitReport, limit: int) -> list[str]:
+    """What a commit changes, a line for each file; of many the first ones."""
+    lines = []
+    for path, added, removed in found.files[:limit]:
+        size = "binary" if added is None or removed is None else f"+{added} −{removed}"
+        lines.append(f"{shortened(clean(path), REASON_WIDTH)}  {size}")
+    if found.changed > len(lines):
+        lines.append(f"… and {found.changed - len(lines)} more")
+    return lines
+
+
+def _short(one: NamedCommit) -> str:
+    return f"{one.commit[:SHORT]} ({one.subject})" if one.subject else one.commit[:SHORT]
 
 
 def between(found: ExplanationReport) -> list[tuple[str, str, str]]:
@@ -388,6 +435,8 @@ def change(one: ChangeReport) -> tuple[str, str, str, str]:
             told.append(f"{old.manager or 'interpreter'} → {new.manager or 'interpreter'}")
         if old.source != new.source:
             told.append(f"{old.source} → {new.source}")
+        elif one.kind == "rebuilt" and new.url.startswith("git+"):
+            told.append("built from another commit")
         elif one.kind == "rebuilt":
             told.append(f"same version, another archive ({old.sha256[:12]} → {new.sha256[:12]})")
     elif (only := new or old) is not None:

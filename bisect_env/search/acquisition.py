@@ -64,8 +64,8 @@ def information(
 ) -> FloatArray:
     """Bits that each block of trials of each cell tells, rates at their weight, shape (*lattice, blocks)."""
     grid = counts.grid
-    bad = space.bad_mass(belief.with_bad_rate)
-    good = np.maximum(belief.with_background.sum(axis=0) - space.bad_mass(belief.with_background), 0.0)
+    bad, not_good = belief.bad_cells(space)
+    good = np.maximum(belief.backgrounds - not_good, 0.0)
     by_rate = any_hit(grid.rates, blocks)
     if_bad = grid.kernel @ by_rate
     hit = bad @ if_bad
@@ -128,8 +128,8 @@ def information_on_answer(
         own[place] = shared if seen is None else seen @ by_rate
         good[place] = counts.if_called_good(None if seen is None else index, by_p0, by_rate)
     # P(h, O) if the cell is bad under h, and if it is good; shapes (H, X, B).
-    if_bad = np.tensordot(belief.with_bad_rate[left], own, axes=(1, 1))
-    if_good = np.tensordot(belief.with_background[left], good, axes=(1, 1))
+    if_bad = np.tensordot(belief.with_bad_rate(left), own, axes=(1, 1))
+    if_good = np.tensordot(belief.with_background(left), good, axes=(1, 1))
     calls_bad = space.judged(left, cells)
     joint = np.where(calls_bad[:, :, None], if_bad, if_good) / total
     share = np.maximum(chance / total, 1e-300)[:, None, None]

@@ -7,8 +7,7 @@ tried in turn, from the simplest to the one that always holds; the first that th
   weight of the rules that are left most evenly.
 * *changes* along a single axis that turns more often: each is bisected.
 * a *frontier*: with one orientation per ordered axis, whatever lies beyond a bad combination is bad, and
-  whatever lies before a good one is good. The next cell is the one that decides most of the others either
-  way; a frontier through n × m combinations is known after n + m − 1 of them at most.
+  whatever lies before a good one is good; or a *band* between two frontiers (`staircase.py`).
 * a *pair*: whatever the rest looks like, on a path from a good to a bad combination some two neighbours
   differ, and halving the path finds them: the invariant on which `git bisect` rests.
 
@@ -35,6 +34,7 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.families import FloatArray
 from bisect_env.search.space import Hypothesis, HypothesisSpace
+from bisect_env.search.staircase import Staircase, ordered_axes, staircases
 from bisect_env.search.verdict import Answer, Boundary, answer
 
 _RULES = 384
@@ -87,10 +87,20 @@ class Bisection:
         group: For each cell the flat position of the cell that stands for it, -1 where nothing can be learnt
             any more; shape of the lattice. Looked at anew when `forget` was called.
         required: Share of the prior weight of what is left that the answer must hold.
+        thrifty: Whether a stated good end is looked at only when the answer rests on it.
     """
 
-    def __init__(self, grid: Grid, space: HypothesisSpace, group: NDArray[np.intp], required: float) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        space: HypothesisSpace,
+        group: NDArray[np.intp],
+        required: float,
+        *,
+        thrifty: bool = False,
+    ) -> None:
         self._grid, self._space, self._group, self._required = grid, space, group, required
+        self._thrifty = thrifty
         self.labels: dict[Index, bool] = {}
         self._left = np.arange(space.size)
         self._applied: set[Index] = set()
@@ -123,7 +133,7 @@ class Bisection:
             "_rules",
             "_table",
             "ends",
-            "_frontier",
+            "_stairs",
             "_chance",
             "if_bad_instead",
         ):
@@ -147,6 +157,16 @@ class Bisection:
         self._left = self._agreeing(self._left, new)
         self._applied |= set(new)
         return self._left
+
+    def _wrong_once(self) -> dict[Index, float]:
+        """Weight of the rules that contradict the label of one cell, and no other label; of each cell."""
+        cells = list(self.labels)
+        flat = np.ravel_multi_index(tuple(np.array(cells).T), self._grid.shape)
+        says = self._space.judged(np.arange(self._space.size), np.asarray(flat, dtype=np.intp))
+        differ = says != np.array(list(self.labels.values()))
+        one = differ.sum(axis=1) == 1
+        totals = self._space.prior[one] @ differ[one].astype(np.float64)
+        return {cell: float(w) for cell, w in zip(cells, totals, strict=True)}
 
     @cached_property
     def _visible(self) -> NDArray[np.bool_]:
@@ -217,9 +237,8 @@ class Bisection:
             return np.asarray(np.clip(bad, 0.0, 1.0), dtype=np.float64)
         if self.found.how in ("changes", "frontier") and self.found.settled:
             return self.found.answers[0].hypothesis.bad_cells().astype(np.float64)
-        if self._frontier is not None:
-            surely_bad, surely_good = self._frontier
-            return np.where(surely_bad, 1.0, np.where(surely_good, 0.0, 0.5))
+        if self._stairs is not None:
+            return np.where(self._stairs.decided, self._stairs.lowest.astype(np.float64), 0.5)
         return np.where(self._table == 1, 1.0, np.where(self._table == 0, 0.0, 0.5))
 
     def _answer(self, hypothesis: Hypothesis, probability: float, *, every_change: bool = False) -> Answer:
@@ -264,14 +283,12 @@ class Bisection:
             return {cell: 1.0 for cell in sides if cell is not None and self.labels.get(cell) is False}
         if not self.labels:
             return {}
-        cells = list(self.labels)
-        flat = np.ravel_multi_index(tuple(np.array(cells).T), self._grid.shape)
-        says = self._space.judged(np.arange(self._space.size), np.asarray(flat, dtype=np.intp))
-        differ = says != np.array(list(self.labels.values()))
-        one = differ.sum(axis=1) == 1
         mass = float(self._space.prior[self._rules].sum())
-        totals = self._space.prior[one] @ (differ[one] & says[one]).astype(np.float64) / mass
-        return {cell: float(w) for cell, w in zip(cells, totals, strict=True) if w > 0}
+        return {
+            cell: weight / mass
+            for cell, weight in self._wrong_once().items()
+            if weight > 0 and not self.labels[cell]
+        }
 
     def scattered(self, count: int, pending: Collection[Index]) -> list[Index]:
         """Cells without a label, as far from all others as can be, in the order of the lattice."""
@@ -394,76 +411,29 @@ class Bisection:
     # -- frontiers ---------------------------------------------------------------------------------------
 
     @cached_property
-    def _frontier(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
-        """Cells that are bad, and that are good, if the truth is a frontier; None if it is none."""
-        ordered = self._ordered
-        if len(ordered) < 2:
+    def _stairs(self) -> Staircase | None:
+        """The frontier, else the band, that the labels allow."""
+        if len(ordered_axes(self._grid)) < 2:
             return None
-        stated = [self._grid.axes[axis].direction for axis in ordered]
-        best: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
-        rank: tuple[int, int] | None = None
-        for turned in itertools.product((False, True), repeat=len(ordered)):
-            against = sum(
-                direction is not Direction.EITHER and back != (direction is Direction.FIXED)
-                for direction, back in zip(stated, turned, strict=True)
-            )
-            back = [axis for axis, is_back in zip(ordered, turned, strict=True) if is_back]
-            bad = _beyond(self._table == 1, ordered, back)
-            good = _beyond(self._table == 0, ordered, [axis for axis in ordered if axis not in back])
-            if (bad & good).any():
-                continue
-            mine = (against, -int(np.count_nonzero((bad | good) & self._visible)))
-            if rank is None or mine < rank:
-                best, rank, self._back = (bad, good), mine, back
-        return best
-
-    @property
-    def _ordered(self) -> list[int]:
-        return [
-            i
-            for i, axis in enumerate(self._grid.axes)
-            if len(axis.values) > 1 and axis.direction is not Direction.UNORDERED
-        ]
+        for changes in (1, 2):
+            if found := staircases(self._table, self._grid, changes, self._visible):
+                return found[0]
+        return None
 
     def _found_frontier(self) -> Found | None:
-        if self._frontier is None or len(set(self.labels.values())) < 2:
+        stairs = self._stairs
+        if stairs is None or len(set(self.labels.values())) < 2:
             return None
-        bad, good = self._frontier
-        undecided = self._visible & ~bad & ~good
-        count = int(np.count_nonzero(undecided))
-        hypothesis = _described("frontier", bad)
-        best = self._answer(hypothesis, 1.0 / (1 + count))
+        count = int(np.count_nonzero(self._visible & ~stairs.decided))
+        best = self._answer(described("frontier", stairs.lowest), 1.0 / (1 + count))
         untried = () if count else self._sides(best)
         return Found("frontier", lambda: (best,), not count, untried, math.log2(1 + count))
 
     def _frontier_cells(
         self, count: int, pending: Collection[Index], only: Collection[Index] | None
     ) -> list[Index]:
-        assert self._frontier is not None
-        bad, good = self._frontier
-        weight = (self._visible & ~bad & ~good).astype(np.float64)
-        ordered, back = self._ordered, self._back
-        forth = [axis for axis in ordered if axis not in back]
-        chosen: list[Index] = []
-        waiting = list(pending)
-        allowed = self._allowed(only) & (weight > 0)
-        while len(chosen) < count:
-            for cell in waiting:
-                point = np.zeros(self._grid.shape, dtype=bool)
-                point[cell] = True
-                # Whatever it turns out to be, half of what it could decide is decided.
-                weight[_beyond(point, ordered, back) | _beyond(point, ordered, forth)] *= 0.5
-                allowed[cell] = False
-            either = np.minimum(_total_beyond(weight, ordered, forth), _total_beyond(weight, ordered, back))
-            score = np.where(allowed, either, -np.inf)
-            place = self._at(int(score.argmax()))
-            # A cell that decides nothing but itself waits for those that are being looked at.
-            least = 0.0 if not (chosen or pending) else 0.75
-            if score[place] <= least:
-                break
-            chosen.append(place)
-            waiting = [place]
-        return chosen
+        assert self._stairs is not None
+        return self._stairs.next(count, pending, self._visible, self._allowed(only))
 
     # -- pairs -------------------------------------------------------------------------------------------
 
@@ -477,7 +447,7 @@ class Bisection:
         known = self._table == 1
         steps = len(path) - 2
         axes = tuple(i for i, (a, b) in enumerate(zip(bad, good, strict=True)) if a != b)
-        hypothesis = Hypothesis("pair", _described("pair", known).sets, axes, known)
+        hypothesis = Hypothesis("pair", described("pair", known).sets, axes, known)
         best = Answer(hypothesis, (), bad, good, 1.0 / (1 + steps))
         if not steps and len(axes) == 1:
             best = Answer(hypothesis, _boundary(axes[0], bad, good, self._group >= 0), bad, good, 1.0)
@@ -548,7 +518,9 @@ class Bisection:
             only: Choose among these alone; None for all.
         """
         pending = {cell for cell in pending if cell not in self.labels}
-        first = [c for c in self.ends if c is not None and c not in self.labels and c not in pending]
+        trusted = self._thrifty and self._grid.good is not None
+        ends = self.ends[1:] if trusted else self.ends
+        first = [c for c in ends if c is not None and c not in self.labels and c not in pending]
         allowed = self._allowed(only)
         chosen = [cell for cell in dict.fromkeys(first) if allowed[cell]][:count]
         found = self.found
@@ -591,7 +563,7 @@ class Bisection:
 
     def supposing(self, labels: Mapping[Index, bool]) -> Bisection:
         """The same with some more labels."""
-        ahead = Bisection(self._grid, self._space, self._group, self._required)
+        ahead = Bisection(self._grid, self._space, self._group, self._required, thrifty=self._thrifty)
         ahead._left, ahead._applied = self._rules, set(self._applied)
         ahead.labels = {**self.labels, **labels}
         ahead.__dict__["ends"] = self.ends
@@ -686,32 +658,12 @@ def _boundary(axis: int, bad: Index, good: Index, feasible: NDArray[np.bool_]) -
     return (Boundary(axis, bad, good, between),)
 
 
-def _described(kind: str, bad: NDArray[np.bool_]) -> Hypothesis:
+def described(kind: str, bad: NDArray[np.bool_]) -> Hypothesis:
     """A table of bad cells as a hypothesis: per axis the values at which anything is bad."""
     axes = range(bad.ndim)
     sets = tuple(np.asarray(bad.any(axis=tuple(a for a in axes if a != axis))) for axis in axes)
     matters = tuple(axis for axis in axes if (np.diff(bad, axis=axis)).any())
     return Hypothesis(kind, sets, matters, bad)
-
-
-def _beyond(cells: NDArray[np.bool_], axes: Sequence[int], back: Collection[int]) -> NDArray[np.bool_]:
-    """Cells at or beyond some, upwards along each axis but for those along which it is downwards."""
-    for axis in axes:
-        if axis in back:
-            cells = np.flip(np.maximum.accumulate(np.flip(cells, axis), axis=axis), axis)
-        else:
-            cells = np.maximum.accumulate(cells, axis=axis)
-    return np.asarray(cells)
-
-
-def _total_beyond(weight: FloatArray, axes: Sequence[int], back: Collection[int]) -> FloatArray:
-    """Total of a weight over the cells from which each cell is at or beyond, itself included."""
-    for axis in axes:
-        if axis in back:
-            weight = np.flip(np.cumsum(np.flip(weight, axis), axis=axis), axis)
-        else:
-            weight = np.cumsum(weight, axis=axis)
-    return weight
 
 
 def _places(bits: float, most: int) -> int:

@@ -13,6 +13,7 @@ background shows there as well, a first step of the regression does not.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
-from bisect_env.search.ratetest import upper_bound
+from bisect_env.search.ratetest import share, upper_bound
 from bisect_env.search.stopping import SearchSettings
 from bisect_env.search.stretches import checks as stretches
 from bisect_env.search.verdict import Answer, Cleared
@@ -50,7 +51,12 @@ class Check:
 
 def clean_passes(rate: float, confidence: float) -> int:
     """Passes in a row that exclude a rate, with the one that made the combination the last good."""
-    return 1 + math.ceil(math.log(1.0 - confidence) / math.log1p(-rate) - 1e-9)
+    return 1 + math.ceil(math.log(1.0 - sure_of(0, confidence)) / math.log1p(-rate) - 1e-9)
+
+
+def sure_of(hits: int, confidence: float) -> float:
+    """Confidence of the interval after so many failures: the errors of all numbers add up to the stated."""
+    return 1.0 - (1.0 - confidence) * share(hits)
 
 
 def clean_checks(
@@ -102,7 +108,7 @@ def cleared(
     found = []
     for cell in last_good(best, can_run, tally):
         hits, trials = tally(cell)
-        below = upper_bound(hits, max(trials - 1, hits), settings.confidence)
+        below = upper_bound(hits, max(trials - 1, hits), sure_of(hits, settings.confidence))
         done = below <= settings.clean_rate + 1e-12 or trials >= _PATIENCE * enough
         # Without a failure the number is known; with one, as many again as would do without.
         left = 0 if done else enough - trials if not hits else max(1, _PATIENCE * enough - trials)
@@ -137,6 +143,10 @@ def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally:
     if sum(n > 1 for n in grid.shape) == 1:
         found = stretches(best, grid, can_run, tally, 1.0)
         return [Check(cell, 1, "untested") for cell, _ in found[:1]]
+    if best.hypothesis.kind == "any" and best.first_bad is not None:
+        # Where one axis alone should suffice, and where none does: a band between two frontiers is otherwise.
+        untried = [cell for cell in _corners(best, best.first_bad) if can_run[cell] and not tally(cell)[1]]
+        return [Check(cell, 1, "untested") for cell in untried[:1]]
     if best.hypothesis.kind != "all" or best.first_bad is None:
         return []
     far = [cell for cell in _far_cells(best, grid) if can_run[cell]]
@@ -145,6 +155,15 @@ def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally:
     if any(tally(cell)[1] for cell in elsewhere):
         return []
     return [Check(cell, 1, "untested") for cell in elsewhere[:1]]
+
+
+def _corners(best: Answer, first_bad: Index) -> list[Index]:
+    """Both ends of every culprit axis, each with each, at the first bad combination on the others."""
+    ends = [
+        (0, len(best.hypothesis.sets[axis]) - 1) if axis in best.hypothesis.culprits else (place,)
+        for axis, place in enumerate(first_bad)
+    ]
+    return list(itertools.product(*ends))
 
 
 def _far_cells(best: Answer, grid: Grid) -> list[Index]:

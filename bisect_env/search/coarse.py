@@ -65,12 +65,15 @@ class CoarseAxis:
         """What is left of a family where only some values are looked at."""
         columns = np.array(sorted(active), dtype=np.intp)
         of = alike(fine.sets, columns)
-        first = np.array([int(np.flatnonzero(of == row)[0]) for row in range(of.max() + 1)])
+        first = np.unique(of, return_index=True)[1]
         prior = np.asarray(np.bincount(of, weights=fine.prior), dtype=np.float64)
         return cls(columns, of, Family(fine.sets[np.ix_(first, columns)], prior))
 
 
 def alike(sets: FloatArray, columns: NDArray[np.intp]) -> NDArray[np.intp]:
     """Class of each set, by what it says of some values; class 0 is "does not matter" alone."""
-    _, of = np.unique(sets[1:][:, columns], axis=0, return_inverse=True)
-    return np.concatenate([[0], of.reshape(-1) + 1]).astype(np.intp)
+    of = np.zeros(len(sets) - 1, dtype=np.intp)
+    for column in columns:
+        code = 2 * of + (sets[1:, column] > 0)
+        of = (np.cumsum(np.bincount(code) > 0) - 1)[code]
+    return np.concatenate([[0], of + 1]).astype(np.intp)

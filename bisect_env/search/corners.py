@@ -30,7 +30,7 @@ from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.knowledge import position
 from bisect_env.search.numeric import logsumexp
-from bisect_env.search.posterior import Belief, Counts, update
+from bisect_env.search.posterior import Belief, Counts
 from bisect_env.search.question import Question
 from bisect_env.search.stopping import SearchSettings
 from bisect_env.search.verdict import Answer, answer
@@ -71,7 +71,7 @@ class CornerQuestion(Question):
         )
 
     def _believe(self, counts: Counts) -> Belief:
-        belief = update(self._space, counts)
+        belief = super()._believe(counts)
         failed = np.flatnonzero(counts.hits)
         if not len(failed):
             return belief
@@ -91,9 +91,10 @@ class CornerQuestion(Question):
         weights[self._within_larger(weights, surely)] = 0.0
         keep, total = weights > 0, float(weights.sum())
         return Belief(
-            weights / total,
-            np.where(keep[:, None], belief.with_bad_rate, 0.0) / total,
-            np.where(keep[:, None], belief.with_background, 0.0) / total,
+            np.where(keep, belief.weight, 0.0) / total,
+            belief.of,
+            belief.by_rate,
+            belief.by_background,
             belief.log_evidence,
         )
 
@@ -116,9 +117,9 @@ class CornerQuestion(Question):
     def _bad_anyway(self, counts: Counts, belief: Belief, cells: NDArray[np.intp]) -> FloatArray:
         """Posterior that cells are bad, on account of the corner that is looked for or of another."""
         mine = self._space.bad_mass(belief.hypotheses[:, None])[..., 0].ravel()[cells]
-        good = np.maximum(
-            belief.with_background.sum(axis=0) - self._space.bad_mass(belief.with_background), 0.0
-        ).reshape(counts.hits.size, -1)[cells]
+        good = np.maximum(belief.backgrounds - self._space.bad_mass(belief.with_background()), 0.0).reshape(
+            counts.hits.size, -1
+        )[cells]
         astray = np.stack([counts.astray(position(int(cell), self._grid.shape)) for cell in cells])
         return np.asarray(mine + (good * astray).sum(axis=1))
 
@@ -138,7 +139,7 @@ class CornerQuestion(Question):
         # of this one is weak, and two failures among many passes may be background.
         if not super()._has_failed(cell):
             return False
-        background = np.log(np.maximum(self._belief.with_background.sum(axis=0), 1e-300))
+        background = np.log(np.maximum(self._belief.backgrounds, 1e-300))
         hits, trials = float(self._counts.hits[cell]), float(self._counts.trials[cell])
         if_good = logsumexp(background + self.rates.if_good(hits, trials))
         return bool(self._counts.evidence_if_bad(cell) - if_good >= _LOG_FAILS_ITSELF)

@@ -24,7 +24,7 @@ and complements, but takes each answer for certain.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -125,6 +125,7 @@ class CulpritSearch:
         confidence: Posterior at which the search ends.
         min_rate: The smallest crash rate that is looked for.
         stated_rate: How often the bad end fails, if the user says so.
+        is_sound: Says at once whether a hybrid can have an environment; True where nobody knows.
 
     Attributes:
         counts: Bad trials and trials of each hybrid tried.
@@ -139,6 +140,7 @@ class CulpritSearch:
     confidence: float = 0.95
     min_rate: float = 0.02
     stated_rate: float | None = None
+    is_sound: Callable[[Changes], bool] = lambda _hybrid: True
     counts: dict[Changes, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,6 +149,7 @@ class CulpritSearch:
         self._everything: Changes = frozenset(range(self.size))
         self._grid = RateGrid.default(self.min_rate, self.stated_rate, two_steps=False)
         self._feasible: dict[Changes, bool] = {}
+        self._sound: dict[Changes, bool] = {}
         self._built: set[Changes] = set()
         self._hypotheses = _hypotheses(self.size, self.weights or [1.0] * self.size)
         self._refresh()
@@ -181,12 +184,19 @@ class CulpritSearch:
         """
         if self.best.probability >= self.confidence:
             return Done(is_sure=True)
-        candidates = [c for c in self._candidates() if self._feasible.get(c, True)]
+        candidates = [c for c in self._candidates() if self._may_be_had(c)]
         best = self._most_telling(candidates, build_cost)
         if best is None:
             return Done(is_sure=self.answer.probability >= self.confidence)
         _, hybrid, block = best
         return Try(hybrid, block) if self._feasible.get(hybrid) else Check(hybrid)
+
+    def _may_be_had(self, hybrid: Changes) -> bool:
+        if hybrid in self._feasible:
+            return self._feasible[hybrid]
+        if hybrid not in self._sound:
+            self._sound[hybrid] = self.is_sound(hybrid)
+        return self._sound[hybrid]
 
     @property
     def best(self) -> Culprit:
@@ -236,7 +246,7 @@ class CulpritSearch:
     @property
     def infeasible(self) -> int:
         """Number of hybrids without an environment."""
-        return sum(not feasible for feasible in self._feasible.values())
+        return sum(not feasible for feasible in (self._sound | self._feasible).values())
 
     def chance_of_being_bad(self, hybrid: Changes) -> float:
         """Posterior probability that a hybrid is bad."""

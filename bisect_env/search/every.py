@@ -30,8 +30,6 @@ from bisect_env.search.zoom import ZoomedSearch
 _NO_OTHER = 0.5
 _MOST_CORNERS = 8
 
-AnySearch: TypeAlias = StudySearch
-"""What a study may be asked and told by."""
 _OneCorner: TypeAlias = "Search | ZoomedSearch"
 
 
@@ -198,7 +196,7 @@ def _is_confirmed(search: _OneCorner) -> bool:
     return search.finished and search.verdict.status is Status.CONFIRMED
 
 
-def is_zoomed(search: AnySearch) -> bool:
+def is_zoomed(search: StudySearch) -> bool:
     """Whether a search's lattice is too large to look at every combination."""
     return search.zoomed if isinstance(search, SearchAll) else isinstance(search, ZoomedSearch)
 

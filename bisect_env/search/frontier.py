@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_env.matrix.grid import Grid
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
 from bisect_env.search.verdict import Answer
 
 
@@ -36,11 +36,12 @@ class Requirement:
     high: int | None
 
 
-def requirements(bad: NDArray[np.bool_]) -> list[Requirement] | None:
+def requirements(bad: NDArray[np.bool_], *, apart: bool = False) -> list[Requirement] | None:
     """Read a table line by line.
 
     Args:
         bad: Shape (values of the axis that needs, values of the axis that is needed).
+        apart: Whether lines stay apart although they are alike.
 
     Returns:
         One requirement for each run of lines that are alike; None where the good values of some line do not
@@ -57,7 +58,7 @@ def requirements(bad: NDArray[np.bool_]) -> list[Requirement] | None:
             return None
     found = []
     start = 0
-    for span, run in itertools.groupby(spans):
+    for (span, _), run in itertools.groupby(enumerate(spans), lambda line: (line[1], apart and line[0])):
         stop = start + len(list(run))
         low, high = span if span is not None else (None, None)
         found.append(Requirement(start, stop - 1, low, high))
@@ -70,7 +71,7 @@ def in_words(grid: Grid, best: Answer) -> dict[str, Any] | None:
 
     Args:
         grid: The lattice.
-        best: An answer with a table and two axes that matter.
+        best: An answer with a table and one or two axes that matter.
 
     Returns:
         `sentence`; `constraints`, each with `when` and `needs`, axis name to a range of versions; `exclude`,
@@ -78,18 +79,22 @@ def in_words(grid: Grid, best: Answer) -> dict[str, Any] | None:
     """
     hypothesis = best.hypothesis
     axes = hypothesis.culprits
-    if hypothesis.kind != "frontier" or len(axes) != 2 or best.first_bad is None:
+    if hypothesis.kind not in ("frontier", "table") or not 1 <= len(axes) <= 2 or best.first_bad is None:
         return None
+    if len(axes) == 1:
+        return _of_one(grid, axes[0], np.asarray(hypothesis.sets[axes[0]]))
     here: tuple[Any, ...] = tuple(
         slice(None) if axis in axes else place for axis, place in enumerate(best.first_bad)
     )
     table = hypothesis.bad_cells()[here]
     read = [
-        (needs, needed, requirements(side))
+        (needs, needed, requirements(side, apart=grid.axes[needs].direction is Direction.UNORDERED))
         for needs, needed, side in (
             (axes[0], axes[1], table),
             (axes[1], axes[0], table.T),
         )
+        # Values without order have no limit that could be named.
+        if grid.axes[needed].direction is not Direction.UNORDERED
     ]
     told = [(len(found), needs, needed, found) for needs, needed, found in read if found is not None]
     if not told:
@@ -98,12 +103,13 @@ def in_words(grid: Grid, best: Answer) -> dict[str, Any] | None:
     mine, its = grid.axes[needs], grid.axes[needed]
     clauses, constraints, exclude = [], [], []
     for one in found:
-        when = _span(one.first, one.last, mine.values)
+        alone = mine.direction is Direction.UNORDERED
+        when = mine.values[one.first] if alone else _span(one.first, one.last, mine.values)
         allowed = None if one.low is None or one.high is None else _span(one.low, one.high, its.values)
-        run = _run(one, mine.values)
+        run = f"with {mine.values[one.first]}" if alone else _run(one, mine.values)
         if allowed is None:
             clauses.append(f"works with no {its.name} that was tried {run}")
-            exclude.append({"when": {mine.name: when}})
+            exclude.append({"when": {mine.name: _condition(mine, one.first, one.last)}})
             continue
         if allowed == "*":
             clauses.append(f"works with any {its.name} {run}")
@@ -113,13 +119,39 @@ def in_words(grid: Grid, best: Answer) -> dict[str, Any] | None:
         clauses.append(f"{verb}{_readable(allowed)} {run}")
         constraints.append({"when": {mine.name: when}, "needs": {its.name: allowed}})
         exclude += [
-            {"when": {mine.name: when, its.name: outside}}
-            for outside in _outside(one.low or 0, one.high or 0, its.values)
+            {"when": {mine.name: _condition(mine, one.first, one.last), its.name: outside}}
+            for outside in _outside(one.low or 0, one.high or 0, its)
         ]
     return {
         "sentence": f"{mine.name} {_joined(clauses)}",
         "constraints": constraints,
         "exclude": exclude,
+    }
+
+
+def _of_one(grid: Grid, axis: int, bad: NDArray[np.bool_]) -> dict[str, Any]:
+    """What values of a single axis work."""
+    name, values = grid.axes[axis].name, grid.axes[axis].values
+    if grid.axes[axis].direction is Direction.UNORDERED:
+        good = [value for value, is_bad in zip(values, bad, strict=True) if not is_bad]
+        wrong = [value for value, is_bad in zip(values, bad, strict=True) if is_bad]
+        return {
+            "sentence": f"{name} works as {', '.join(good)}",
+            "constraints": [{"when": {}, "needs": {name: value}} for value in good],
+            "exclude": [{"when": {name: wrong}}],
+        }
+    runs = [
+        (is_bad, [i for i, _ in run]) for is_bad, run in itertools.groupby(enumerate(bad), lambda p: p[1])
+    ]
+    good = [_span(places[0], places[-1], values) for is_bad, places in runs if not is_bad]
+    return {
+        "sentence": f"{name} works {' and '.join(map(_readable, good))}",
+        "constraints": [{"when": {}, "needs": {name: span}} for span in good],
+        "exclude": [
+            {"when": {name: _condition(grid.axes[axis], places[0], places[-1])}}
+            for is_bad, places in runs
+            if is_bad
+        ],
     }
 
 
@@ -135,9 +167,17 @@ def _span(first: int, last: int, values: Sequence[str]) -> str:
     return ",".join(parts) or "*"
 
 
-def _outside(low: int, high: int, values: Sequence[str]) -> list[str]:
-    below = [f"<{values[low]}"] if low > 0 else []
-    return below + ([f">={values[high + 1]}"] if high < len(values) - 1 else [])
+def _condition(axis: GridAxis, first: int, last: int) -> str | list[str]:
+    """A run of values as a rule of a matrix names it: values that no range can compare are listed."""
+    if axis.kind in (AxisKind.PACKAGE, AxisKind.DATE) and axis.direction is not Direction.UNORDERED:
+        return _span(first, last, axis.values)
+    return list(axis.values[first : last + 1])
+
+
+def _outside(low: int, high: int, axis: GridAxis) -> list[str | list[str]]:
+    below = [_condition(axis, 0, low - 1)] if low > 0 else []
+    last = len(axis.values) - 1
+    return below + ([_condition(axis, high + 1, last)] if high < last else [])
 
 
 def _run(one: Requirement, values: Sequence[str]) -> str:

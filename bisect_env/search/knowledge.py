@@ -17,7 +17,7 @@ from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.classes import Classes
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.history import Histories, Values, looked_at
-from bisect_env.search.posterior import Belief, Counts, share, update, with_strays
+from bisect_env.search.posterior import Belief, Counts, Patterns, share, update, with_strays
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis, HypothesisSpace
 
@@ -61,13 +61,16 @@ class Knowledge:
         self._whole = families is None
         # Which hypotheses change along each axis as its direction says; None where all do.
         self._plain: NDArray[np.bool_] | None = None
-        self._looked_at: tuple[Histories, list[Index], HypothesisSpace, NDArray[np.bool_]] | None = None
+        self._looked_at: (
+            tuple[Histories, list[Index], HypothesisSpace, NDArray[np.bool_], Patterns] | None
+        ) = None
         # Several corners explain a rate of its own by another corner.
         self.rates = RateGrid.default(min_rate, stated_rate, two_steps=stray is None)
         shares = None
         if stray is not None:
             self.rates, shares = with_strays(self.rates, stray)
         self._counts = Counts(grid.shape, self.rates, stray=shares)
+        self._patterns = Patterns.before(self._space)
         self._group = np.full(grid.shape, -1, dtype=np.intp)
         for index, stands_for in groups.items():
             self._group[index] = np.ravel_multi_index(stands_for, grid.shape)
@@ -95,6 +98,7 @@ class Knowledge:
             self._grid.shape, self._directions, any_of=self._any_of, families=histories.families
         )
         twin._space = self._believing(space, self._stands_for)
+        twin._patterns = Patterns.before(twin._space)
         twin._plain = space.made_of(histories.plain)
         twin.forget()
         return twin
@@ -216,13 +220,15 @@ class Knowledge:
         return self._believe(self._counts)
 
     def _believe(self, counts: Counts) -> Belief:
-        return update(self._space, counts)
+        if counts is self._counts:
+            self._patterns = self._patterns.after(self._space, counts.own_rate)
+        return update(self._space, counts, patterns=self._patterns)
 
     def typical_rates(self) -> tuple[float, float]:
         """Posterior means of the target rate of bad combinations and of good ones."""
         belief = self._belief
-        bad_rate = float(belief.with_bad_rate.sum(axis=0) @ (self.rates.kernel @ self.rates.rates))
-        return bad_rate, float(belief.with_background.sum(axis=0) @ self.rates.p0)
+        bad_rate = float(belief.bad_rates @ (self.rates.kernel @ self.rates.rates))
+        return bad_rate, float(belief.backgrounds @ self.rates.p0)
 
     @cached_property
     def _masses(self) -> FloatArray:
@@ -289,11 +295,13 @@ class Knowledge:
         cells = sorted(self._counts.own_rate)
         if self._looked_at is None or self._looked_at[:2] != (histories, cells):
             self._looked_at = (histories, cells, *self._look_at(histories, self.tried))
-        _, _, space, plain = self._looked_at
-        return share(space, self._counts.at(self.tried), ~plain)
+        _, _, space, plain, patterns = self._looked_at
+        return share(space, self._counts.at(self.tried), ~plain, patterns)
 
-    def _look_at(self, histories: Histories, values: Values) -> tuple[HypothesisSpace, NDArray[np.bool_]]:
-        """Histories on some values, and which of them agree with a plain one wherever something was tried."""
+    def _look_at(
+        self, histories: Histories, values: Values
+    ) -> tuple[HypothesisSpace, NDArray[np.bool_], Patterns]:
+        """Histories on some values, which agree with a plain one where something was tried, and patterns."""
         part = looked_at(histories, values)
         shape = [len(some) for some in values]
         space = HypothesisSpace(shape, self._directions, any_of=self._any_of, families=part.families)
@@ -304,9 +312,15 @@ class Knowledge:
             if end is not None and end in self._stands_for
         }
         space = self._believing(space, ends)
-        of = Classes(space, self._counts.at(values).trials > 0).of
-        plain = np.bincount(of, weights=space.made_of(part.plain)) > 0
-        return space, np.asarray(plain[of])
+        tried = [
+            tuple(at[i] for at, i in zip(place, cell, strict=True)) for cell in sorted(self._counts.own_rate)
+        ]
+        patterns = Patterns.before(space).after(space, tried)
+        # "Never" says what others say that call nothing bad which was tried.
+        silent = np.asarray(~patterns.calls.any(axis=1))
+        of = np.where(silent[patterns.of], int(silent.argmax()), patterns.of)
+        plain = np.asarray(np.bincount(of, weights=space.made_of(part.plain)) > 0)
+        return space, np.asarray(plain[of]), patterns
 
     def _is_plain(self, number: int) -> bool:
         """Whether a class changes along each axis as its direction says."""

@@ -6,14 +6,16 @@ the prior's support m >= 2·p0, held in C:
 
     W(h, (m, σ), p0) = π(h) · exp A[h, (m, σ)] · C[(m, σ), p0] · exp B[h, p0]
 
-hence both marginals cost `hypotheses × (columns of A + columns of B)` exponentials, never their product.
+hence both marginals cost `patterns × (columns of A + columns of B)` exponentials, never their product: a
+pattern is what hypotheses say of the cells that were tried, and those that say the same have one likelihood.
 Counts are sufficient: the belief is rebuilt from stored trials alone, in any order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +25,9 @@ from bisect_env.search.families import FloatArray
 from bisect_env.search.rates import IMPOSSIBLE, RateGrid
 from bisect_env.search.space import HypothesisSpace
 
-# For `share`: hypotheses weighed first, and the log of what the others are left out below.
+# Patterns weighed first, and the log of what others are left out below.
 _FIRST = 64
-_NEGLIGIBLE = -16.0
+_NEGLIGIBLE = -30.0
 # exp() of more overflows; only rows that are all zero anyway come near it.
 _LARGEST_EXPONENT = 700.0
 
@@ -154,89 +156,225 @@ def with_strays(grid: RateGrid, shares: Mapping[float, float]) -> tuple[RateGrid
     return wide, np.tile(np.array(list(shares)), len(grid.p0))
 
 
-@dataclass(frozen=True, slots=True)
-class Belief:
-    """The posterior, summarised.
+@dataclass(frozen=True, eq=False)
+class Patterns:
+    """Hypotheses that say the same of every cell that was tried: they have one likelihood.
 
     Attributes:
-        hypotheses: Posterior of each hypothesis, shape (H,), sums to 1.
-        with_bad_rate: Joint of hypothesis and (m, σ), shape (H, J).
-        with_background: Joint of hypothesis and p0, shape (H, K).
+        of: Pattern of each hypothesis, shape (H,); *never bad* has one of its own.
+        cells: The cells, sorted.
+        calls: Which of them each pattern calls bad, shape (patterns, cells).
+    """
+
+    of: NDArray[np.intp]
+    cells: tuple[Index, ...]
+    calls: NDArray[np.bool_]
+
+    @classmethod
+    def before(cls, space: HypothesisSpace) -> Patterns:
+        """Those of a space before anything was tried."""
+        of = np.zeros(space.size, dtype=np.intp)
+        of[space.never] = 1
+        return cls(of, (), np.zeros((2, 0), dtype=bool))
+
+    def after(self, space: HypothesisSpace, cells: Iterable[Index]) -> Patterns:
+        """The patterns of all these cells; worked out from those of fewer cells where these are among them.
+
+        Patterns are numbered by what they say, so that sums do not depend on the order of trials.
+        """
+        cells = sorted(cells)
+        new = [cell for cell in cells if cell not in self.cells]
+        if len(new) + len(self.cells) != len(cells):
+            return Patterns.before(space).after(space, cells)
+        if not new:
+            return self
+        of, calls = self.of, self.calls
+        for cell in new:
+            code = 2 * of + space.calls_bad(cell)
+            used = np.bincount(code, minlength=2 * len(calls)) > 0
+            of = (np.cumsum(used) - 1)[code]
+            here = np.flatnonzero(used)
+            calls = np.column_stack([calls[here // 2], here % 2 == 1])
+        known = [*self.cells, *new]
+        calls = calls[:, [known.index(cell) for cell in cells]]
+        is_never = np.arange(len(calls)) == of[space.never]
+        order = np.lexsort((*calls.T, is_never))
+        number = np.empty(len(order), dtype=np.intp)
+        number[order] = np.arange(len(order))
+        return Patterns(number[of], tuple(cells), calls[order])
+
+
+_SAMPLED = 600
+"""Hypotheses over which is summed where sums need not be exact: the others are drawn by their weight."""
+_SPELLED_OUT = 4
+"""Price of what one hypothesis says of one cell, where it is spelled out, in entries of the joint: where all
+hypotheses together have fewer, products of the axes' matrices take less time."""
+_NEVER_MIND = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Belief:
+    """The posterior: what is known of a hypothesis is its own weight times what is known of its pattern.
+
+    Attributes:
+        weight: Of each hypothesis within its pattern, shape (H,): its prior.
+        of: Pattern of each hypothesis, shape (H,).
+        by_rate: Joint of a hypothesis and (m, σ) for its weight, of each pattern, shape (patterns, J).
+        by_background: The same with p0, shape (patterns, K).
         log_evidence: Log marginal likelihood of all counts; differences between models are Bayes factors.
     """
 
-    hypotheses: FloatArray
-    with_bad_rate: FloatArray
-    with_background: FloatArray
+    weight: FloatArray
+    of: NDArray[np.intp]
+    by_rate: FloatArray
+    by_background: FloatArray
     log_evidence: float
 
+    @cached_property
+    def hypotheses(self) -> FloatArray:
+        """Posterior of each hypothesis, shape (H,), sums to 1."""
+        return np.asarray(self.weight * self.by_rate.sum(axis=1)[self.of])
 
-def update(space: HypothesisSpace, counts: Counts, grid: RateGrid | None = None) -> Belief:
+    @cached_property
+    def _weights(self) -> FloatArray:
+        return np.bincount(self.of, weights=self.weight, minlength=len(self.by_rate)).astype(np.float64)
+
+    @cached_property
+    def bad_rates(self) -> FloatArray:
+        """Posterior of (m, σ), shape (J,)."""
+        return np.asarray(self._weights @ self.by_rate)
+
+    @cached_property
+    def backgrounds(self) -> FloatArray:
+        """Posterior of p0, shape (K,)."""
+        return np.asarray(self._weights @ self.by_background)
+
+    def with_bad_rate(self, these: NDArray[np.intp] | slice = slice(None)) -> FloatArray:
+        """Joint of some hypotheses and (m, σ), shape (these, J)."""
+        return np.asarray(self.weight[these, None] * self.by_rate[self.of[these]])
+
+    def with_background(self, these: NDArray[np.intp] | slice = slice(None)) -> FloatArray:
+        """Joint of some hypotheses and p0, shape (these, K)."""
+        return np.asarray(self.weight[these, None] * self.by_background[self.of[these]])
+
+    def bad_cells(self, space: HypothesisSpace) -> tuple[FloatArray, FloatArray]:
+        """Weight of the hypotheses that call each cell bad, with (m, σ) and with p0.
+
+        Of more than `_SAMPLED` likely hypotheses a sample by weight, which will do for choosing trials.
+
+        Returns:
+            Shapes (*lattice, J) and (*lattice, K).
+        """
+        size = int(np.prod(space.shape))
+        chosen = np.arange(len(self.weight))
+        share = self.weight
+        if len(chosen) > _SAMPLED:
+            chosen = np.flatnonzero(self.hypotheses > _NEVER_MIND * self.hypotheses.max())
+            share = self.weight[chosen]
+            if len(chosen) > _SAMPLED:
+                mass = np.cumsum(self.hypotheses[chosen])
+                steps = (np.arange(_SAMPLED) + 0.5) / _SAMPLED * mass[-1]
+                drawn, times = np.unique(np.searchsorted(mass, steps), return_counts=True)
+                drawn = np.minimum(drawn, len(chosen) - 1)
+                chosen = chosen[drawn]
+                # Each stands for as many as were drawn for it.
+                share = times / _SAMPLED / np.maximum(self.by_rate.sum(axis=1)[self.of[chosen]], 1e-300)
+        entries = len(self.weight) * (self.by_rate.shape[1] + self.by_background.shape[1])
+        if _SPELLED_OUT * len(chosen) * size > entries:
+            return space.bad_mass(self.with_bad_rate()), space.bad_mass(self.with_background())
+        order = np.argsort(self.of[chosen], kind="stable")
+        chosen, share = chosen[order], share[order]
+        says = space.judged(chosen, np.arange(size)) * share[:, None]
+        starts = np.flatnonzero(np.diff(self.of[chosen], prepend=-1))
+        mass = np.add.reduceat(says, starts, axis=0).T
+        pattern = self.of[chosen[starts]]
+        with_rate, with_background = mass @ self.by_rate[pattern], mass @ self.by_background[pattern]
+        return (
+            with_rate.reshape(*space.shape, with_rate.shape[-1]),
+            with_background.reshape(*space.shape, with_background.shape[-1]),
+        )
+
+
+def update(
+    space: HypothesisSpace,
+    counts: Counts,
+    grid: RateGrid | None = None,
+    patterns: Patterns | None = None,
+) -> Belief:
     """The posterior after all counts.
 
     Args:
         space: The hypotheses with their prior.
         counts: What was seen.
         grid: Another prior over the same grid points (`RateGrid.assuming`); the counts' own if None.
+        patterns: Of the space and the cells that were tried, if they are known.
     """
-    joint = (grid or counts.grid).joint
-    a, b = _log_likelihoods(space, counts)
+    if patterns is None:
+        patterns = Patterns.before(space)
+    patterns = patterns.after(space, counts.own_rate)
+    a, b = _log_likelihoods(space, counts, patterns)
     top_a, top_b = a.max(axis=1), b.max(axis=1)
-    exp_a, exp_b = np.exp(a - top_a[:, None]), np.exp(b - top_b[:, None])
-    with_bad_rate = exp_a * (exp_b @ joint.T)
-    with_background = exp_b * (exp_a @ joint)
-    # The peaks top_a and top_b may lie at rates that exclude each other (m < 2·p0), so that only the sums say
-    # how well a hypothesis fits. Some fit: never and always bad have one of the two terms free.
+    weight = np.bincount(patterns.of, weights=space.prior, minlength=len(a))
+    # No pattern fits better than at the best rates for its bad cells and for its good ones, each by itself.
     with np.errstate(divide="ignore"):
-        log_scale = np.log(space.prior) + top_a + top_b
-        log_fit = log_scale + np.log(with_bad_rate.sum(axis=1))
+        bound = top_a + top_b + np.log(weight)
+    joint = (grid or counts.grid).joint
+
+    def weighed(these: NDArray[np.intp]) -> tuple[FloatArray, FloatArray, FloatArray]:
+        exp_a, exp_b = np.exp(a[these] - top_a[these, None]), np.exp(b[these] - top_b[these, None])
+        by_rate = exp_a * (exp_b @ joint.T)
+        with np.errstate(divide="ignore"):
+            return by_rate, exp_b * (exp_a @ joint), bound[these] + np.log(by_rate.sum(axis=1))
+
+    # The peaks may lie at rates that exclude each other (m < 2·p0), so that only the sums say how well a
+    # pattern fits. Some fit: never and always bad have one of the two terms free.
+    best = np.argsort(-bound, kind="stable")[:_FIRST]
+    least = float(weighed(best)[2].max()) + _NEGLIGIBLE
+    these = np.flatnonzero(bound > least)
+    by_rate, by_background, log_fit = weighed(these)
     peak = float(log_fit.max())
-    scale = np.exp(np.minimum(log_scale - peak, _LARGEST_EXPONENT))[:, None]
-    with_bad_rate *= scale
-    with_background *= scale
-    hypotheses = with_bad_rate.sum(axis=1)
-    total = float(hypotheses.sum())
-    log_evidence = peak + float(np.log(total))
-    return Belief(hypotheses / total, with_bad_rate / total, with_background / total, log_evidence)
+    scale = np.exp(np.minimum(bound[these] - peak, _LARGEST_EXPONENT) - np.log(weight[these]))[:, None]
+    total = float(weight[these] @ (by_rate * scale).sum(axis=1))
+    # The last row is that of all patterns that are as good as impossible.
+    place = np.full(len(a), len(these), dtype=np.intp)
+    place[these] = np.arange(len(these))
+    rows = [np.pad(one * (scale / total), ((0, 1), (0, 0))) for one in (by_rate, by_background)]
+    return Belief(space.prior, place[patterns.of], rows[0], rows[1], peak + float(np.log(total)))
 
 
-def _log_likelihoods(space: HypothesisSpace, counts: Counts) -> tuple[FloatArray, FloatArray]:
-    """Of the cells that each hypothesis calls bad, shape (H, J), and of those it calls good, (H, K)."""
-    a = space.bad_totals(counts.log_bad)
-    all_good = counts.log_good.reshape(-1, counts.log_good.shape[-1]).sum(axis=0)
-    b = all_good - space.bad_totals(counts.log_good)
+def _log_likelihoods(
+    space: HypothesisSpace, counts: Counts, patterns: Patterns
+) -> tuple[FloatArray, FloatArray]:
+    """Of the cells that each pattern calls bad, shape (patterns, J), and of those it calls good, (…, K)."""
+    if patterns.cells:
+        where = tuple(np.array(patterns.cells).T)
+        log_bad, log_good = counts.log_bad[where], counts.log_good[where]
+    else:
+        log_bad, log_good = (np.zeros((0, one.shape[-1])) for one in (counts.log_bad, counts.log_good))
+    calls = patterns.calls.astype(np.float64)
+    a, b = calls @ log_bad, (1.0 - calls) @ log_good
     if not space.never_may_fail:
         # Where all combinations fail alike, and not rarely, they are bad: "never" is no name for it.
-        b[space.never, counts.grid.too_often] = IMPOSSIBLE
+        b[patterns.of[space.never], counts.grid.too_often] = IMPOSSIBLE
     return a, b
 
 
-def share(space: HypothesisSpace, counts: Counts, these: NDArray[np.bool_]) -> float:
-    """Posterior of some hypotheses together, for less than `update` costs where there are many.
-
-    No hypothesis explains the counts better than at the best rates for its bad cells and for its good ones,
-    each taken by itself. Where that bound is `_NEGLIGIBLE` of the best one's fit the hypothesis is left out.
+def share(space: HypothesisSpace, counts: Counts, these: NDArray[np.bool_], patterns: Patterns) -> float:
+    """Posterior of some hypotheses together.
 
     Args:
         space: The hypotheses with their prior.
         counts: What was seen.
         these: Which of them, shape (H,).
+        patterns: Of the space and the cells that were tried.
     """
-    a, b = _log_likelihoods(space, counts)
+    a, b = _log_likelihoods(space, counts, patterns)
     top_a, top_b = a.max(axis=1), b.max(axis=1)
+    exp_a, exp_b = np.exp(a - top_a[:, None]), np.exp(b - top_b[:, None])
+    all_of = np.bincount(patterns.of, weights=space.prior, minlength=len(a))
+    some_of = np.bincount(patterns.of, weights=np.where(these, space.prior, 0.0), minlength=len(a))
     with np.errstate(divide="ignore"):
-        bound = np.log(space.prior) + top_a + top_b
-    fit = np.full(len(bound), -np.inf)
-
-    def weigh(chosen: NDArray[np.intp]) -> None:
-        exp_a = np.exp(a[chosen] - top_a[chosen, None])
-        exp_b = np.exp(b[chosen] - top_b[chosen, None])
-        with np.errstate(divide="ignore"):
-            fit[chosen] = bound[chosen] + np.log((exp_a * (exp_b @ counts.grid.joint.T)).sum(axis=1))
-
-    order = np.argsort(-bound)
-    weigh(order[:_FIRST])
-    rest = order[_FIRST:]
-    weigh(rest[bound[rest] > fit.max() + _NEGLIGIBLE])
+        fit = top_a + top_b + np.log((exp_a * (exp_b @ counts.grid.joint.T)).sum(axis=1))
+        fit = np.where(all_of > 0, fit, -np.inf)
     weight = np.exp(fit - fit.max())
-    return float(weight[these].sum() / weight.sum())
+    return float((weight * some_of).sum() / (weight * all_of).sum())

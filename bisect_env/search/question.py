@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.acquisition import ONE, choose, information
+from bisect_env.search.acquisition import BLOCKS, ONE, choose, information, scores
 from bisect_env.search.explain import log10_bayes_factor, unexplained
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.history import DOUBT, could_be_better
@@ -43,6 +43,9 @@ _CONTROL = 0.5
 _CONTROLS = 8
 # Combinations among which the trials of one call are shared out, at most.
 _CHOICES = 8
+# Updates of the posterior in one call, and how far apart chances of being bad are that tell of other things.
+_UPDATES = 2
+_APART = 0.3
 # Pending cells whose hit is thought through: each costs an update of the posterior.
 _FORESEEN = 3
 
@@ -117,18 +120,42 @@ class Question(Knowledge):
             ahead.add(self.standing_for(index), 0, running)
         cost = self.prices(build_cost)
         chosen: list[Index] = []
+        part = -(-count // _UPDATES)
         while len(chosen) < count:
             belief = self._believe(ahead) if chosen or pending else self._belief
             wanted = self._next(ahead, belief, cost)
             cell = wanted if only is None or wanted in only else self._best_of(only, ahead, belief, worth)
             if cell is None:
                 break
-            # Each choice costs an update of the posterior: of many trials several go to one combination.
-            together = min(-(-count // _CHOICES), self._clean, count - len(chosen))
-            chosen += [cell] * together
-            ahead.add(cell, 0, together)
-            cost[cell] = 0.0
+            # An update of the posterior for each choice takes too long: of many trials several go together.
+            cells = [cell]
+            room = min(part, count - len(chosen))
+            each = max(1, min(-(-count // _CHOICES), self._clean))
+            if only is None and room > each:
+                cells = self._apart(cell, -(-room // each), ahead, belief, cost)
+            for place, one in enumerate(cells):
+                together = min(each, room - place * each) if place + 1 < len(cells) else room - place * each
+                chosen += [one] * together
+                ahead.add(one, 0, together)
+                cost[one] = 0.0
         return chosen
+
+    def _apart(self, cell: Index, count: int, ahead: Counts, belief: Belief, cost: FloatArray) -> list[Index]:
+        """A cell, and others that tell about other things: those whose chance of being bad is another."""
+        if self._end_first(ahead, belief) or self._to_certify(ahead):
+            return [cell]
+        blocks = BLOCKS if cost.any() else ONE
+        score = scores(information(self._space, ahead, belief, blocks), cost, blocks)
+        score = np.where(self._visible, score, 0.0)
+        bad = self._space.bad_mass(belief.hypotheses[:, None])[..., 0]
+        found = [cell]
+        while len(found) < count:
+            # What one pass tells of the other: little where they are bad together or not at all.
+            score = score * np.minimum(np.abs(bad - bad[found[-1]]) / _APART, 1.0)
+            if score.max() <= 0:
+                break
+            found.append(position(int(score.argmax()), self._grid.shape))
+        return found
 
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
@@ -258,7 +285,7 @@ class Question(Knowledge):
     @cached_property
     def _clean(self) -> int:
         """Passes that show a combination to be good, at a cautious estimate of the bad rate."""
-        chances = self._belief.with_bad_rate.sum(axis=0) @ self.rates.kernel
+        chances = self._belief.bad_rates @ self.rates.kernel
         return clean_trials(quantile(self.rates.rates, chances, CAUTION))
 
     def _lacking(self, best: Answer) -> list[Index]:
@@ -318,7 +345,7 @@ class Question(Knowledge):
         """Posterior at which an answer counts as sure."""
         bad_rate, _ = self.typical_rates()
         # The median: before many good trials the mean is made of backgrounds that nothing speaks for.
-        chances = self._belief.with_background.sum(axis=0)
+        chances = self._belief.backgrounds
         return required_confidence(self.settings.confidence, bad_rate, quantile(self.rates.p0, chances, 0.5))
 
     @cached_property
@@ -335,7 +362,7 @@ class Question(Knowledge):
         sub = {}
         for sharing in (True, False):
             columns = (self.rates.spread == 0.0) == sharing
-            joint = self._classes.masses(belief.with_bad_rate[:, columns].sum(axis=1))
+            joint = self._classes.masses(belief.weight * belief.by_rate[:, columns].sum(axis=1)[belief.of])
             weight = float(joint.sum())
             under = joint / weight if weight > 0 else joint
             agrees = int(under.argmax()) == int(shown[0]) or weight < 1 - self.settings.confidence

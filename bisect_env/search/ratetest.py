@@ -102,7 +102,7 @@ class RateTest:
                     claim = RateClaim.ABOVE
             else:
                 alive[offset + 1] += mass
-        while alive.size and alive[0] <= self._error * _share(self._least):
+        while alive.size and alive[0] <= self._error * share(self._least):
             if not hit and self.hits == self._least:
                 claim = claim or RateClaim.BELOW
             alive = alive[1:]
@@ -124,7 +124,7 @@ class RateTest:
         return early
 
 
-def _share(failures: int) -> float:
+def share(failures: int) -> float:
     """The share of the error that is spent on *below* with so many failures; all shares sum to 1."""
     return 1.0 - _LATER if failures == 0 else _LATER / (failures * (failures + 1))
 

@@ -161,7 +161,9 @@ class Search:
         self._plain = make is Question
         self._checks_ended = not self._plain or self.settings.quick
         narrow = self._narrow
-        self._bisection = Bisection(grid, narrow.space, narrow.group, self.settings.confidence)
+        self._bisection = Bisection(
+            grid, narrow.space, narrow.group, self.settings.confidence, thrifty=self.settings.thrifty
+        )
 
     @cached_property
     def _question(self) -> Question:
@@ -491,7 +493,7 @@ class Search:
             return ()
         can_run = self._narrow.group >= 0
         untested: list[Check] = []
-        if self._certain:
+        if self._certain and not self.settings.thrifty:
             untested = untested_checks(verdict.best, self._grid, can_run, self.counts)
         clean = clean_checks(verdict.best, can_run, self.counts, self.settings)
         found: dict[Index, Check] = {}

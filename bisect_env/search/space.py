@@ -233,6 +233,16 @@ class HypothesisSpace:
         axes = range(len(self.shape))
         return [total.sum(axis=tuple(other for other in axes if other != axis)) for axis in axes]
 
+    def calls_bad(self, index: Index) -> NDArray[np.bool_]:
+        """Which hypotheses call one cell bad, shape (H,)."""
+        inside = np.ones((), dtype=bool)
+        outside = np.ones((), dtype=bool)
+        for sets, spared, place in zip(self._matrices, self._spared, index, strict=True):
+            inside = np.logical_and.outer(inside, sets[:, place] > 0)
+            outside = np.logical_and.outer(outside, spared[:, place] > 0) if self._any else outside
+        kinds = [inside.ravel()] + ([~outside.ravel()] if self._any else [])
+        return np.concatenate([*kinds, np.zeros(1, dtype=bool)])
+
     def judged(self, hypotheses: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Which cells some hypotheses call bad.
 

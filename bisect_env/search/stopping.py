@@ -40,6 +40,9 @@ class SearchSettings:
             `LEAST_RATE` to `MOST_RATE`.
         quick: Whether the search ends as soon as the answer stands, without checks.
         crash_rate: About how often it fails where it does, if the user says so.
+        thrifty: Whether an environment costs so much that none is made to be on the safe side alone: where
+            failures are certain, a stated good end is tried only when the answer rests on it, and nothing is
+            looked at once the answer stands that was not tried before.
 
     Raises:
         ValueError: A value is out of range.
@@ -49,8 +52,9 @@ class SearchSettings:
     min_crash_rate: float = 0.02
     max_trials: int = 5000
     crash_rate: float | None = None
-    clean_rate: float = 0.1
+    clean_rate: float = 0.05
     quick: bool = False
+    thrifty: bool = False
 
     def __post_init__(self) -> None:
         if not 0.5 < self.confidence <= MOST_CONFIDENCE:

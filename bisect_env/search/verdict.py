@@ -77,7 +77,7 @@ class Answer:
         have their own boundaries. Without any boundary these are the axes among which nothing decides.
         """
         if (
-            (self.hypothesis.kind in ("all", "frontier") and self.boundaries)
+            (self.hypothesis.kind in ("all", "frontier", "table") and self.boundaries)
             or self.first_bad is None
             or self.last_good is None
         ):

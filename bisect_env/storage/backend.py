@@ -361,6 +361,8 @@ def to_head(connection: Connection) -> None:
 
 CREATED_BY = "bisect-env"
 """Beginning of the fact that says whose tables these are."""
+LOG_LIMIT = "log_limit"
+"""The fact that says how many bytes all logs may take; empty where nobody has said so."""
 
 
 def make_schema(connection: Connection) -> None:
@@ -369,7 +371,9 @@ def make_schema(connection: Connection) -> None:
     make_views(connection)
     VERSIONS.create(connection)
     connection.execute(insert(VERSIONS).values(version_num=revision_of(SCHEMA_VERSION)))
-    facts = {"schema": str(SCHEMA_VERSION), "created_by": f"{CREATED_BY} {__version__}"}
+    # The limit is there from the beginning, as none: else whoever may only insert could set one, and have the
+    # owner's next collection drop the logs of others.
+    facts = {"schema": str(SCHEMA_VERSION), "created_by": f"{CREATED_BY} {__version__}", LOG_LIMIT: ""}
     connection.execute(insert(MetaRow), [{"name": name, "value": value} for name, value in facts.items()])
 
 

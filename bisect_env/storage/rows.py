@@ -69,6 +69,8 @@ class _Axis(TypedDict):
     direction: NotRequired[_Direction]
     values: Annotated[list[str], Field(min_length=1)]
     package: NotRequired[str]
+    labels: NotRequired[dict[str, str]]
+    left_out: NotRequired[dict[str, int]]
 
 
 class _Rate(TypedDict):

@@ -40,7 +40,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage import blobs, queries, rows
-from bisect_env.storage.backend import Database, speaking
+from bisect_env.storage.backend import LOG_LIMIT, Database, speaking
 from bisect_env.storage.connect import open_database
 from bisect_env.storage.records import (
     TARGET,
@@ -128,7 +128,6 @@ def constraints(what: str) -> Iterator[None]:
 
 LIMIT = 10 * 2**30
 """Bytes that all logs may take together unless the database says otherwise."""
-_LIMIT_FACT = "log_limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ class Collected:
 
 def limit_of(session: Session) -> int:
     """The limit that the database keeps."""
-    value = session.exec(select(MetaRow.value).where(MetaRow.name == _LIMIT_FACT)).first()
+    value = session.exec(select(MetaRow.value).where(MetaRow.name == LOG_LIMIT)).first()
     return int(value) if value is not None and value.isdecimal() else LIMIT
 
 
@@ -211,7 +210,7 @@ def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
                 dropped[digest] = size
                 after -= size
         if not dry:
-            session.merge(MetaRow(name=_LIMIT_FACT, value=str(limit)))
+            session.merge(MetaRow(name=LOG_LIMIT, value=str(limit)))
             for digest in dropped:
                 row = session.get_one(BlobRow, digest)
                 row.collected, row.data = True, None
@@ -1014,6 +1013,23 @@ class Store:
                     )
                 )
         return number
+
+    def judge_again(self, study_id: str, judged: Mapping[str, Evidence]) -> None:
+        """Change what trials say in a study, own and reused ones, because it is now known what it is about.
+
+        Args:
+            study_id: Which one.
+            judged: Trial to what it says.
+        """
+        with self._writing() as session:
+            for trial_id, evidence in judged.items():
+                row = session.exec(select(TrialRow).where(TrialRow.trial_id == trial_id)).first()
+                if row is None:
+                    continue
+                said = ReusedRow if row.study_id != study_id else None
+                own: Any = row if said is None else session.get(ReusedRow, (study_id, row.sequence))
+                if own is not None:
+                    own.evidence = str(evidence)
 
     def reused(self, study_id: str) -> list[StoredTrial]:
         """Trials of other studies that a study reuses, with what they say in this one."""

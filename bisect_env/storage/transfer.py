@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sqlite3
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +36,7 @@ from bisect_env.storage.tables import (
     TrialRow,
 )
 from bisect_env.storage.values import DamageError, shortened
+from bisect_env.temporary import temporary
 
 # --------------------------------------------------------------------------------------------------
 # From one database into another: export, import and merge are one thing.
@@ -388,9 +388,9 @@ def import_file(reference: str | None, file: Path, *, on_progress: Progress = la
         StorageError: It is no database of ours, or of a newer release.
     """
     file = file.expanduser().absolute()
-    with tempfile.TemporaryDirectory(prefix="bisect-env-import-") as folder:
+    with temporary("import") as folder:
         # A copy, made by SQLite itself: the file may have a log beside it, and be upgraded here.
-        copy = Path(folder) / "import.sqlite"
+        copy = folder / "import.sqlite"
         original = open_any_schema(str(file), read_only=True)
         original.engine.dispose()
         try:

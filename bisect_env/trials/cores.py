@@ -137,15 +137,15 @@ def read_core(core: Path, program: str) -> Autopsy:
     return Autopsy(first, frame, "\n\n".join(part for part in (python, native) if part))
 
 
-def under_gdb(command: Sequence[str]) -> list[str] | None:
-    """A command run by gdb, which prints the stacks when a signal comes; None where gdb is not here.
+def under_gdb() -> tuple[str, ...] | None:
+    """What gdb is started with to run a command and print the stacks at a signal; None where it is not here.
 
     For hosts that leave no core file. A program runs slower under it, and its threads take turns otherwise.
     """
     gdb = find_tool("gdb")
     if gdb is None:
         return None
-    return [gdb, *_QUIET, "-ex", "run", *_SHOW, "--args", *command]
+    return (gdb, *_QUIET, "-ex", "run", *_SHOW, "--args")
 
 
 def of_gdb(stdout: str) -> Autopsy:

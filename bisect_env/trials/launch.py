@@ -8,6 +8,7 @@ import json
 import os
 import re
 import selectors
+import signal
 import socket
 import struct
 import subprocess
@@ -143,6 +144,10 @@ def first_child(pid: int | None) -> int | None:
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
+END_GRACE = 3.0
+"""Seconds that a server gets to end; it then goes on ending trials without being waited for."""
+
+
 class LaunchError(Exception):
     """A process could not be started, or its supervisor was lost: a failure of ours, not of the script."""
 
@@ -204,6 +209,43 @@ def _as_json(elsewhere: Elsewhere | None) -> dict[str, object] | None:
     }
 
 
+def _started_at(pid: int | str) -> str:
+    """When a process was started, in the kernel's own count; "" if it is gone."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_bytes()
+    except OSError:
+        return ""
+    return stat[stat.rindex(b")") + 2 :].split()[19].decode()
+
+
+def end_left_behind() -> int:
+    """Kill supervisors whose command is gone and that were stopped, by their trials; returns how many.
+
+    Those that run end by themselves. Each names its command, for a process id alone may be another's by now.
+    """
+    found = 0
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, psutil.Error):
+            words = Path(entry.path, "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            if str(SUPERVISOR) not in words or entry.stat().st_uid != os.geteuid():
+                continue
+            pid, _, since = words[-2].partition(":")
+            if since and _started_at(pid) != since:
+                supervisor = psutil.Process(int(entry.name))
+                if supervisor.status() == psutil.STATUS_STOPPED:
+                    _kill_tree(supervisor)
+                    found += 1
+    return found
+
+
+def _kill_tree(top: psutil.Process) -> None:
+    for process in (*top.children(recursive=True), top):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
 class Launcher:
     """Starts supervisors; safe to use from several threads."""
 
@@ -211,6 +253,7 @@ class Launcher:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
+        self._has_looked = False
 
     def start(self, launch: Launch, stdout: int, stderr: int) -> socket.socket:
         """Have a process started.
@@ -262,13 +305,17 @@ class Launcher:
 
     def _start_server(self) -> None:
         self._discard()
+        if not self._has_looked:
+            self._has_looked = True
+            threading.Thread(target=end_left_behind, name="left behind", daemon=True).start()
+        owner = f"{os.getpid()}:{_started_at(os.getpid())}"
         # Packets, so that one receive is one request with its descriptors.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # Its own session: a Ctrl-C in the terminal is for the command to handle, not for trials.
             # -S and -I: no site packages, no variables of the worker's environment.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs.fileno())],
+                [sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs.fileno()), owner],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -282,9 +329,37 @@ class Launcher:
         if self._requests is not None:
             self._requests.close()
         if self._process is not None:
-            # The server ends when its socket does; the wait reaps it.
-            self._process.wait()
+            # The server ends when its socket does and the last trial has ended; the wait reaps it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_GRACE)
+            if self._process.returncode is None and _is_stopped(self._process.pid):
+                self._process.kill()
+                self._process.wait()
         self._requests = self._process = None
+
+    def go_on(self) -> None:
+        """Let the server go on if somebody has stopped it."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None and _is_stopped(self._process.pid):
+                self._process.send_signal(signal.SIGCONT)
+
+    def abandon(self, supervisor: int | None) -> None:
+        """Kill a supervisor that does not answer with all that is below it, or the server that started none.
+
+        Args:
+            supervisor: Its process id, None where none was started.
+        """
+        with self._lock:
+            server = self._process
+            if server is None:
+                return
+            with contextlib.suppress(psutil.Error):
+                if supervisor is not None and (silent := psutil.Process(supervisor)).ppid() == server.pid:
+                    _kill_tree(silent)
+            if supervisor is None or _is_stopped(server.pid):
+                # Trials that run have supervisors of their own, which go on.
+                server.kill()
+                self._discard()
 
     def close(self) -> None:
         """End the server; the next `start` makes a new one."""
@@ -300,6 +375,13 @@ class Launcher:
         self.__init__()  # type: ignore[misc]  # a lock that another thread held stays locked for ever
 
 
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
 LAUNCHER = Launcher()
 """The launcher of this process."""
 
@@ -312,6 +394,10 @@ os.register_at_fork(after_in_child=LAUNCHER.forget)
 
 TICK = 0.1
 """Seconds between two looks at the cancel flag."""
+START_LOOK = 1.0
+"""Seconds without news of a start after which the server is looked at: a trial may have stopped it."""
+START_GRACE = 30.0
+"""Seconds for a process to be started; on a host under load it takes some."""
 ABORT_GRACE = 2.0
 """Seconds that a hanging process gets to print its stacks."""
 KILL_GRACE = 15.0
@@ -346,14 +432,22 @@ class _Watch:
     aborted_at: float | None = None
     killed_at: float | None = None
     cancelled: bool = False
+    continued: float = field(default_factory=time.monotonic)
 
     def act(self, cancelled: Callable[[], bool]) -> None:
         """Do what the clock or the cancel flag asks for."""
         now = time.monotonic()
         if self.killed_at is not None:
             if now > self.killed_at + KILL_GRACE + (ENGINE_GRACE if self.contained else 0.0):
+                LAUNCHER.abandon(self.events.get("started", {}).get("supervisor"))
                 raise LaunchError("the trial's supervisor did not answer after the trial was killed")
             return
+        if not self.events and now > self.continued + START_LOOK:
+            LAUNCHER.go_on()
+            self.continued = now
+        if not self.events and now > self.started + START_GRACE:
+            LAUNCHER.abandon(None)
+            raise LaunchError(f"the trial was not started in {START_GRACE:.0f} s: its supervisor is stopped")
         if cancelled():
             self.cancelled = True
             self._kill(now)

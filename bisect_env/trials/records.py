@@ -209,6 +209,7 @@ class TrialSpec:
             their share of it already.
         network: Whether a trial in a container has one; outside of containers every trial does.
         allow_host: Programs that the command may start though they are not the environment's.
+        under: A tool of the host that starts the command, with its arguments; empty where there is none.
     """
 
     trial_id: str
@@ -226,6 +227,7 @@ class TrialSpec:
     network: bool = False
     perturbation: Perturbation = NONE
     allow_host: tuple[str, ...] = ()
+    under: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,7 +370,7 @@ def _run_here(spec: TrialSpec, place: _Place, directory: WorkDir) -> ExitRecord:
         env, marks = install(directory.top, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
     seen = run_process(
         Launch(
-            [program, *arguments],
+            [*spec.under, program, *arguments],
             env,
             directory.work,
             core=place.debug is not None,
@@ -447,7 +447,7 @@ def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: Wo
     if is_watched(program, spec.command[1:], env, directory.work):
         env, marks = install(control, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
     arguments, notes = _arguments(spec, control)
-    argv = [program, *arguments]
+    argv = [*spec.under, program, *arguments]
     core = place.debug is not None
     contained = contain(
         spec, directory, control, inside, argv, env, gpus=place.gpus, cpus=place.cpus, core=core

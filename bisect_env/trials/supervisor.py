@@ -342,6 +342,7 @@ def serve(requests: socket.socket) -> None:
                 continue
             message, fds, _, _ = socket.recv_fds(requests, 1, 3)
             if not message:
+                _end_last(supervisors)
                 return
             for received in fds:
                 os.set_inheritable(received, False)  # what recvmsg hands out would survive the exec
@@ -357,16 +358,31 @@ def serve(requests: socket.socket) -> None:
             orphaned = _end_orphans(supervisors)
 
 
+def _end_last(supervisors: set[int]) -> None:
+    """The worker is gone: see that every supervisor ends its trial, and end those that do not."""
+    deadline = time.monotonic() + 2 * END_GRACE
+    while supervisors and time.monotonic() < deadline:
+        _bury(supervisors)
+        time.sleep(0.02)
+    _signal_all(supervisors, signal.SIGKILL)
+    while (_bury(supervisors) or _end_orphans(supervisors)) and time.monotonic() < deadline + END_GRACE:
+        time.sleep(0.02)
+
+
 def _bury(supervisors: set[int]) -> bool:
-    """Reap what ended; whether a supervisor ended without having ended its trial."""
+    """Reap what ended, and let go on who was stopped; whether a supervisor ended without ending its trial."""
     orphaned = False
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
         except ChildProcessError:
             return orphaned
         if pid == 0:
             return orphaned
+        if os.WIFSTOPPED(status):
+            # Nobody but the trial does that: a stopped supervisor could neither watch nor end it.
+            _signal_all({pid} & supervisors, signal.SIGCONT)
+            continue
         if pid in supervisors:
             supervisors.remove(pid)
             orphaned = orphaned or status != 0

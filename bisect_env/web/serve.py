@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import secrets
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.storage.backend import database_location, shown_location
 from bisect_env.storage.connect import open_database
 from bisect_env.storage.transfer import export
+from bisect_env.temporary import temporary
 
 LOOPBACK = "127.0.0.1"
 
@@ -58,8 +58,8 @@ def _file(reference: str | None) -> Iterator[tuple[Path, str | None]]:
         open_database(reference, read_only=True).engine.dispose()
         yield location, None
         return
-    with tempfile.TemporaryDirectory(prefix="bisect-env-serve-") as folder:
-        copy = Path(folder) / "results.sqlite"
+    with temporary("serve") as folder:
+        copy = folder / "results.sqlite"
         done = export(reference, copy)
         size = f"{done.studies} studies, {done.trials} trials"
         note = f"this is a copy of {shown_location(reference)} as it is now ({size}); "

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
 from bisect_env.matrix.checks import listed_values
 from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.load import load_matrix
@@ -205,12 +207,40 @@ def check_against(truth: Truth, report: Mapping[str, Any]) -> list[str]:
         problems.append(f"culprit axes are {unknown or 'missing'}")
     if problems:
         return problems
+    if verdict.get("kind") in ("frontier", "pair", "table"):
+        # Along a frontier every axis matters, and a combination lies at the boundary of one of them.
+        bad, good = ends["first_bad"], ends["last_good"]
+        culprits = [axis for axis in culprits if bad[axis] != good[axis]]
+        called = _excluded_is_bad(truth, verdict)
+    else:
+        called = _called_bad(truth, ends["first_bad"], culprits)
     return [
         *_ends_as_seen(truth, ends["first_bad"], ends["last_good"]),
         *_boundary(truth, ends["first_bad"], ends["last_good"], culprits),
-        *_called_bad(truth, ends["first_bad"], culprits),
+        *called,
         *_unbuildable_named(truth, ends["first_bad"], ends["last_good"], report),
     ]
+
+
+def _excluded_is_bad(truth: Truth, verdict: Mapping[str, Any]) -> Iterator[str]:
+    """Whether the rules that a verdict gives leave out what was seen to fail, and nothing else."""
+    rules = (verdict.get("compatibility") or {}).get("exclude")
+    if not rules:
+        return
+    for cell in truth.cells.values():
+        if not cell.says_something:
+            continue
+        excluded = any(
+            all(
+                SpecifierSet(span.replace("*", "")).contains(cell.values[axis])
+                for axis, span in one["when"].items()
+            )
+            for one in rules
+        )
+        if excluded and cell.always_good:
+            yield f"{cell} is excluded, and was never seen to fail"
+        if cell.seen_bad and not excluded:
+            yield f"{cell} was seen to fail, and is not excluded"
 
 
 def _ends_as_seen(truth: Truth, bad: Mapping[str, str], good: Mapping[str, str]) -> Iterator[str]:

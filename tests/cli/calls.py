@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ import pytest
 
 from bisect_env import cli
 
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Run = tuple[int, str, str]
 RunCommand = Callable[..., Run]
 
@@ -18,8 +20,13 @@ def caller(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
     def call(*arguments: str) -> Run:
         monkeypatch.setattr(sys, "argv", ["bisect-env", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
+        before = {number: signal.getsignal(number) for number in HANDLED}
+        try:
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
         out, err = capsys.readouterr()
         return int(ended.value.code or 0), out, err
 

@@ -1,8 +1,20 @@
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+
 import pytest
 
 from tests.cli.calls import RunCommand, caller
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """What commands in this process do to the handling of signals ends with the test."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -205,8 +205,8 @@ def test_a_failure_that_does_not_show(diagnose) -> None:  # type: ignore[no-unty
         assert not Path("none").exists()
 
 
-def test_a_sanitizer_runs_the_script(  # type: ignore[no-untyped-def]
-    diagnose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_sanitizer_runs_the_script_and_nothing_of_the_host(  # type: ignore[no-untyped-def]
+    diagnose, run: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # Stands in for the toolkit's, which needs a GPU: called as that is, it finds something and runs the rest.
     tool = tmp_path / "bin" / "compute-sanitizer"
@@ -221,6 +221,15 @@ def test_a_sanitizer_runs_the_script(  # type: ignore[no-untyped-def]
         find_tool.cache_clear()
     assert code == 3, err
     assert "compute-sanitizer: Race here" in out
+    # What the sanitizer is to start is looked at as if it started alone: none of the host's programs.
+    Path("matrix.yaml").write_text(MATRIX.replace("python script.py", "sort script.py"))
+    find_tool.cache_clear()
+    try:
+        code, out, err = run("diagnose", "matrix.yaml", "--at", "level=2", "--sanitizer", "racecheck")
+    finally:
+        find_tool.cache_clear()
+    assert (code, "Race here" in out) == (1, False)
+    assert "packages: [sort]" in out
 
 
 FAULT = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -190,3 +191,31 @@ def test_workers_join_and_leave_while_a_study_runs(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "results.sqlite"), read_only=True) as store:
         ran = {trial.worker for trial in store.trials(store.study(None).id) if trial.worker}
     assert len(ran) == 2
+
+
+ON_A_FULL_DISK = """
+import sys, tempfile
+from bisect_env.cli import main
+tempfile.tempdir = sys.argv.pop(1)  # Python itself would take another place that has room
+main()
+"""
+
+
+def test_a_full_place_for_temporary_files_is_named(tmp_path: Path, small_disk: Path) -> None:
+    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    filler = fill(small_disk)
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_FULL_DISK, str(small_disk), "run", str(command.matrix)],
+        env=command.env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 6, done.stderr
+    assert str(small_disk) in done.stderr
+    assert "pace left on" in done.stderr  # "No space left on device" or our own words
+    assert "install bisect-env again" not in done.stderr
+    assert "Traceback" not in done.stderr
+    filler.unlink()
+    assert command.run("--workers", "2").returncode == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.repositories import in_tree, pure, write
 from tests.cli.test_db import RunCommand, run
 from tests.engine.studies import Studies
 
@@ -82,3 +83,28 @@ def test_a_forecast_may_take_longer(large: Path, run: RunCommand) -> None:
     assert code == 0
     (cost,) = json.loads(out)["forecast"]
     assert cost["trials"] < 60
+
+
+def test_a_plan_says_that_it_builds_where_sources_are_let_in(matrix: Path, run: RunCommand) -> None:
+    assert "source distributions are built" not in run("plan", str(matrix), *OPTIONS)[2]
+    with matrix.open("a") as stream:
+        stream.write("solver: {allow_source: true}\n")
+    code, _, err = run("plan", str(matrix), *OPTIONS)
+    assert code == 0
+    assert "source distributions are built on this machine, and their build scripts run" in err
+
+
+def test_commits_are_planned_without_being_built(tmp_path: Path, run: RunCommand) -> None:
+    place = tmp_path / "demo"
+    write(place, pure("demo", 30, 12, files=in_tree("demo", version="")))
+    matrix = tmp_path / "matrix.yaml"
+    matrix.write_text(
+        "version: 1\nname: commits\naxes:\n  demo: {git: demo, package: demo, from: v1.0}\n"
+        "trial: {command: [python, -c, import demo]}\ngood: {demo: v1.0}\nbad: {demo: HEAD}\n"
+    )
+    code, out, _ = run("plan", str(matrix), "--cache", str(tmp_path / "cache"), "--json")
+    assert code == 0
+    plan = json.loads(out)
+    assert plan["counts"] == {"unlocked": 30}
+    assert 6 <= plan["forecast"][0]["environments"] <= 15
+    assert not (tmp_path / "cache" / "commits").exists()

@@ -248,3 +248,22 @@ def test_the_clock_of_timings_starts_with_the_process() -> None:
     )
     # A tick of the kernel's clock is a hundredth of a second.
     assert 0.02 < float(done.stdout) <= time.monotonic() - before + 0.02
+
+
+def test_a_bad_end_that_only_passes_is_told_with_what_that_excludes() -> None:
+    passing = replace(progress(), hits=0, passing=(A, 40, 0.02))
+    line = describe(passing) or ""
+    assert (
+        "pkg=1 has passed 40 times: it fails in less than 7.2 % of runs, if at all; going on to 2 %" in line
+    )
+    assert "Ctrl-C ends it here" in line
+    assert "min_crash_rate: 0.07" in line
+    assert "going on" not in (describe(replace(passing, passing=(A, 400, 0.02))) or "going on")
+    for few in (None, (A, 9, 0.02)):
+        assert "has passed" not in (describe(replace(passing, passing=few)) or "has passed")
+
+
+def test_the_remedy_of_an_error_carries_the_options_in_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bisect-env", "run", "m.yaml", "--db", "my.sqlite", "--json"])
+    event = events.Failed(130, "stopped", None, "`bisect-env report` shows it")
+    assert as_json(event)["remedy"] == "`bisect-env report --db my.sqlite` shows it"

@@ -13,6 +13,7 @@ import pytest
 from bisect_env.cluster.choose import unprotected
 from bisect_env.cluster.local import LocalExecutor
 from tests.cluster.executor_contract import build, collect, request
+from tests.elsewhere import other_host
 
 # Imports first: the stranger may not read the files of whoever runs the tests.
 STRANGER = """
@@ -73,6 +74,28 @@ def test_another_user_of_this_host_is_not_let_in() -> None:
         assert done.record.stdout == "fine\n"
     finally:
         executor.close()
+
+
+def listening_ports() -> set[int]:
+    """Ports that this process and those below it listen on, on whatever address."""
+    ours = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    connections = [one for process in ours for one in process.net_connections("inet")]
+    return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_another_host_finds_no_port_of_a_local_cluster() -> None:
+    with other_host() as elsewhere:
+        before = listening_ports()
+        executor = LocalExecutor(build, 2)
+        try:
+            opened = listening_ports() - before
+            assert len(opened) >= 5  # a scheduler, two workers and two nannies
+            assert elsewhere.reaches(sorted(opened)) == set()
+        finally:
+            executor.close()
 
 
 def test_a_scheduler_elsewhere_without_tls_is_warned_of(tmp_path: Path) -> None:

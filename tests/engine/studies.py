@@ -17,6 +17,7 @@ from bisect_env.engine.study import Conclusion, run_study
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import EnvironmentProvider, Environments
 from bisect_env.matrix.load import load_matrix
+from bisect_env.search.goals import Goal
 from bisect_env.storage.store import Store
 from tests import planted
 
@@ -79,7 +80,7 @@ class Studies:
         provider: EnvironmentProvider | None = None,
         make_executor: Callable[[], Executor] | None = None,
         fresh: bool = False,
-        every_corner: bool = False,
+        goal: Goal = Goal.FIRST_BAD,
     ) -> Conclusion:
         """Run a study in this process with an inline executor."""
         cache = self.folder / "cache"
@@ -95,5 +96,5 @@ class Studies:
                 notify=self.events.append,
                 stopped=stopped,
                 fresh=fresh,
-                every_corner=every_corner,
+                goal=goal,
             )

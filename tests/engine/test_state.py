@@ -20,6 +20,7 @@ from bisect_env.engine.state import (
     Remark,
     StudyState,
     Wanted,
+    in_vain,
 )
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.errors import InfrastructureError, NoEnvironmentError
@@ -367,3 +368,8 @@ def test_any_other_combination_without_one_is_left_out(study: Study, building: b
         wanted = study.state.decide(8)
         assert (3,) not in wanted.lock
         study.lock(*wanted.lock)
+
+
+def test_builds_near_to_those_that_failed_are_dearer_unless_one_in_between_was_made() -> None:
+    assert in_vain(20, {19}, set()) > in_vain(20, {15}, set()) > in_vain(20, {2}, set()) > 1
+    assert in_vain(20, {15}, {17}) == in_vain(20, set(), {17}) == 1

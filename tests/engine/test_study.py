@@ -9,6 +9,7 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
+from bisect_env.search.goals import Goal
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 from tests.engine.studies import Studies
@@ -186,7 +187,7 @@ def test_every_failing_corner_is_found_one_after_the_other(studies: Studies) -> 
             os.abort()
     """
     path = studies.matrix(script, axes=axes)
-    conclusion = studies.run(path, every_corner=True)
+    conclusion = studies.run(path, goal=Goal.EVERY_CORNER)
     verdict = conclusion.report["verdict"]
     assert verdict["status"] == "confirmed"
     found = [verdict, *verdict["others"]]
@@ -218,3 +219,21 @@ def test_rates_of_processes_and_of_bodies(studies: Studies) -> None:
     assert f"of {bad['bodies']} bodies" in verdict["sentence"]
     good = verdict["good_rate"]
     assert good["bodies"] == 60 * good["trials"]
+
+
+def test_a_staircase_says_of_what_was_tried_whether_it_is_bad(studies: Studies) -> None:
+    path = studies.matrix(
+        """
+        import sys
+        x, y = map(int, sys.argv[1:3])
+        if (x >= 2 and y >= 1) or (x >= 1 and y >= 3):
+            raise ValueError
+        """,
+        axes="x: {values: [0, 1, 2, 3]}\ny: {values: [0, 1, 2, 3, 4]}",
+    )
+    path.write_text(path.read_text().replace("{level}", "{x} {y}"))
+    report = studies.run(path).report
+    assert report["verdict"]["kind"] == "frontier"
+    for one in report["combinations"]:
+        expected = None if not one["bad"] + one["good"] else ("bad" if one["bad"] else "good")
+        assert one["verdict"] == expected, one

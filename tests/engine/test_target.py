@@ -17,7 +17,8 @@ from bisect_env.report.document import report_document
 from bisect_env.report.model import Report
 from bisect_env.report.text import report_text
 from bisect_env.storage.store import Store
-from tests.engine.studies import Studies
+from bisect_env.trials.records import Evidence
+from tests.engine.studies import PYTHON, Studies
 from tests.engine.test_reuse import renamed, started
 from tests.engine.test_single import opened, so_many
 
@@ -276,3 +277,42 @@ def test_a_named_signature_holds_for_trials_by_themselves(studies: Studies) -> N
         assert trials.run(one.single, so_many(1)).other == 1
     with opened(studies, path, "level=7") as (_, one, trials):
         assert trials.run(one.single, so_many(1)).bad == 1
+
+
+TWO_PROBLEMS = """
+    import sys
+    level = int(sys.argv[1])
+    if level <= 2:
+        raise ConnectionError("no host")
+    if level >= 6:
+        raise AttributeError("gone")
+"""
+
+
+def test_failures_of_two_kinds_at_the_two_ends_are_two_problems(tmp_path: Path) -> None:
+    studies = Studies(tmp_path)
+    path = studies.matrix(TWO_PROBLEMS)
+    report = studies.run(path).report
+    assert report["verdict"]["first_bad"] == {**report["verdict"]["first_bad"], "level": "6"}
+    assert report["verdict"]["kind"] != "island"
+    told = [event.text for event in studies.events if isinstance(event, events.Warned)]
+    (text,) = [text for text in told if "nothing to do with each other" in text]
+    assert "level=0 fails as exit-fail:ConnectionError" in text.replace(f"python={PYTHON} ", "")
+    assert "exit-fail:AttributeError in body" in text
+    assert "bad: {signature:" in text
+    with Store.open(str(studies.db), read_only=True) as store:
+        study = store.study(None)
+        assert store.target(study.id) is not None
+        said = {(int(t.combination["level"]), t.evidence) for t in store.trials(study.id)}
+    assert {level for level, evidence in said if evidence is Evidence.BAD} <= {6, 7, 8, 9}
+    assert {level for level, evidence in said if evidence is Evidence.OTHER} <= {0, 1, 2}
+    # The same command knows it from then on.
+    assert studies.run(path).report["verdict"]["first_bad"]["level"] == "6"
+
+
+def test_one_failure_at_both_ends_is_one_problem(tmp_path: Path) -> None:
+    studies = Studies(tmp_path)
+    report = studies.run(studies.matrix("raise KeyError")).report
+    assert report["verdict"]["status"] == "none" or report["verdict"]["kind"] == "always"
+    with Store.open(str(studies.db), read_only=True) as store:
+        assert store.target(store.study(None).id) is None

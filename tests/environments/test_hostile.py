@@ -13,16 +13,18 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bisect_env.environments.cache import prune
-from bisect_env.environments.lock import LockedPackage, UnbuildableError
+from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import EnvironmentRequest, host_platform
+from bisect_env.environments.room import Room
 
 from .conda_channel import Channel
 from .index_server import IndexServer, Release
@@ -207,6 +209,19 @@ def test_a_hostile_source_distribution_stays_inside(
     refuse_or_keep_inside(made, cache, outside, allow_source=True)
 
 
+def conda_package(channel: Channel, record: dict[str, str]) -> LockedPackage:
+    name = f"{record['name']}-{record['version']}-{record['build']}.conda"
+    return LockedPackage(
+        record["name"],
+        record["version"],
+        "conda",
+        f"{channel.url}/{record['subdir']}/{name}",
+        record["sha256"],
+        record["build"],
+        record["md5"],
+    )
+
+
 @pytest.mark.parametrize("kind", ["parent", "absolute", "link"])
 def test_a_hostile_conda_package_stays_inside(cache: Path, python: str, tmp_path: Path, kind: str) -> None:
     outside = tmp_path / "outside"
@@ -222,23 +237,142 @@ def test_a_hostile_conda_package_stays_inside(cache: Path, python: str, tmp_path
     }[kind]
     evil = channel.add("evil", "1.0", files=files, links=links)
     channel.write()
-    packages = [
-        LockedPackage(
-            record["name"],
-            record["version"],
-            "conda",
-            f"{channel.url}/{record['subdir']}/{record['name']}-{record['version']}-{record['build']}.conda",
-            record["sha256"],
-            record["build"],
-            record["md5"],
-        )
-        for record in (interpreter, evil)
-    ]
+    packages = [conda_package(channel, record) for record in (interpreter, evil)]
     made = make_lock(interpreter["version"], host_platform(), packages)
     before = sorted(outside.rglob("*"))
     with contextlib.suppress(UnbuildableError):
         ensure_prefix(made, cache_dir=cache).release()
     assert sorted(outside.rglob("*")) == before
+
+
+BOMB = 1 << 30
+ALLOWED = 200 << 20
+
+
+class Zeros(io.RawIOBase):
+    """A file of so many zeros, as packers read it."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        count = min(len(view), self.left)
+        view[:count] = bytes(count)
+        self.left -= count
+        return count
+
+
+def bomb_wheel(stated: int | None = None) -> bytes:
+    """A wheel of a megabyte with a member of a gigabyte, which its directory may state as something else."""
+    buffer = io.BytesIO(hostile_wheel({}, {}, record=True))
+    with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as archive:
+        info = zipfile.ZipInfo("evil/bomb.bin")
+        info.compress_type = zipfile.ZIP_DEFLATED
+        with archive.open(info, "w") as member:
+            for _ in range(BOMB >> 20):
+                member.write(bytes(1 << 20))
+        if stated is not None:
+            info.file_size = stated
+    return buffer.getvalue()
+
+
+def stored_bytes(cache: Path) -> int:
+    return sum(path.stat().st_size for path in cache.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def refuse_bomb(
+    made: object, cache: Path, monkeypatch: pytest.MonkeyPatch, *, allow_source: bool = False
+) -> str:
+    """The builder's words; what it had written is gone."""
+    monkeypatch.setenv("BISECT_ENV_BUILD_SIZE", str(ALLOWED))
+    with pytest.raises(UnbuildableError) as refused:
+        ensure_prefix(made, cache_dir=cache, allow_source=allow_source)  # type: ignore[arg-type]
+    assert not refused.value.transient
+    assert stored_bytes(cache) < ALLOWED // 4
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("stated", [None, 1000], ids=["honest", "lying"])
+def test_a_wheel_that_unpacks_to_gigabytes_is_stopped(
+    index: IndexServer, cache: Path, python: str, monkeypatch: pytest.MonkeyPatch, stated: int | None
+) -> None:
+    package = add(index, "evil", "evil-1.0-py3-none-any.whl", bomb_wheel(stated))
+    words = refuse_bomb(make_lock(python, host_platform(), [package]), cache, monkeypatch)
+    assert "bomb.bin" in words
+    assert "200 MiB" in words
+    assert "BISECT_ENV_BUILD_SIZE" in words
+
+
+def test_a_source_distribution_that_unpacks_to_gigabytes_is_stopped(
+    index: IndexServer, cache: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+        for name, text in {"pyproject.toml": PROJECT, "back.py": "raise SystemExit('built')"}.items():
+            entry = tarfile.TarInfo(f"evil-1.0/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+        entry = tarfile.TarInfo("evil-1.0/bomb.bin")
+        entry.size = BOMB
+        archive.addfile(entry, io.BufferedReader(Zeros(BOMB)))
+    package = add(index, "evil", "evil-1.0.tar.gz", buffer.getvalue())
+    made = make_lock(python, host_platform(), [package])
+    words = refuse_bomb(made, cache, monkeypatch, allow_source=True)
+    assert "BISECT_ENV_BUILD_SIZE" in words
+    # The solver unpacks it, too, where the index states no metadata.
+    request = EnvironmentRequest(python, {"evil": "1.0"}, allow_source=True, index=index.url)
+    with pytest.raises(UnsolvableError, match="BISECT_ENV_BUILD_SIZE"):
+        Locker(cache).lock(request)
+    assert stored_bytes(cache) < ALLOWED // 4
+
+
+def test_a_conda_package_that_unpacks_to_gigabytes_is_stopped(
+    cache: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = Channel(tmp_path / "channel")
+    interpreter = channel.add_python(python)
+    evil = channel.add("evil", "1.0", files={"lib/bomb.bin": bytes(BOMB)})
+    channel.write()
+    packages = [conda_package(channel, record) for record in (interpreter, evil)]
+    words = refuse_bomb(make_lock(interpreter["version"], host_platform(), packages), cache, monkeypatch)
+    assert "BISECT_ENV_BUILD_SIZE" in words
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 320 MiB of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=320m", "none", str(place)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=20)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True, capture_output=True, timeout=20)
+
+
+def test_who_fills_a_disk_is_stopped_before_it_is_full(small_disk: Path) -> None:
+    room = Room(small_disk)
+    writes = "import sys; f = open('x', 'wb'); [f.write(bytes(1 << 20)) for _ in range(int(sys.argv[1]))]"
+    for size, expected in ((300, ""), (316, "No space left")):
+        code = f"{writes}; f.flush(); print(); input()"
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(size)],
+            cwd=small_disk,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            room.watch(process.pid)
+            process.stdout.readline()
+            said = room.exceeded()
+            process.kill()
+        assert (expected in said) if expected else said == ""
 
 
 READER = """
@@ -255,12 +389,66 @@ lease.release()
 """
 
 
+BUILDER = """
+import os, sys
+from pathlib import Path
+from bisect_env.environments.lockfiles import read_lock
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.errors import BisectEnvError
+made = read_lock(Path(sys.argv[1]))
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    prefix = ensure_prefix(made, cache_dir=Path(sys.argv[2]))
+except BisectEnvError as error:
+    print(error, "|", error.remedy)
+else:
+    print("used", prefix.path)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_who_may_not_execute_the_python_of_a_shared_cache_is_told_so(  # type: ignore[no-untyped-def]
+    lock, cache: Path, tmp_path: Path
+) -> None:
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    prefix.release()
+    open_to_all(tmp_path)
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    python = prefix.path / "bin" / "python"
+    # The owner's Python in the owner's home, as pyenv and uv have it.
+    (home / "python").symlink_to(os.path.realpath(python))
+    prefix.path.joinpath("bin").chmod(0o755)
+    python.unlink()
+    python.symlink_to(home / "python")
+    stored = tmp_path / "lock.yml"
+    stored.write_text(lock.text)
+    stored.chmod(0o644)
+    said = subprocess.run(
+        [sys.executable, "-c", BUILDER, str(stored), str(cache)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert f"uses the Python {home / 'python'}" in said, said
+    assert "may not execute" in said
+    assert "--cache" in said
+
+
+def open_to_all(folder: Path) -> None:
+    """Let every user read what lies there, as a shared folder does."""
+    for above in (folder, *folder.parents):
+        if above.owner() == "root" and above != Path("/") and above.stat().st_mode & 0o005 != 0o005:
+            above.chmod(above.stat().st_mode | 0o055)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_what_another_user_uses_stays_in_the_cache(lock, cache: Path, tmp_path: Path) -> None:
     ensure_prefix(lock, cache_dir=cache).release()
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.owner() == "root" and folder != Path("/") and folder.stat().st_mode & 0o005 != 0o005:
-            folder.chmod(folder.stat().st_mode | 0o055)
+    open_to_all(tmp_path)
     reader = subprocess.Popen(
         [sys.executable, "-c", READER, str(cache / "prefixes"), lock.content_hash],
         stdin=subprocess.PIPE,

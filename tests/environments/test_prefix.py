@@ -7,10 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from bisect_env.cluster.perform import perform
+from bisect_env.cluster.protocol import TrialCompleted, TrialLost, TrialRequest
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import make_lock
@@ -19,6 +23,8 @@ from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.versions import host_platform
+from bisect_env.trials.records import Outcome
+from tests.trials.trial_support import make_spec
 
 from .index_server import make_wheel
 
@@ -274,3 +280,24 @@ def test_old_pythons(cache, python, pins, code, says):
     command = [prefix.path / "bin" / "pygmentize", "-V"]
     assert "2.5.2" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert Path(run(prefix, "import sys; print(sys.prefix)")) == prefix.path
+
+
+def test_a_failure_where_files_were_taken_away_meanwhile_is_no_evidence(lock, cache):
+    build = partial(ensure_prefix, cache_dir=cache)
+
+    def answer(code):
+        spec = replace(make_spec(code), lock_hash=lock.content_hash)
+        return perform(TrialRequest(spec, lock, False), build=build, cancelled=lambda: False, worker="w")
+
+    site = "next(p for p in sys.path if p.endswith('site-packages'))"
+    taken = f"import os, sys\nos.chmod({site}, 0o755)\nos.remove({site} + '/demo.py')\nimport demo"
+    lost = answer(taken)
+    assert isinstance(lost, TrialLost)
+    assert "environment were changed or removed" in lost.reason
+    again = answer("import demo")
+    assert isinstance(again, TrialCompleted)
+    assert again.record.outcome is Outcome.PASS
+    assert again.build_seconds > 0
+    own = answer("import no_such_module")
+    assert isinstance(own, TrialCompleted)
+    assert own.record.outcome is Outcome.IMPORT_ERROR

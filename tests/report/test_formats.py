@@ -34,7 +34,24 @@ def report(store: Store) -> Report:
     target = "crash:calm in body, at calm:f < main.py:run (v2)"
     advice = ["say `files: [data.csv]` in `trial`"]
     traced = {"sentence": found.sentence, "study": "e" * 32, "releases": "numpy 2.0 is the first bad version"}
-    changes = {"reused": [reused], "target": target, "advice": advice, "traced": traced}
+    commit = {
+        "axis": "torch",
+        "package": "torch",
+        "commit": "c" * 40,
+        "subject": "Read lazily calm (#812)",
+        "author": "Ann",
+        "authored": "2026-03-02T10:11:00+01:00",
+        "committed": "2026-03-03T10:11:00+01:00",
+        "pull_request": 812,
+        "files": [["src/calm.py", 31, 12], ["logo.png", None, None]],
+        "changed": 2,
+        "added": 31,
+        "removed": 12,
+        "compare": "https://example.org/a/b/compare/x...y",
+        "last_good": {"commit": "d" * 40, "subject": "Bump"},
+        "log": ["git bisect start", "git bisect bad " + "c" * 40],
+    }
+    changes = {"reused": [reused], "target": target, "advice": advice, "traced": traced, "commit": commit}
     return Report.read({**found.document(), **changes})
 
 
@@ -71,6 +88,9 @@ def needles(report: Report) -> dict[str, list[str]]:
         "explanation": ["not torch itself: calm"],
         "explanation.hybrids": ["2 of 7"],
         "traced": ["numpy 2.0 is the first bad version (study eeeeeeee)"],
+        "commit": ["c" * 40, "Read lazily calm (#812)", "+31 −12 lines", "src/calm.py  +31 −12", "#812"],
+        "commit.compare": ["https://example.org/a/b/compare/x...y"],
+        "commit.log": ["git bisect start"],
         "reproduce": [step.commands[0] for step in report.reproduce],
         "reproduce.all": [command for step in report.reproduce for command in step.commands],
         "combinations.rate": ["38 %", "8.5–76 %"],
@@ -129,13 +149,13 @@ DEEP = {
 NOT_SHOWN = {
     # One screen: it names the page and the data.
     "text": DEEP
-    | {"explanation.hybrids", "reproduce.all", "study.exclude_newer"}
+    | {"commit.log", "explanation.hybrids", "reproduce.all", "study.exclude_newer"}
     | {"study.version", "posterior", "failures.other", "machines", "verdict.status", "combinations.warning"},
     # For a bug report: what a maintainer of the package needs.
     "md": DEEP | {"verdict.status", "combinations.warning"},
     # Test cases, and what belongs to all of them.
     "junit": DEEP - {"combinations.outcomes"}
-    | {"explanation.hybrids"}
+    | {"commit.log", "explanation.hybrids"}
     | {"combinations.warning", "combinations.same_as", "combinations.other"},
     "html": set(),
 }
@@ -169,7 +189,7 @@ def test_no_key_is_forgotten(report: Report) -> None:
     told = {key.removeprefix("verdict.") for key in needles(report) if key.startswith("verdict.")}
     # What these say is in the sentence, or in other keys.
     assert set(document["verdict"]) - told == {"kind", "bad_values", "directions", "boundaries", "trials"}
-    assert set(FORMATS) == {"text", "html", "md", "json", "junit"}
+    assert set(FORMATS) == {"text", "html", "md", "json", "junit", "csv"}
 
 
 # -- the schema --------------------------------------------------------------------------------------------

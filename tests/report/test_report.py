@@ -13,7 +13,7 @@ import pytest
 from bisect_env.report.document import load_report, report_document
 from bisect_env.report.doubts import verdict_warnings
 from bisect_env.report.formats import json_text
-from bisect_env.report.model import Report, is_called_bad
+from bisect_env.report.model import Report, calls_bad
 from bisect_env.report.text import STACK_LINES, print_report, report_text, stack_lines
 from bisect_env.report.words import ROWS, rows
 from bisect_env.search.intervals import clopper_pearson
@@ -174,7 +174,7 @@ def test_combinations_with_one_environment_share_their_trials(store: Store) -> N
 def test_what_a_verdict_says_of_a_combination(
     document: dict[str, Any], cell: dict[str, str], expected: bool | None
 ) -> None:
-    assert is_called_bad(document, cell) is expected
+    assert calls_bad(document)(cell) is expected
 
 
 def test_frequent_other_failures_and_spoilt_trials_are_warned_about(store: Store) -> None:

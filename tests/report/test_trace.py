@@ -17,6 +17,7 @@ from bisect_env.report.build import ANSWERS, LIMIT, POINTS
 from bisect_env.report.charts import clock, lanes_of
 from bisect_env.report.document import load_report
 from bisect_env.report.model import TimedTrial, TimelineReport
+from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import Search
 from bisect_env.search.trace import trace
 from bisect_env.storage.store import Store
@@ -42,13 +43,17 @@ FLAKY = """
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("rest", "every_corner"),
-    [("", False), ("good: {level: 0}\nbad: {level: 9}", False), ("", True)],
+    ("rest", "goal"),
+    [
+        ("", Goal.FIRST_BAD),
+        ("good: {level: 0}\nbad: {level: 9}", Goal.FIRST_BAD),
+        ("", Goal.EVERY_CORNER),
+    ],
     ids=["plain", "stated ends", "every corner"],
 )
-def test_the_last_point_is_what_the_study_ended_with(tmp_path: Path, rest: str, every_corner: bool) -> None:
+def test_the_last_point_is_what_the_study_ended_with(tmp_path: Path, rest: str, goal: Goal) -> None:
     studies = Studies(tmp_path)
-    conclusion = studies.run(studies.matrix(FLAKY, rest=rest), every_corner=every_corner)
+    conclusion = studies.run(studies.matrix(FLAKY, rest=rest), goal=goal)
     verdict, moved = conclusion.report["verdict"], conclusion.report["posterior"]
     first, last = moved["points"][0], moved["points"][-1]
     assert (first["trials"], last["trials"]) == (0, verdict["trials"])

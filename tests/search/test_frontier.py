@@ -82,3 +82,18 @@ def test_a_study_ends_in_such_words(turned: bool) -> None:
     told = in_words(grid, search.verdict.best)
     assert told is not None
     assert "cryptography < 2.0" in told["sentence"] or "< 2.0" in told["sentence"]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_two_frontiers_of_a_real_diagonal_are_told_by_a_study(workers: int) -> None:
+    """xmlsec 1.3.14 works with lxml up to 5.3.2, later ones from 6.0.0 on (xmlsec/python-xmlsec#361)."""
+    grid = lattice(["1.3.14", "1.3.16", "1.3.17"], [f"{i}.0" for i in range(21)])
+    lxml = np.arange(21)
+    bad = np.stack([lxml >= 11, lxml < 12, lxml < 12])
+    search = Search(grid, alone(grid))
+    while not search.finished:
+        for cell in search.ask(workers):
+            search.tell(cell, hit=bool(bad[cell]))
+    told = in_words(grid, search.verdict.best)
+    assert told is not None
+    assert told["sentence"] == ("pyopenssl needs cryptography < 11.0 up to 1.3.14 and ≥ 12.0 from 1.3.16 on")

@@ -85,8 +85,8 @@ def test_posterior_equals_plain_sums(directions: list[Direction], seed: int) -> 
     belief = update(space, counts)
     np.testing.assert_allclose(belief.hypotheses, expected, atol=1e-9)
     assert belief.log_evidence == pytest.approx(math.log(evidence), abs=1e-8)
-    np.testing.assert_allclose(belief.with_bad_rate.sum(axis=1), expected, atol=1e-9)
-    np.testing.assert_allclose(belief.with_background.sum(axis=1), expected, atol=1e-9)
+    np.testing.assert_allclose(belief.with_bad_rate().sum(axis=1), expected, atol=1e-9)
+    np.testing.assert_allclose(belief.with_background().sum(axis=1), expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -277,7 +277,8 @@ def test_nothing_is_learnt_where_all_is_known() -> None:
     sure[space.never] = 1.0
     joint = np.zeros((space.size, len(counts.grid.p0)))
     joint[space.never, 0] = 1.0
-    belief = Belief(sure, np.zeros((space.size, len(counts.grid.m))), joint, 0.0)
+    of = np.arange(space.size)
+    belief = Belief(sure, of, np.zeros((space.size, len(counts.grid.m))), joint, 0.0)
     assert information(space, counts, belief).max() < 1e-12
 
 

@@ -229,7 +229,13 @@ def test_who_may_only_insert_changes_nothing_that_is_there(postgres: Server, pos
                 connection.execute(
                     "INSERT INTO locks VALUES (%s, %s, 'linux-64', now(), 'x')", ["f" * 64, "3.11\nRUN id"]
                 )
+                connection.commit()
+                # With a limit of nothing the owner's next collection would drop the logs of others.
+                with pytest.raises(psycopg.errors.UniqueViolation):
+                    connection.execute("INSERT INTO meta VALUES ('log_limit', '0')")
             assert store.study(study.id) == study
+        with Store.open(postgres_url) as owner:
+            assert owner.collect(None, dry=True).limit == 10 * 2**30
         with (
             Store.open(postgres_url, read_only=True) as reader,
             pytest.raises(StorageError, match=r"damaged: lock f{64}"),

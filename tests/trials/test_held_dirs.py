@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.trials.workdir import left_behind, make_held
+from bisect_env.temporary import left_behind, make_held
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +44,7 @@ def test_nobody_takes_away_what_another_process_has_just_made(private_temp: Path
     """Between its making and its locking a directory looks as if it were left behind."""
     program = """
 import os, shutil, sys
-from bisect_env.trials.workdir import left_behind, make_held
+from bisect_env.temporary import left_behind, make_held
 for _ in range(400):
     path, lock = make_held("p-")
     (path / "file").touch()
@@ -66,3 +66,29 @@ for _ in range(400):
     for old in left_behind("p-"):
         shutil.rmtree(old)
     assert list(private_temp.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_of_the_users(tmp_path: Path) -> None:
+    mine = tmp_path / "bisect-env-notes"
+    mine.mkdir()
+    code = "from bisect_env.temporary import temporary\nwith temporary('lock') as f:\n print(f, flush=True)\n"
+    code += " input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        assert left.name.startswith("bisect-env-")
+        again = "from bisect_env.temporary import remove_left_behind\nremove_left_behind()"
+        env = {**os.environ, "TMPDIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", again], check=True, timeout=60, env=env)
+        assert left.is_dir(), "it is in use"
+        process.kill()
+    assert left.is_dir()
+    subprocess.run([sys.executable, "-c", again], check=True, timeout=60, env=env)
+    assert not left.exists()
+    assert mine.is_dir()

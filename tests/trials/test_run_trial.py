@@ -154,6 +154,80 @@ def test_a_stopped_process_is_a_hang(run: Run) -> None:
     assert "Fatal Python error: Aborted" in record.stack
 
 
+STOP_SUPERVISOR = "import os, signal; os.kill(os.getppid(), signal.SIGSTOP)\n"
+STOP_ALL = (
+    STOP_SUPERVISOR
+    + "server = int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1])\n"
+    + "os.kill(server, signal.SIGSTOP)\n"
+    + "os.kill(os.getppid(), signal.SIGSTOP)\n"
+)
+# A command of its own, which is killed while its trial runs.
+LONE_COMMAND = """
+import sys
+from pathlib import Path
+from bisect_env.trials.run import run_trial
+from tests.trials.trial_support import make_spec
+run_trial(make_spec(sys.argv[1], timeout=100.0), Path(sys.prefix))
+"""
+
+
+def supervisors() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(launch.SUPERVISOR) in process.cmdline():
+                found.append(process)
+    return found
+
+
+def test_a_trial_that_stops_its_supervisor_is_watched_on(run: Run) -> None:
+    for _ in range(3):
+        record = run(STOP_SUPERVISOR + "print('went on')", timeout=20.0)
+        assert (record.outcome, record.stdout) == (Outcome.PASS, "went on\n")
+        assert record.duration < 10.0
+
+
+def test_a_trial_that_stops_all_above_it_costs_itself_alone(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "START_GRACE", 0.5)
+    monkeypatch.setattr(launch, "KILL_GRACE", 0.5)
+    before = {process.pid for process in supervisors()}
+    lost = run(STOP_ALL + "import time; time.sleep(100)", timeout=1.0)
+    assert lost.outcome is Outcome.HARNESS_ERROR
+    again = run("print('fine')")
+    assert (again.outcome, again.stdout) == (Outcome.PASS, "fine\n")
+    left = [process for process in supervisors() if process.pid not in before]
+    assert [process.status() for process in left if process.status() == psutil.STATUS_STOPPED] == []
+
+
+def test_what_a_killed_command_left_stopped_is_ended_by_the_next(run: Run, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    command = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            LONE_COMMAND,
+            STOP_ALL + f"open({str(seen)!r}, 'w'); import time; time.sleep(100)",
+        ],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    with command:
+        deadline = time.monotonic() + 30
+        while not seen.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        ours = [p for p in psutil.Process(command.pid).children(recursive=True) if p.is_running()]
+        assert any(process.status() == psutil.STATUS_STOPPED for process in ours)
+        command.kill()
+    time.sleep(0.2)
+    assert any(process.is_running() for process in ours)
+    assert launch.end_left_behind() >= 1
+    _, alive = psutil.wait_procs(ours, timeout=10)
+    assert alive == []
+    assert run("print('fine')").outcome is Outcome.PASS
+
+
 def test_a_busy_loop_is_told_from_a_deadlock(run: Run) -> None:
     record = run("while True: pass", timeout=2.0)
     assert record.outcome is Outcome.HANG

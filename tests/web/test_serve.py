@@ -25,6 +25,7 @@ from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Machine, Outcome
 from bisect_env.web.app import QUESTIONS
 from bisect_env.web.serve import listening
+from tests.elsewhere import other_host
 from tests.storage.conftest import postgres, postgres_url
 from tests.storage.samples import opened_study, record
 
@@ -145,6 +146,16 @@ def test_views_queries_and_pages_are_served(db: str) -> None:
         assert "this is a copy of postgresql+psycopg://owner:***@" in err
         assert "1 studies, 2 trials" in err
         assert "hunter2" not in err
+
+
+def test_another_host_finds_no_port(tmp_path: Path) -> None:
+    fill(str(tmp_path / "results.sqlite"))
+    with other_host() as elsewhere, serving(str(tmp_path / "results.sqlite")) as (address, _):
+        port = urllib.parse.urlsplit(address).port
+        assert port is not None
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE):
+            pass
+        assert elsewhere.reaches([port]) == set()
 
 
 def test_only_this_machine_and_only_by_its_own_name(tmp_path: Path) -> None:

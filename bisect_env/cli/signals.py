@@ -1,0 +1,177 @@
+"""What Ctrl-C, SIGTERM and SIGHUP do: an orderly end in bounded time, at every instant of a command.
+
+Until a command begins there is nothing to end: the process says so and leaves. Then a signal asks for an
+orderly end, and each further one leaves less time for it. Nothing is raised into the middle of a library.
+Python's own handlers run between two instructions of the main thread, which may be waiting in a library that
+never returns; so a thread hears of every signal, too, and ends the process when its time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from bisect_env.temporary import remove_own
+
+ORDERLY = 45.0
+"""Seconds for an orderly end: trials get thirty to be ended, clusters five to be closed."""
+AT_ONCE = 3.0
+"""Seconds that a second signal leaves."""
+LEAVING = 5.0
+"""Seconds for Python to end once the command is done: threads of libraries may hold it up."""
+INTERRUPTED = 130
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Handler = Callable[[int, FrameType | None], None]
+
+
+def leave_at_once() -> None:
+    """Let signals end this process with a word: nothing has begun."""
+    _handle(_leave)
+
+
+def interrupt() -> None:
+    """Let every signal be what Ctrl-C is: a `KeyboardInterrupt` in the main thread."""
+    global _raised
+    _raised = False
+    _handle(_raise)
+
+
+def ignore() -> None:
+    """Let signals pass while the process ends anyway."""
+    for number in _NUMBERS:
+        with contextlib.suppress(ValueError):  # not the main thread's
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _handle(handler: _Handler) -> None:
+    for number in _NUMBERS:
+        # What `nohup` has switched off stays off. A shell's `&` switches Ctrl-C off, which can still be sent.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            with contextlib.suppress(ValueError):
+                signal.signal(number, handler)
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    os.write(2, b"stopped before anything had begun\n")
+    os._exit(INTERRUPTED)
+
+
+def _raise(_number: int, _frame: FrameType | None) -> None:
+    global _raised
+    _raised = True
+    # One more would only break what is being ended.
+    ignore()
+    raise KeyboardInterrupt
+
+
+_asked: threading.Event | None = None
+_raised = False
+
+
+def is_interrupted() -> bool:
+    """Whether a signal was raised as `KeyboardInterrupt` in this command."""
+    return _raised
+
+
+def is_stopping() -> bool:
+    """Whether the user has asked this command to stop."""
+    return _asked is not None and _asked.is_set()
+
+
+def stop_on_signals() -> threading.Event:
+    """From now on a signal stops the command in an orderly way and in bounded time.
+
+    Returns:
+        Set by the first signal.
+    """
+    global _asked
+    stop = _asked = threading.Event()
+    _handle(lambda _number, _frame: stop.set())
+    _watch_over()
+    return stop
+
+
+def _watch_over() -> None:
+    """End the process when an end that was asked for does not come."""
+    import click
+
+    context = click.get_current_context(silent=True)
+    if context is None or threading.current_thread() is not threading.main_thread():
+        return  # not a command: nobody would say when it is over
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+
+    context.call_on_close(end)
+    threading.Thread(target=_listen, args=(reader, over), name="signals", daemon=True).start()
+
+
+def _listen(reader: int, over: threading.Event) -> None:
+    deadline: float | None = None
+    with open(reader, "rb", buffering=0) as heard:
+        while not over.is_set():
+            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([heard], [], [], wait)[0]:
+                if not over.is_set():
+                    _end_by_force()
+                return
+            for number in heard.read(64):
+                if number in _NUMBERS:
+                    seconds = ORDERLY if deadline is None else AT_ONCE
+                    deadline = min(deadline or float("inf"), time.monotonic() + seconds)
+
+
+def _end_by_force() -> None:
+    end_workers()
+    remove_own()
+    shown = "\x1b[?25h" if sys.stderr.isatty() else ""  # a live view hides the cursor
+    os.write(
+        2,
+        f"{shown}error: stopped; what did not end in time was killed, and every trial that ended is stored\n"
+        "  remedy: give the same command again; it goes on where it stopped\n".encode(),
+    )
+    os._exit(INTERRUPTED)
+
+
+def end_workers() -> bool:
+    """Kill the workers of a Dask cluster of this process; whether there was one that had not ended."""
+    if local := sys.modules.get("bisect_env.cluster.local"):
+        with contextlib.suppress(Exception):
+            return bool(local.end_processes())
+    return False
+
+
+def leave_in_time(code: int) -> None:
+    """See that the process ends soon after its main thread, whatever the threads of libraries wait for."""
+    if "distributed" not in sys.modules:
+        return
+    if code == INTERRUPTED and end_workers():
+        # It was still starting, and the thread that starts it goes on as long as there is a process.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        remove_own()
+        os._exit(code)
+
+    def wait() -> None:
+        threading.main_thread().join()
+        time.sleep(LEAVING)
+        end_workers()
+        remove_own()
+        os._exit(code)
+
+    threading.Thread(target=wait, name="leave", daemon=True).start()

@@ -1,0 +1,169 @@
+"""From the first bad release to the first bad commit: the ends, their tags, and the matrix between. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from bisect_env.errors import UsageError
+from bisect_env.matrix import yaml_source
+from bisect_env.matrix.ask import BAD, GOOD, Commits
+from bisect_env.matrix.grid import AxisKind
+from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.schema import CommitAxis, DateAxis, EnvironmentAxis, PackageAxis
+from bisect_env.matrix.versions import Manager
+from bisect_env.storage.records import Study
+
+_TAIL = re.compile(r"(?:^|[/_-]|(?<=[a-z]))[vV]?[_-]?(\d+(?:[._]\w+)*(?:[-+]\w+)?)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """The boundary that a study found.
+
+    Attributes:
+        axis: Whose values are releases.
+        package: That it moves.
+        good: The last good release.
+        bad: The first bad one.
+        others: All other axes, as they are on both sides.
+    """
+
+    axis: str
+    package: str
+    good: str
+    bad: str
+    others: Mapping[str, str]
+
+
+def is_of_commits(study: Study) -> bool:
+    """Whether a study asks about commits already."""
+    return any(axis.get("kind") == AxisKind.COMMIT for axis in study.definition.grid)
+
+
+def releases_of(matrix: Matrix, verdict: Mapping[str, Any]) -> Releases:
+    """The releases between which a study's answer lies.
+
+    Args:
+        matrix: Of the study.
+        verdict: Its verdict document.
+
+    Raises:
+        UsageError: There is no answer, or it is no single release from PyPI.
+    """
+    first, last = verdict.get("first_bad"), verdict.get("last_good")
+    if verdict.get("status", "none") == "none" or not first or not last:
+        raise UsageError(
+            "the study has no first bad release yet", remedy="`bisect-env run MATRIX` finds it first"
+        )
+    moved = [axis for axis in first if first[axis] != last.get(axis)]
+    if len(moved) != 1:
+        raise UsageError(
+            f"last good and first bad differ in {' and '.join(moved)}: no commit of one explains that",
+            remedy="keep all but one as they are, and run the matrix again",
+        )
+    (axis,) = moved
+    found = matrix.file.axes.get(axis)
+    if isinstance(found, CommitAxis):
+        raise UsageError(f"{axis} is an axis of commits already", remedy="read `bisect-env report`")
+    if not isinstance(found, PackageAxis) or found.is_python or found.manager is not Manager.PYPI:
+        raise UsageError(
+            f"the answer is about {axis}, which is no package from PyPI that commits could be built of",
+            remedy="ask for the commit by itself: bisect-env run --git PATH --from v1 --to v2 -- COMMAND",
+        )
+    if matrix.file.uses_conda:
+        raise UsageError(
+            "the environments of this study are conda's, and commits are built for other Pythons",
+            remedy="ask for the commit by itself: bisect-env run --git PATH --from v1 --to v2 -- COMMAND",
+        )
+    others = {name: value for name, value in first.items() if name != axis}
+    return Releases(axis, found.canonical_package, str(last[axis]), str(first[axis]), others)
+
+
+def tag_of(version: str, package: str, tags: Sequence[str]) -> str | None:
+    """The tag of a release: v1.2.3, 1.2.3, name-1.2.3, release/1.2.3 and their like; None if there is none.
+
+    Args:
+        version: Of the release.
+        package: Normalised name.
+        tags: All there are.
+    """
+    names = {package, package.replace("-", "_"), package.replace("-", "")}
+    usual = [f"v{version}", version, f"V{version}"]
+    usual += [f"{name}{sign}{v}{version}" for name in sorted(names) for sign in "-_/@" for v in ("", "v")]
+    usual += [f"{word}{sign}{v}{version}" for word in ("release", "rel") for sign in "/-_" for v in ("", "v")]
+    known = set(tags)
+    if (found := next((tag for tag in usual if tag in known), None)) is not None:
+        return found
+    wanted = Version(version)
+    alike = [tag for tag in tags if (read := _version_in(tag, names)) is not None and read == wanted]
+    return min(alike, key=lambda tag: (len(tag), tag)) if alike else None
+
+
+def _version_in(tag: str, names: set[str]) -> Version | None:
+    found = _TAIL.search(tag)
+    if found is None:
+        return None
+    head = tag[: found.start(1)].strip("/_-vV").lower()
+    # Of a repository of several packages the tags of the others are none of this one.
+    if head and str(canonicalize_name(head)) not in {*names, "release", "rel", "releases", "version", "ver"}:
+        return None
+    for text in (found[1], found[1].replace("_", ".")):
+        try:
+            return Version(text)
+        except InvalidVersion:
+            continue
+    return None
+
+
+def commits_text(matrix: Matrix, releases: Releases, commits: Commits, *, command_line: str = "") -> str:
+    """The text of a matrix over the commits between two releases, with everything else as it is there. Pure.
+
+    Args:
+        matrix: Of the study of releases.
+        releases: Its boundary.
+        commits: What lies between.
+        command_line: Shown in the first line.
+    """
+    data: dict[str, Any] = dict(yaml_source.parse(matrix.text).data)
+    axes: dict[str, Any] = {}
+    for name, axis in matrix.file.axes.items():
+        if name == releases.axis:
+            axes[name] = _axis_of(commits)
+            continue
+        value = releases.others[name]
+        own = dict(data["axes"][name])
+        for key in ("skip", "direction", "step", "refine", "prereleases", "yanked"):
+            own.pop(key, None)
+        match axis:
+            case PackageAxis():
+                own["versions"] = [value]
+            case DateAxis():
+                own["dates"] = [value]
+            case EnvironmentAxis():
+                own["environments"] = {value: own["environments"][value]}
+            case _:
+                own["values"] = [value]
+        axes[name] = own
+    for key in ("exclude", "include", "description", GOOD, BAD):
+        data.pop(key, None)
+    data["name"] = f"{matrix.file.name[:90]}-commits"
+    data["axes"] = axes
+    data[GOOD], data[BAD] = {releases.axis: commits.first}, {releases.axis: commits.last}
+    head = f"# {command_line}\n" if command_line else ""
+    return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _axis_of(commits: Commits) -> dict[str, str]:
+    facts = {"git": commits.git, "package": commits.package, "from": commits.first, "to": commits.last}
+    if commits.every:
+        facts["history"] = "all"
+    if commits.subdirectory:
+        facts["subdirectory"] = commits.subdirectory
+    return facts

@@ -1,0 +1,410 @@
+"""Packages built from commits: their metadata, and the wheel that is built from each.
+
+A wheel is built once on each host, and kept by commit. What it is built with is as old as the commit, so that
+an old commit is not built by a build back end of today; but never older than the Python that builds it, which
+earlier ones do not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import secrets
+import time
+import tomllib
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import filelock
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from bisect_env.environments.commit_source import CommitBuild, CommitSource
+from bisect_env.environments.download import sha256_of
+from bisect_env.environments.integrity import remove_tree
+from bisect_env.environments.interpreters import Interpreter
+from bisect_env.environments.lock import LockedPackage, UnbuildableError
+from bisect_env.environments.repository import CommitNotFoundError, Repository
+from bisect_env.environments.uv_tool import Finished, Uv, is_transient
+from bisect_env.errors import InfrastructureError, UsageError
+
+FOLDER = "commits"
+LOG_LINES = 12
+"""Last lines of a build's log that are told where it fails."""
+REMEMBERED = 600.0
+"""Seconds for which a build that failed is not begun again by this process."""
+
+_WHEEL = "wheel.json"
+_OF_UV = ("error: Failed to build", "  × Failed to build", "hint:")
+_NO_COMPILER = re.compile(
+    r"command '([\w+-]+)' failed: No such file|Unknown compiler\(s\)|No CMAKE_C\w*_COMPILER could be found"
+)
+# When each minor version of Python was released: what is older cannot be expected to know it.
+_RELEASED = {
+    (3, 8): "2019-10-14",
+    (3, 9): "2020-10-05",
+    (3, 10): "2021-10-04",
+    (3, 11): "2022-10-24",
+    (3, 12): "2023-10-02",
+    (3, 13): "2024-10-07",
+    (3, 14): "2025-10-07",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltWheel:
+    """A wheel that was built from a commit.
+
+    Attributes:
+        path: Where it is kept.
+        sha256: Of the file.
+        seconds: What building it took, whenever that was.
+    """
+
+    path: Path
+    sha256: str
+    seconds: float
+
+    @property
+    def version(self) -> str:
+        """As its file name has it."""
+        return self.path.name.split("-")[1]
+
+    def locked(self, package: LockedPackage) -> LockedPackage:
+        """The package of a lock as the installer is to have it."""
+        return LockedPackage(package.name, package.version, "pip", self.path.as_uri(), self.sha256)
+
+
+class Commits:
+    """Builds commits on this host, and keeps what was built.
+
+    Args:
+        cache: Our cache directory.
+        uv: Makes the builds; where build requirements come from.
+    """
+
+    def __init__(self, cache: Path, uv: Uv) -> None:
+        self._cache = cache
+        self._uv = uv
+
+    def wheel(self, source: CommitSource, interpreter: Interpreter) -> BuiltWheel:
+        """The wheel of a commit: kept, or built now; safe from any number of processes at once.
+
+        Raises:
+            UnbuildableError: It cannot be built; `transient` tells whether that says anything about the
+                commit.
+            InfrastructureError: git is missing.
+        """
+        key = hashlib.sha256(
+            "\0".join((source.digest, source.name, str(interpreter.path), interpreter.version)).encode()
+        ).hexdigest()
+        place = self._cache / FOLDER / key
+        if (known := _kept(place)) is not None:
+            return known
+        failure = _failures.get(key)
+        if failure is not None and time.monotonic() - failure[0] < REMEMBERED:
+            raise UnbuildableError(failure[1], transient=False)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with filelock.FileLock(place.with_name(f".{key}.lock"), timeout=2 * source.build.time_limit + 60):
+                # Another process may have built it while we waited.
+                if (known := _kept(place)) is None:
+                    known = self._build(source, interpreter, place)
+                return known
+        except filelock.Timeout:
+            raise UnbuildableError("another process has been building this commit", transient=True) from None
+        except UnbuildableError as error:
+            if not error.transient:
+                _failures[key] = (time.monotonic(), error.message)
+            raise
+
+    def stand_in(self, source: CommitSource, interpreter: Interpreter, folder: Path) -> tuple[Path, str]:
+        """A wheel with the metadata of a commit, for the solver, and its version.
+
+        What the commit states in `pyproject.toml` needs no build; for what a build back end works out it is
+        built.
+
+        Args:
+            source: Which.
+            interpreter: For which.
+            folder: Where a wheel may be written.
+
+        Raises:
+            UnbuildableError: It cannot be built.
+            UsageError: The repository has no such commit.
+            InfrastructureError: The repository cannot be reached.
+        """
+        repository = Repository(source.repository, self._cache)
+        repository.require(source.commit)
+        path = "/".join(part for part in (source.build.subdirectory, "pyproject.toml") if part)
+        text = repository.file(source.commit, path)
+        stated = stated_metadata(text or "", source.name)
+        if stated is None:
+            wheel = self.wheel(source, interpreter)
+            return wheel.path, wheel.version
+        name, version, metadata = stated
+        target = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+        info = f"{name.replace('-', '_')}-{version}.dist-info"
+        with zipfile.ZipFile(target, "w") as archive:
+            archive.writestr(f"{info}/METADATA", metadata)
+            archive.writestr(
+                f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            archive.writestr(f"{info}/RECORD", "")
+        return target, version
+
+    # -- one build ------------------------------------------------------------------------------------------
+
+    def _build(self, source: CommitSource, interpreter: Interpreter, place: Path) -> BuiltWheel:
+        _remove_leftovers(place)
+        repository = Repository(source.repository, self._cache)
+        started = time.monotonic()
+        try:
+            repository.require(source.commit)
+        except (CommitNotFoundError, UsageError) as error:
+            raise UnbuildableError(f"{error.what} on this host", transient=True) from error
+        except InfrastructureError as error:
+            raise UnbuildableError(error.what, transient=True) from error
+        short = source.commit[:10]
+        missing = [] if source.build.partial else repository.submodules(source.commit)
+        if missing:
+            raise UnbuildableError(_partial(short, "submodules", missing), transient=False)
+        beside = place.with_name(f".build-{place.name}-{secrets.token_hex(4)}")
+        try:
+            (beside / "out").mkdir(parents=True)
+            with repository.checked_out(source.commit, beside) as tree:
+                missing = [] if source.build.partial else repository.pointers(tree)
+                if missing:
+                    raise UnbuildableError(_partial(short, "files of git-lfs", missing), transient=False)
+                root = tree / source.build.subdirectory
+                if not root.is_dir() or not root.resolve().is_relative_to(tree.resolve()):
+                    text = f"the commit {short} has no directory {source.build.subdirectory}"
+                    raise UnbuildableError(text, transient=False)
+                committed = repository.committed(source.commit)
+                self._run(source, interpreter, root, beside, committed)
+            wheels = sorted((beside / "out").glob("*.whl"))
+            if len(wheels) != 1:
+                raise UnbuildableError(f"the build of {short} left {len(wheels)} wheels", transient=False)
+            name = str(canonicalize_name(wheels[0].name.split("-")[0]))
+            if name != source.name:
+                text = f"the commit {short} builds the package {name}, and not {source.name}"
+                raise UnbuildableError(text, transient=False)
+            kept = beside / "kept"
+            kept.mkdir()
+            wheels[0].rename(kept / wheels[0].name)
+            facts = {
+                "file": wheels[0].name,
+                "sha256": sha256_of(kept / wheels[0].name),
+                "seconds": round(time.monotonic() - started, 3),
+                "commit": source.commit,
+                "url": source.url,
+            }
+            (kept / _WHEEL).write_text(json.dumps(facts), "utf-8")
+            remove_tree(place)
+            kept.rename(place)
+        finally:
+            remove_tree(beside)
+        known = _kept(place)
+        if known is None:
+            raise UnbuildableError(f"the wheel of {short} was taken away", transient=True)
+        return known
+
+    def _run(
+        self, source: CommitSource, interpreter: Interpreter, root: Path, beside: Path, committed: datetime
+    ) -> None:
+        build = source.build
+        date = build.exclude_newer or build_limit(committed, interpreter)
+        env = {"SOURCE_DATE_EPOCH": str(max(int(committed.timestamp()), 315_532_800)), **dict(build.env)}
+        # What is compiled in one directory is found again by ccache when it is compiled in another.
+        env.setdefault("CCACHE_BASEDIR", str(root))
+        env.setdefault("CCACHE_NOHASHDIR", "1")
+        deadline = time.monotonic() + build.time_limit
+        python: str | Path = interpreter.path
+        newer: list[str | Path] = ["--exclude-newer", date]
+        args: list[str | Path] = [
+            "build",
+            "--wheel",
+            "--no-sources",
+            "--force-pep517",
+            "--no-create-gitignore",
+        ]
+        if build.requires:
+            made = beside / "env"
+            python = made / "bin" / "python"
+            steps: list[list[str | Path]] = [
+                ["venv", "--no-project", "--quiet", "-p", interpreter.path, made],
+                ["pip", "install", "--quiet", "-p", python, *newer, "--", *build.requires],
+            ]
+            for step in steps:
+                self._step(step, beside, deadline, build, env, source)
+            args.append("--no-build-isolation")
+        # Below the temporary directory of the build, so that nothing stays of what is killed.
+        scratch = beside / "tmp"
+        scratch.mkdir()
+        env["TMPDIR"] = str(scratch)
+        self._step(
+            [*args, *newer, "-p", python, "-o", beside / "out", root], beside, deadline, build, env, source
+        )
+
+    def _step(
+        self,
+        args: Sequence[str | Path],
+        cwd: Path,
+        deadline: float,
+        build: CommitBuild,
+        env: Mapping[str, str],
+        source: CommitSource,
+    ) -> None:
+        finished = self._uv.run(
+            args,
+            cwd=cwd,
+            timeout=max(1.0, deadline - time.monotonic()),
+            builds=True,
+            extra=env,
+            watched=True,
+            memory=build.memory,
+        )
+        if finished.returncode != 0 or finished.timed_out:
+            raise _failed(finished, source)
+
+
+_failures: dict[str, tuple[float, str]] = {}
+"""Builds that failed in this process: when, and why. Three attempts are made of each, and builds are dear."""
+
+
+def build_limit(committed: datetime, interpreter: Interpreter) -> str:
+    """First instant (RFC 3339) that is too new for what a commit is built with."""
+    minor = interpreter.release[:2]
+    released = _RELEASED.get((minor[0], minor[1]))
+    known = datetime.fromisoformat(f"{released}T00:00:00+00:00") if released else committed
+    if minor > max(_RELEASED):
+        known = datetime.now(UTC)
+    return max(committed, known).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def stated_metadata(text: str, package: str) -> tuple[str, str, str] | None:
+    """Name, version and metadata of a project whose `pyproject.toml` states all of it. Pure.
+
+    Args:
+        text: Of the file; "" where there is none.
+        package: Normalised name that is expected.
+
+    Returns:
+        None where a build back end works something out, or the file states something else.
+    """
+    try:
+        project: Any = tomllib.loads(text).get("project")
+        if not isinstance(project, dict) or set(project.get("dynamic", ())) & _ASKED:
+            return None
+        name = str(canonicalize_name(project["name"]))
+        version = str(Version(project["version"]))
+        if name != package:
+            return None
+        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+        if requires := project.get("requires-python"):
+            lines.append(f"Requires-Python: {requires}")
+        lines += [f"Requires-Dist: {Requirement(one)}" for one in project.get("dependencies", ())]
+        for extra, requirements in project.get("optional-dependencies", {}).items():
+            lines.append(f"Provides-Extra: {extra}")
+            for one in map(Requirement, requirements):
+                marker = f"({one.marker}) and " if one.marker else ""
+                one.marker = None
+                lines.append(f"Requires-Dist: {one} ; {marker}extra == '{extra}'")
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError, InvalidVersion, InvalidRequirement):
+        return None
+    # A value with a line break would be a line of its own.
+    if any("\n" in line or "\r" in line for line in lines):
+        return None
+    return name, version, "\n".join(lines) + "\n"
+
+
+_ASKED = {"version", "dependencies", "optional-dependencies", "requires-python"}
+
+
+def package_of_project(files: Mapping[str, str | None]) -> str | None:
+    """The name of the package that a repository builds, as its files state it; None where none does. Pure.
+
+    Args:
+        files: `pyproject.toml` and `setup.cfg`, as far as they are there.
+    """
+    try:
+        project = tomllib.loads(files.get("pyproject.toml") or "")
+    except tomllib.TOMLDecodeError:
+        project = {}
+    for keys in (("project", "name"), ("tool", "poetry", "name"), ("tool", "flit", "metadata", "module")):
+        found: Any = project
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        if isinstance(found, str):
+            return found
+    section = re.search(r"^\[metadata\]$(.*?)(?=^\[|\Z)", files.get("setup.cfg") or "", re.M | re.S)
+    named = re.search(r"^name\s*=\s*([A-Za-z0-9._-]+)\s*$", section[1], re.M) if section else None
+    return named[1] if named else None
+
+
+def _remove_leftovers(place: Path) -> None:
+    """Remove what builders who were killed had begun; those alive hold their lock, and ours is held."""
+    for old in place.parent.glob(".build-*-*"):
+        key = old.name.split("-")[1]
+        if key == place.name:
+            remove_tree(old)
+            continue
+        with (
+            contextlib.suppress(filelock.Timeout),
+            filelock.FileLock(place.with_name(f".{key}.lock"), timeout=0),
+        ):
+            remove_tree(old)
+
+
+def _kept(place: Path) -> BuiltWheel | None:
+    try:
+        facts = json.loads((place / _WHEEL).read_text("utf-8"))
+        path = place / str(facts["file"])
+        if path.parent != place or sha256_of(path) != facts["sha256"]:
+            return None
+        return BuiltWheel(path, str(facts["sha256"]), float(facts["seconds"]))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _partial(short: str, what: str, missing: Sequence[str]) -> str:
+    named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return (
+        f"the commit {short} needs {what}, which are not fetched ({named}); "
+        "`build: {partial: true}` builds it without them"
+    )
+
+
+def _failed(finished: Finished, source: CommitSource) -> UnbuildableError:
+    short = source.commit[:10]
+    lines = [line.rstrip() for line in finished.stderr.splitlines() if line.strip()]
+    # What uv adds below the words of the build back end is of use to those who call uv themselves.
+    own = next((i for i, line in enumerate(lines) if i and line.startswith(_OF_UV)), len(lines))
+    lines = lines[:own]
+    told = "\n".join(lines[-LOG_LINES:])
+    if finished.timed_out:
+        text = f"the build of {short} took longer than {source.build.time_limit:.0f} s:\n{told}"
+        return UnbuildableError(text, transient=False)
+    if finished.returncode < 0:
+        text = f"the build of {short} was killed by signal {-finished.returncode}:\n{told}"
+        return UnbuildableError(text, transient=True)
+    words = "\n".join(lines)
+    transient = is_transient(words) and not (source.build.memory and "Cannot allocate memory" in words)
+    why = _reason(words)
+    return UnbuildableError(f"the build of {short} failed{why}:\n{told}", transient=transient)
+
+
+def _reason(words: str) -> str:
+    """What is known of a failure that happens on hosts, rather than in commits."""
+    if missing := _NO_COMPILER.search(words):
+        return f" (this host has no {missing[1] or 'compiler'})"
+    if "missing an upload date" in words:
+        return " (the index gives no upload dates, so that nobody knows what is as old as the commit)"
+    return ""

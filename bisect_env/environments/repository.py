@@ -1,0 +1,428 @@
+"""Git repositories: a mirror of each in our cache, read without running anything that the repository brings.
+
+The user's own clone is read and never written. A mirror has no hooks, no configuration of others and no work
+tree; filters that a `.gitattributes` names are not configured anywhere in it, so that none of them runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import filelock
+
+from bisect_env.environments.integrity import remove_tree
+from bisect_env.environments.uv_tool import Finished, run_tool
+from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.matrix.history import Commit, CommitDetails, History
+from bisect_env.matrix.secrets import passed_on, without_credentials
+
+_HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}(T\S+)?")
+_FETCH_TIMEOUT = 3600.0
+_READ_TIMEOUT = 600.0
+_REFS = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*", "+refs/remotes/*:refs/remotes/*")
+# Nothing here is read from a repository: what its own configuration, or a template, would run, does not.
+_FIRM = {
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "core.attributesFile": "/dev/null",
+    "core.autocrlf": "false",
+    "protocol.ext.allow": "never",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "advice.detachedHead": "false",
+    "submodule.recurse": "false",
+    "safe.directory": "*",
+}
+# What reaching a repository may need of the user's settings.
+_TRANSPORT = ("SSH_AUTH_SOCK", "GIT_SSH_COMMAND", "GIT_SSH", "GIT_ASKPASS", "SSH_ASKPASS", "GIT_SSL_CAINFO")
+
+
+class CommitNotFoundError(UsageError):
+    """A repository has no such commit."""
+
+
+class Repository:
+    """A repository, read from a mirror in our cache.
+
+    Args:
+        source: Address, or absolute path of a clone.
+        cache: Our cache directory.
+    """
+
+    def __init__(self, source: str, cache: Path) -> None:
+        self.source = source
+        name = hashlib.sha256(source.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+        self.mirror = cache / "git" / f"{name}.git"
+        self._lock = cache / "git" / f".{name}.lock"
+
+    @property
+    def shown(self) -> str:
+        """Its address without a password."""
+        return without_credentials(self.source) if "://" in self.source else self.source
+
+    # -- what is there --------------------------------------------------------------------------------------
+
+    def has(self, commit: str) -> bool:
+        """Whether the mirror has a commit, by its full hash."""
+        if not self.mirror.is_dir():
+            return False
+        return self._git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
+
+    def require(self, *commits: str) -> None:
+        """See that the mirror has some commits; the repository is asked only where one is missing.
+
+        Raises:
+            CommitNotFoundError: It has not.
+            InfrastructureError: It cannot be reached.
+        """
+        for commit in commits:
+            if self.has(commit):
+                continue
+            self.update()
+            if not self.has(commit):
+                self._fetch_one(commit)
+            if not self.has(commit):
+                raise self._unknown(commit)
+
+    def update(self) -> None:
+        """Bring the mirror up to date, or make it.
+
+        Raises:
+            UsageError: There is no such repository.
+            InfrastructureError: It cannot be reached, or git is missing.
+        """
+        self.mirror.parent.mkdir(parents=True, exist_ok=True)
+        is_path = "://" not in self.source
+        if is_path and not Path(self.source).is_dir():
+            raise UsageError(f"there is no repository {self.source}", remedy="correct the path")
+        with filelock.FileLock(self._lock):
+            if not self.mirror.is_dir():
+                self._make(is_path=is_path)
+            finished = self._transport("fetch", "--quiet", "--no-tags", "--prune", self.source, *_REFS)
+            if finished.returncode != 0 or finished.timed_out:
+                raise self._unreachable(finished)
+            head = self._transport("ls-remote", "--symref", self.source, "HEAD")
+            if found := re.search(r"^ref: (refs/\S+)\tHEAD$", head.stdout, re.MULTILINE):
+                self._git("symbolic-ref", "HEAD", found[1])
+            elif found := re.search(r"^([0-9a-f]{40,64})\tHEAD$", head.stdout, re.MULTILINE):
+                self._git("update-ref", "--no-deref", "HEAD", found[1])
+
+    def resolve(self, *texts: str) -> list[str]:
+        """Hashes of what tags, branches, hashes or days name; the repository is asked about what can move.
+
+        Raises:
+            CommitNotFoundError: One names no commit.
+            InfrastructureError: The repository cannot be reached, and the mirror does not know them all.
+        """
+        if all(_HASH.fullmatch(text) and self.has(text) for text in texts):
+            return list(texts)
+        try:
+            self.update()
+        except InfrastructureError:
+            # Without a network what is here is all there is.
+            if not self.mirror.is_dir() or not all(self._resolved(text) for text in texts):
+                raise
+        found = []
+        for text in texts:
+            commit = self._resolved(text)
+            if commit is None and _HASH.fullmatch(text):
+                self._fetch_one(text)
+                commit = self._resolved(text)
+            if commit is None:
+                raise self._unknown(text)
+            found.append(commit)
+        return found
+
+    def history(self, first: str, last: str, *, every: bool = False) -> History:
+        """The commits between two; see `VersionCatalogue.commits`."""
+        old, new = self.resolve(first, last)
+        args = ["log", "--topo-order", "--format=%H%x00%P%x00%s", "--no-show-signature"]
+        args += [] if every else ["--first-parent"]
+        text = self._read(*args, new, f"^{old}", "--")
+        commits: dict[str, Commit] = {}
+        for line in text.split("\n"):
+            if line:
+                commit, parents, subject = line.split("\0", 2)
+                commits[commit] = Commit(tuple(parents.split()), subject)
+        if not commits:
+            backwards = self._git("merge-base", "--is-ancestor", new, old).returncode == 0 and old != new
+            raise UsageError(
+                f"{self.shown}: no commit lies between {first} and {last}",
+                remedy="swap them: the older one comes first" if backwards else "name two that differ",
+            )
+        begin = old
+        if self._git("merge-base", "--is-ancestor", old, new).returncode != 0:
+            # The older end is on a branch of its own, as tags of releases often are.
+            line_ = History(old, new, commits).line
+            oldest = line_[1]
+            if not commits[oldest].parents:
+                raise UsageError(
+                    f"{self.shown}: {first} and {last} have no commit in common",
+                    remedy="name an older end from which the newer one was made",
+                )
+            begin = commits[oldest].parents[0]
+        subject = self._read("log", "-1", "--format=%s", "--no-show-signature", begin, "--").rstrip("\n")
+        return History(begin, new, commits, every, subject)
+
+    def details(self, commit: str, *, files: bool = True) -> CommitDetails:
+        """What a commit says of itself.
+
+        Args:
+            commit: Its hash; the mirror has it.
+            files: Whether to look at what it changes.
+        """
+        form = "--format=%an%x00%aI%x00%cI%x00%s%x00%P"
+        author, authored, committed, subject, parents = (
+            self._read("log", "-1", form, "--no-show-signature", "--no-mailmap", commit, "--")
+            .rstrip("\n")
+            .split("\0")
+        )
+        changed: list[tuple[str, int | None, int | None]] = []
+        if files:
+            base = parents.split()[0] if parents else _EMPTY_TREE
+            args = ("diff-tree", "-r", "-z", "--numstat", "--no-renames", "--no-ext-diff", "--no-textconv")
+            for entry in self._read(*args, base, commit, "--").split("\0"):
+                if entry:
+                    added, removed, path = entry.split("\t", 2)
+                    changed.append((path, _number(added), _number(removed)))
+        tags = self._read("tag", "--points-at", commit).split("\n")
+        return CommitDetails(
+            commit,
+            author,
+            datetime.fromisoformat(authored),
+            datetime.fromisoformat(committed),
+            subject,
+            tuple(parents.split()),
+            tuple(changed),
+            tuple(tag for tag in tags if tag),
+        )
+
+    def committed(self, commit: str) -> datetime:
+        """When a commit came to where it is, in UTC."""
+        text = self._read("log", "-1", "--format=%ct", "--no-show-signature", commit, "--").strip()
+        return datetime.fromtimestamp(int(text), UTC)
+
+    def forge(self) -> str:
+        """Where people look at the repository: its own address, or the one that a clone was made from."""
+        if "://" in self.source:
+            return self.shown
+        for config in (Path(self.source) / ".git" / "config", Path(self.source) / "config"):
+            if config.is_file():
+                args: list[str | Path] = ["config", "--file", config, "--no-includes"]
+                found = self._run([*args, "--get", "remote.origin.url"], cwd=None).stdout.strip()
+                return without_credentials(found) if "://" in found else found
+        return ""
+
+    def tags(self) -> list[str]:
+        """Names of all tags."""
+        text = self._read("for-each-ref", "--format=%(refname:strip=2)", "refs/tags")
+        return [name for name in text.split("\n") if name]
+
+    def file(self, commit: str, path: str) -> str | None:
+        """The text of a file of a commit, None where it has none."""
+        finished = self._git("cat-file", "blob", f"{commit}:{path}")
+        return finished.stdout if finished.returncode == 0 else None
+
+    def submodules(self, commit: str) -> list[str]:
+        """Paths of a commit that are commits of other repositories."""
+        found = []
+        for entry in self._read("ls-tree", "-r", "-z", "--full-tree", commit).split("\0"):
+            facts, _, path = entry.partition("\t")
+            if facts.startswith("160000 "):
+                found.append(path)
+        return found
+
+    # -- the files of a commit ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def checked_out(self, commit: str, folder: Path) -> Iterator[Path]:
+        """The files of a commit in a fresh clone, for the time of the block.
+
+        A clone, so that builds which take their version from tags find them; of the mirror, so that it has
+        neither hooks nor filters.
+
+        Args:
+            commit: Its hash; the mirror has it.
+            folder: Where the clone is made; it has no other use.
+
+        Raises:
+            InfrastructureError: git cannot write it.
+        """
+        place = folder / "source"
+        try:
+            self._check(
+                self._run(
+                    ["clone", "--quiet", "--shared", "--no-checkout", "--template=", self.mirror, place],
+                    cwd=folder,
+                )
+            )
+            self._check(
+                self._run(["-C", place, "checkout", "--quiet", "--force", "--detach", commit], cwd=folder)
+            )
+            yield place
+        finally:
+            remove_tree(place)
+
+    def pointers(self, place: Path) -> list[str]:
+        """Files of a checkout that only point to what git-lfs keeps elsewhere."""
+        names = self._run(["-C", place, "ls-files", "-z"], cwd=place).stdout
+        if ".gitattributes" not in names:
+            return []
+        told = self._run(["-C", place, "check-attr", "-z", "--stdin", "filter"], cwd=place, stdin=names)
+        words = told.stdout.split("\0")
+        marked = [path for path, value in zip(words[::3], words[2::3], strict=False) if value == "lfs"]
+        return [path for path in marked if _is_pointer(place / path)]
+
+    # -- running git ----------------------------------------------------------------------------------------
+
+    def _make(self, *, is_path: bool) -> None:
+        beside = self.mirror.with_name(f".new-{self.mirror.name}-{secrets.token_hex(4)}")
+        try:
+            if is_path:
+                # Objects are hardlinked where that can be, so that this takes no time and no room.
+                finished = self._transport("clone", "--quiet", "--mirror", "--template=", self.source, beside)
+            else:
+                finished = self._run(["init", "--quiet", "--bare", "--template=", beside], cwd=None)
+            if finished.returncode != 0 or finished.timed_out:
+                raise self._unreachable(finished)
+            beside.rename(self.mirror)
+        finally:
+            remove_tree(beside)
+
+    def _fetch_one(self, commit: str) -> None:
+        if self.mirror.is_dir():
+            self._transport("fetch", "--quiet", "--no-tags", self.source, commit)
+
+    def _resolved(self, text: str) -> str | None:
+        names = [f"refs/tags/{text}", f"refs/heads/{text}", f"refs/remotes/{text}"]
+        names += [f"refs/remotes/origin/{text}", text]
+        if _DAY.fullmatch(text):
+            day = text if "T" in text else f"{text}T23:59:59Z"
+            finished = self._git("rev-list", "-1", "--first-parent", f"--before={day}", "HEAD", "--")
+            return finished.stdout.strip() or None
+        for name in names:
+            finished = self._git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+            if finished.returncode == 0:
+                return finished.stdout.strip()
+        return None
+
+    def _read(self, *args: str) -> str:
+        return self._check(self._git(*args))
+
+    def _check(self, finished: Finished) -> str:
+        if finished.returncode != 0 or finished.timed_out:
+            raise InfrastructureError(
+                f"git cannot read {self.shown}: {_words(finished)}",
+                remedy=f"if it stays so, remove {self.mirror} and give the same command again",
+            )
+        return finished.stdout
+
+    def _git(self, *args: str) -> Finished:
+        return self._run(["--git-dir", self.mirror, *args], cwd=self.mirror)
+
+    def _transport(self, *args: str | Path) -> Finished:
+        where: list[str | Path] = ["--git-dir", self.mirror] if args[0] == "fetch" else []
+        return self._run([*where, *args], cwd=None, transport=True)
+
+    def _run(
+        self,
+        args: Sequence[str | Path],
+        *,
+        cwd: Path | None,
+        transport: bool = False,
+        stdin: str | None = None,
+    ) -> Finished:
+        env = _environment(os.environ, transport=transport)
+        firm = [word for name, value in _FIRM.items() for word in ("-c", f"{name}={value}")]
+        argv = ["git", "--no-pager", *firm, *args]
+        try:
+            if stdin is not None:
+                done = subprocess.run(
+                    [str(word) for word in argv],
+                    env=env,
+                    cwd=cwd,
+                    input=stdin.encode("utf-8", "surrogateescape"),
+                    capture_output=True,
+                    timeout=_READ_TIMEOUT,
+                    check=False,
+                )
+                return Finished(
+                    done.returncode,
+                    done.stdout.decode("utf-8", "surrogateescape"),
+                    done.stderr.decode("utf-8", "replace"),
+                )
+            return run_tool(
+                argv,
+                env=env,
+                cwd=cwd or Path("/"),
+                timeout=_FETCH_TIMEOUT if transport else _READ_TIMEOUT,
+                keep=None,
+            )
+        except FileNotFoundError:
+            raise InfrastructureError(
+                "git is not on this host, and commits are read with it", remedy="install git"
+            ) from None
+
+    def _unknown(self, text: str) -> CommitNotFoundError:
+        return CommitNotFoundError(
+            f"{self.shown} has no commit {text}",
+            remedy="name a tag, a branch, a full hash or a day that it has; a shallow clone has not all",
+        )
+
+    def _unreachable(self, finished: Finished) -> InfrastructureError | UsageError:
+        words = "took too long" if finished.timed_out else _words(finished)
+        if "://" not in self.source and re.search("not a git repository|does not exist", words):
+            return UsageError(f"{self.source} is no git repository", remedy="correct the path")
+        return InfrastructureError(
+            f"the repository {self.shown} cannot be reached: {words}",
+            remedy="check its address, the network and credentials (git asks for none), then try again",
+        )
+
+
+_EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+
+
+def _environment(outer: Mapping[str, str], *, transport: bool) -> dict[str, str]:
+    """Of the user's settings those that say how a repository is reached, and none else."""
+    env = passed_on(outer)
+    env |= {name: outer[name] for name in ("PATH", "TMPDIR") if name in outer}
+    env |= {
+        "LC_ALL": "C.UTF-8",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_ATTR_NOSYSTEM": "1",
+    }
+    if transport:
+        env |= {name: outer[name] for name in _TRANSPORT if name in outer}
+        env |= {name: outer[name] for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM") if name in outer}
+        env.setdefault("GIT_SSH_COMMAND", "ssh -oBatchMode=yes")
+    else:
+        env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_NO_LAZY_FETCH": "1"}
+    return env
+
+
+def _words(finished: Finished) -> str:
+    lines = [line.removeprefix("fatal: ").strip() for line in finished.stderr.splitlines() if line.strip()]
+    return without_credentials("; ".join(lines[-3:])) if lines else f"git ended with {finished.returncode}"
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
+
+
+def _is_pointer(path: Path) -> bool:
+    try:
+        if path.is_symlink() or path.stat().st_size > 1024:
+            return False
+        return path.read_bytes().startswith(b"version https://git-lfs.github.com/spec/")
+    except OSError:
+        return False

@@ -1,0 +1,36 @@
+"""What a study wants to know, and the search for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from bisect_env.matrix.grid import Grid, Index
+from bisect_env.search.every import SearchAll
+from bisect_env.search.searcher import SearchSettings, StudySearch
+from bisect_env.search.table import TableSearch
+from bisect_env.search.zoom import search_for
+
+
+class Goal(StrEnum):
+    """What a study wants to know."""
+
+    FIRST_BAD = "first-bad"
+    """Where it begins to fail."""
+    EVERY_CORNER = "every-corner"
+    """The same, and where else it does."""
+    TABLE = "table"
+    """Which combinations fail, and which do not."""
+
+
+def search_towards(
+    goal: Goal, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings
+) -> StudySearch:
+    """The search for a goal; the other arguments as for `Search`."""
+    match goal:
+        case Goal.TABLE:
+            return TableSearch(grid, groups, settings)
+        case Goal.EVERY_CORNER:
+            return SearchAll(grid, groups, settings)
+        case _:
+            return search_for(grid, groups, settings)

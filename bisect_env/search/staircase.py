@@ -1,0 +1,302 @@
+"""Tables that change a few times at most on every way upward: frontiers and bands. Pure.
+
+With one orientation for each ordered axis, each combination has a *level*, which never falls on the way
+upward, and is bad at every other level:
+
+    one change    a frontier: what lies beyond a bad combination is bad, what lies before a good one good
+    two changes   a band between two frontiers, bad or good; a broken release is one
+    three         a frontier and a band
+
+What was seen bounds the level of every combination from below (by what lies before it) and from above: a
+combination whose bounds agree need not be looked at. A frontier through n × m combinations is known after
+n + m − 1 looks at most (saddleback search: D. Gries, *The Science of Programming* (1981), section 17).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.search.families import FloatArray
+
+_LITTLE, _LITTLE_BITS = 0.75, 0.3
+"""What a look must be worth while others are being looked at: one that waits for them is worth more then.
+In combinations that it decides, and in bits."""
+
+_STEPS = (1.0, 0.1)
+"""Weights of a line at which a frontier moves: any frontier, and corners and lines, which are likelier."""
+
+
+def ordered_axes(grid: Grid) -> list[int]:
+    """Axes with an order and a choice."""
+    return [
+        i
+        for i, axis in enumerate(grid.axes)
+        if len(axis.values) > 1 and axis.direction is not Direction.UNORDERED
+    ]
+
+
+def beyond(cells: NDArray[np.bool_], axes: Sequence[int], back: Collection[int]) -> NDArray[np.bool_]:
+    """Cells at or beyond some, upwards along each axis but for those along which it is downwards."""
+    for axis in axes:
+        if axis in back:
+            cells = np.flip(np.maximum.accumulate(np.flip(cells, axis), axis=axis), axis)
+        else:
+            cells = np.maximum.accumulate(cells, axis=axis)
+    return np.asarray(cells)
+
+
+def _total_beyond(weight: FloatArray, axes: Sequence[int], back: Collection[int]) -> FloatArray:
+    """Total of a weight over the cells from which each cell is at or beyond, itself included."""
+    for axis in axes:
+        if axis in back:
+            weight = np.flip(np.cumsum(np.flip(weight, axis), axis=axis), axis)
+        else:
+            weight = np.cumsum(weight, axis=axis)
+    return weight
+
+
+@dataclass(frozen=True, eq=False)
+class Staircase:
+    """What the labels say if the table changes a few times at most on every way upward.
+
+    Attributes:
+        changes: How often at most.
+        begins_bad: Whether the lowest level is bad.
+        axes: Those with an order.
+        back: Of them those along which upward is towards lower positions.
+        least: Smallest level that each cell can have, shape of the lattice.
+        most: Greatest level.
+        known: Cells that carry a label.
+    """
+
+    changes: int
+    begins_bad: bool
+    axes: tuple[int, ...]
+    back: tuple[int, ...]
+    least: NDArray[np.int8]
+    most: NDArray[np.int8]
+    known: NDArray[np.bool_]
+
+    @property
+    def decided(self) -> NDArray[np.bool_]:
+        """Cells that are known to be bad or good."""
+        return np.asarray((self.least == self.most) | self.known)
+
+    @property
+    def lowest(self) -> NDArray[np.bool_]:
+        """What is bad if every level is as low as it can be."""
+        return np.asarray((self.least % 2 == 1) != self.begins_bad)
+
+    def next(
+        self,
+        count: int,
+        pending: Collection[Index],
+        visible: NDArray[np.bool_],
+        allowed: NDArray[np.bool_],
+    ) -> list[Index]:
+        """Cells that decide most whatever they turn out to be, at most `count`.
+
+        Args:
+            count: How many.
+            pending: Cells that are being looked at.
+            visible: Cells that count.
+            allowed: Cells that may be chosen.
+        """
+        weight = (visible & ~self.decided).astype(np.float64)
+        allowed = allowed & (weight > 0)
+        forth = [axis for axis in self.axes if axis not in self.back]
+        chance = self._chance() if self.changes == 1 and len(self.axes) == 2 else None
+        little = _LITTLE if chance is None else _LITTLE_BITS
+        chosen: list[Index] = []
+        waiting = list(pending)
+        while len(chosen) < count:
+            for cell in waiting:
+                point = np.zeros(weight.shape, dtype=bool)
+                point[cell] = True
+                # Whatever it turns out to be, half of what it could decide is decided.
+                weight[beyond(point, self.axes, self.back) | beyond(point, self.axes, forth)] *= 0.5
+                allowed[cell] = False
+            worth = self._worth(weight, forth)
+            if chance is not None:
+                worth = np.where(worth > 0, weight * 4.0 * chance * (1.0 - chance) + 1e-4 * worth, 0.0)
+            score = np.where(allowed, worth, -np.inf)
+            place = tuple(int(i) for i in np.unravel_index(int(score.argmax()), score.shape))
+            # A cell that decides nothing but itself waits for those that are being looked at.
+            if score[place] <= (little if chosen or pending else 0.0):
+                break
+            chosen.append(place)
+            waiting = [place]
+        return chosen
+
+    def _worth(self, weight: FloatArray, forth: Sequence[int]) -> FloatArray:
+        """Levels that a look rules out: the lesser of both outcomes, and a little for the other one."""
+        raised, lowered = np.zeros_like(weight), np.zeros_like(weight)
+        for level in range(self.changes + 1):
+            above = _total_beyond(weight * (self.least <= level), self.axes, forth)
+            below = _total_beyond(weight * (self.most >= level), self.axes, self.back)
+            raised = np.where(self.least == level, above, raised)
+            lowered = np.where(self.most == level, below, lowered)
+        odd = (self.most - self.least) % 2 == 1
+        # Where bounds are an odd number apart, either outcome rules one end out; else one rules out both.
+        either = np.where(odd, np.minimum(raised, lowered), 0.0)
+        other = np.where(odd, np.maximum(raised, lowered), raised + lowered)
+        return np.asarray(either + 1e-3 * other)
+
+    @cached_property
+    def bits(self) -> float:
+        """How much the labels had to say to name this staircase among all, in bits; an upper bound.
+
+        A table that is none agrees with its first labels by chance, as with any description of as many bits.
+        """
+        sizes = [n for axis, n in enumerate(self.least.shape) if axis in self.axes]
+        if self.changes == 1 and len(self.axes) == 2:
+            named = self._frontiers[0]
+        else:
+            slices = self.least.size / math.prod(sizes)
+            named = slices * self.changes * _log2_frontiers(sizes)
+        return named + len(self.axes)
+
+    @cached_property
+    def _places(self) -> FloatArray:
+        """Of a frontier of two axes: where on each line of the first what is bad can begin, 0 or 1.
+
+        Shape (…, lines, places); the lattice is turned so that upward is towards higher positions.
+        """
+        turn = tuple(axis for axis in self.axes if axis in self.back)
+        both = (np.flip(one, turn) for one in (self.least, self.most))
+        least, most = (np.moveaxis(one, self.axes, (-2, -1)) for one in both)
+        size = least.shape[-1]
+        places = np.arange(size + 1)
+        # Above every place that is surely good, and not above one that is surely bad.
+        low = np.where((most == 0).any(axis=-1), size - np.argmax((most == 0)[..., ::-1], axis=-1), 0)
+        high = np.where((least == 1).any(axis=-1), np.argmax(least == 1, axis=-1), size)
+        fits = (places >= low[..., None]) & (places <= high[..., None])
+        return np.asarray(fits, dtype=np.float64)
+
+    @cached_property
+    def _frontiers(self) -> tuple[float, FloatArray]:
+        """Of frontiers of two axes: bits of what the labels leave, and the share of each place on each line.
+
+        All frontiers are equally likely with one half, else those with fewer steps are likelier.
+        """
+        bits, shares = [], []
+        for step in _STEPS:
+            left, share = _chain(self._places, step)
+            bits.append(_chain(np.ones_like(self._places), step)[0] - left)
+            shares.append(share)
+        weight = 2.0 ** -(np.array(bits) - min(bits))
+        named = min(bits) - float(np.log2(weight.mean()))
+        weight = weight / weight.sum()
+        return named, np.asarray(sum(w * share for w, share in zip(weight, shares, strict=True)))
+
+    def _chance(self) -> FloatArray:
+        """Share of the frontiers of two axes that call each cell bad."""
+        share = self._frontiers[1]
+        turn = tuple(axis for axis in self.axes if axis in self.back)
+        bad = np.moveaxis(np.cumsum(share, axis=-1)[..., :-1], (-2, -1), self.axes)
+        return np.asarray(np.clip(np.flip(bad, turn), 0.0, 1.0))
+
+
+def _chain(fits: FloatArray, step: float) -> tuple[float, FloatArray]:
+    """Frontiers as chains: on line r what is bad begins at a place that is no higher than on line r − 1.
+
+    Args:
+        fits: 1 for each place at which it can begin, 0 else; shape (…, lines, places).
+        step: Weight of a line at which it moves, in that of one at which it stays.
+
+    Returns:
+        log2 of their weight, and the share of each place on each line.
+    """
+    forward, backward = fits.copy(), np.ones_like(fits)
+    bits = 0.0
+    for line in range(fits.shape[-2]):
+        now = fits[..., line, :]
+        if line:
+            before = forward[..., line - 1, :]
+            total = np.cumsum(before[..., ::-1], axis=-1)[..., ::-1]
+            now = now * (step * total + (1.0 - step) * before)
+        whole = np.maximum(now.sum(axis=-1, keepdims=True), 1e-300)
+        bits += float(np.log2(whole).sum())
+        forward[..., line, :] = now / whole
+    for line in range(fits.shape[-2] - 2, -1, -1):
+        after = backward[..., line + 1, :] * fits[..., line + 1, :]
+        now = step * np.cumsum(after, axis=-1) + (1.0 - step) * after
+        backward[..., line, :] = now / np.maximum(now.sum(axis=-1, keepdims=True), 1e-300)
+    share = forward * backward
+    return bits, share / np.maximum(share.sum(axis=-1, keepdims=True), 1e-300)
+
+
+def _log2_frontiers(sizes: Sequence[int]) -> float:
+    """log2 of how many frontiers there are; of more than three axes a bound.
+
+    Of n values there are n + 1, of n × m the binomial of n + m over n, of three axes as many as plane
+    partitions in a box: the product of (i + j + k − 1) / (i + j + k − 2) (P. A. MacMahon, *Combinatory
+    Analysis*, 1916).
+    """
+    *rest, a, b, c = [*(1 for _ in range(3 - len(sizes))), *sorted(sizes)]
+    places = itertools.product(range(1, a + 1), range(1, b + 1), range(1, c + 1))
+    return math.prod(rest) * sum(math.log2((i + j + k - 1) / (i + j + k - 2)) for i, j, k in places)
+
+
+def staircases(
+    table: NDArray[np.int8],
+    grid: Grid,
+    changes: int,
+    visible: NDArray[np.bool_],
+    *,
+    anyway: bool = False,
+) -> list[Staircase]:
+    """The staircases that the labels allow, with every orientation: the one that decides most comes first.
+
+    Args:
+        table: 1 bad, 0 good, -1 not known; shape of the lattice.
+        grid: The lattice. A frontier that runs against stated directions comes after one that does not.
+        changes: How often the table changes at most.
+        visible: Cells that count.
+        anyway: Whether directions that are stated count for nothing.
+    """
+    ordered = tuple(ordered_axes(grid))
+    found: list[tuple[int, int, Staircase]] = []
+    for turned in itertools.product((False, True), repeat=len(ordered)) if ordered else ():
+        if changes % 2 == 0 and turned[0]:
+            continue  # seen from the other end it is the same
+        back = tuple(axis for axis, is_back in zip(ordered, turned, strict=True) if is_back)
+        against = sum(
+            grid.axes[axis].direction is not Direction.EITHER
+            and (axis in back) != (grid.axes[axis].direction is Direction.FIXED)
+            for axis in ordered
+        )
+        for begins_bad in (False, True) if changes % 2 == 0 else (False,):
+            one = _bounded(table, ordered, back, changes, begins_bad=begins_bad)
+            if one is not None:
+                decided = int(np.count_nonzero(one.decided & visible))
+                found.append((against if changes == 1 and not anyway else 0, -decided, one))
+    return [one for _, _, one in sorted(found, key=lambda item: item[:2])]
+
+
+def _bounded(
+    table: NDArray[np.int8], axes: tuple[int, ...], back: tuple[int, ...], changes: int, *, begins_bad: bool
+) -> Staircase | None:
+    """Bounds of all levels, from the labels; None if some label has no level left."""
+    forth = [axis for axis in axes if axis not in back]
+    odd = np.where(table < 0, -1, (table == 1) != begins_bad).astype(np.int8)
+    least = np.zeros(table.shape, dtype=np.int8)
+    most = np.full(table.shape, changes, dtype=np.int8)
+    for level in range(changes):
+        # At least one more: what lies at or beyond a cell that is at least here, and is not here.
+        least[beyond((least == level) & (odd == 1 - level % 2), axes, back)] = level + 1
+        high = changes - level
+        most[beyond((most == high) & (odd == 1 - high % 2), axes, forth)] = high - 1
+    wrong_top = (least == changes) & (odd == 1 - changes % 2)
+    wrong_low = (most == 0) & (odd == 1)
+    if (least > most).any() or wrong_top.any() or wrong_low.any():
+        return None
+    return Staircase(changes, begins_bad, axes, back, least, most, table >= 0)

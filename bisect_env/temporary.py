@@ -1,0 +1,155 @@
+"""Temporary directories that are known to be somebody's, or nobody's, by a lock: never by their age.
+
+Whoever makes one keeps it locked as long as it lives; the kernel frees the lock, however it dies. A process
+that was killed cannot remove its own, so the next one on this host does. All of them carry our name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+PREFIX = "bisect-env-tmp-"
+"""Of what `temporary` makes, and of nothing else: such a directory is removed, and a user may well have made
+a `bisect-env-something` beside it."""
+TRIAL = "bisect-env-trial-"
+"""Of directories of trials, for whose removal more is to be done (see `trials/workdir.py`). Short: paths of
+Unix sockets below them may have 107 characters."""
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What a write to a full file system ends in."""
+
+# Without following links, or waiting for the other end of a pipe: anybody can put such a thing there.
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY
+
+
+_OWN: set[Path] = set()
+
+
+def remove_own() -> None:
+    """Remove what this process has, which then ends without unwinding."""
+    for path in list(_OWN):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def temporary(name: str) -> Iterator[Path]:
+    """A directory for the time of a block.
+
+    Args:
+        name: What it is for, as it is to stand in its own name.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    _SWEEP.once()
+    path, held = make_held(f"{PREFIX}{name}-")
+    _OWN.add(path)
+    try:
+        yield path
+    finally:
+        _OWN.discard(path)
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(held)
+
+
+def make_held(prefix: str) -> tuple[Path, int]:
+    """A fresh directory for temporary files, and a descriptor that keeps it locked until it is closed.
+
+    Args:
+        prefix: Of its name.
+    """
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix))
+        # Between making it and locking it, somebody who tidies up may take it for left behind. What he holds,
+        # or has removed, is his: another one is made.
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(path, _FLAGS)
+            try:
+                is_ours = _lock(path, fd)
+            except OSError:  # a file system without locks, on which nobody can tidy up either
+                is_ours = True
+            if is_ours:
+                return path, fd
+            os.close(fd)
+
+
+def _lock(path: Path, fd: int) -> bool:
+    """Whether the open directory could be locked, and is still there.
+
+    Raises:
+        OSError: This file system has no locks.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def left_behind(prefix: str, folder: Path | None = None) -> Iterator[Path]:
+    """Directories of `make_held` that nobody holds, each locked while it is looked at, to be removed.
+
+    Only this user's: anybody may put something of that name into a folder that all can write to.
+
+    Args:
+        prefix: Of their names.
+        folder: Where they are; that of temporary files if None.
+    """
+    for path in (folder or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
+        try:
+            fd = os.open(path, _FLAGS)
+        except OSError:  # somebody else's, or just gone
+            continue
+        try:
+            with contextlib.suppress(OSError):
+                if os.fstat(fd).st_uid == os.geteuid() and _lock(path, fd):
+                    yield path
+        finally:
+            os.close(fd)
+
+
+def remove_left_behind() -> None:
+    """Remove what killed processes left of `temporary`."""
+    with contextlib.suppress(OSError):
+        for old in left_behind(PREFIX):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+class _Sweep:
+    """Once in the life of a process, and beside what it is there for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._done = False
+
+    def once(self) -> None:
+        with self._lock:
+            if not self._done:
+                self._done = True
+                threading.Thread(target=remove_left_behind, name="left behind", daemon=True).start()
+
+
+_SWEEP = _Sweep()
+
+
+def full_file_system(*candidates: Path) -> Path | None:
+    """The first of several places whose file system has no room for a file; None where each has.
+
+    Args:
+        candidates: Where something was to be written; the place of temporary files is looked at, too.
+    """
+    for place in (Path(tempfile.gettempdir()), *candidates):
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(next(one for one in (place, *place.parents) if one.exists()))
+            # Some file systems count no files.
+            if disk.f_bavail * disk.f_frsize < 1 << 16 or (disk.f_files and not disk.f_favail):
+                return place
+    return None

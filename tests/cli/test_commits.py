@@ -1,0 +1,181 @@
+"""Down to the commit on the command line: `run --git`, and `narrow` from a release to its commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.repositories import Change, git, in_tree, module, pure, write
+from bisect_env.engine.narrow import tag_of
+from bisect_env.report.document import load_report
+from bisect_env.report.formats import FORMATS
+from bisect_env.storage.store import Store
+from tests.cli.asking import Asking, an_index
+from tests.environments.index_server import IndexServer
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def index() -> Iterator[IndexServer]:
+    with an_index() as index:
+        yield index
+
+
+@pytest.fixture
+def user(tmp_path: Path, index: IndexServer) -> Asking:
+    return Asking(tmp_path, index.url)
+
+
+def test_one_line_asks_for_the_commit(user: Asking) -> None:
+    place = user.folder / "my clone"
+    commits = write(place, pure("demo", 20, 12, files=in_tree("demo")))
+    user.script("import demo\nassert demo.works()\n")
+    words = ("--git", "my clone", "--from", "v1.0", "--to", "v1.1", "--always", "--", "python", "repro.py")
+    done = user.run("run", *words)
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()[0]
+    assert first.startswith(f"demo {commits[11][:10]} (Change number 12 (#1012)) is the first bad commit")
+    assert "pull request   #1012" in done.stdout
+    assert f"package: demo, from: {json.dumps('v1.0')}" in done.stderr
+    again = user.run("run", *words)
+    assert again.stdout.splitlines()[0] == first
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--git", "clone", "--", "python", "repro.py"), "--git needs `--from`"),
+        (("--git", "nowhere", "--from", "v1.0", "repro.py"), "there is no repository"),
+        (("--git", "clone", "--from", "v9", "-p", "demo", "repro.py"), "has no commit v9"),
+        (("--git", "clone", "--from", "v1.1", "-p", "demo", "repro.py"), "no commit lies between"),
+        (("--git", "clone", "--from", "v1.0", "--good", "1", "repro.py"), "--good is about releases"),
+        (("--git", "clone", "--from", "v1.0", "repro.py"), "which package it builds"),
+        (("--from", "v1.0", "demo>=1", "repro.py"), "--from belongs to `--git`"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(user: Asking, words: tuple[str, ...], message: str) -> None:
+    changes = pure("demo", 3, 2, files={"setup.py": "from setuptools import setup; setup(name='demo')"})
+    write(user.folder / "clone", changes)
+    user.script("import demo\n")
+    done = user.run("run", *words)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "remedy:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def releases(user: Asking, index: IndexServer, *, differing: bool = False) -> list[str]:
+    """Releases 1.0 to 1.4 of a package whose repository has ten commits from each to the next."""
+    changes, bad = [], 27
+    for number in range(1, 42):
+        fails = number >= bad
+        rate = 1.0 if fails and not differing else 0.0
+        files: dict[str, bytes | str | None] = {"demo.py": module(number, rate)}
+        files |= in_tree("demo") if number == 1 else {}
+        tags = []
+        if number % 10 == 1:
+            version = f"1.{number // 10}"
+            tags.append(f"demo-{version}")
+            text = module(number, 1.0 if fails else 0.0)
+            index.add("demo", version, modules={"demo.py": text})
+        changes.append(Change(files, f"Change {number} (#{number})", tags=tags))
+    return write(user.folder / "clone", changes)
+
+
+def test_from_the_first_bad_release_to_the_commit(user: Asking, index: IndexServer) -> None:
+    commits = releases(user, index)
+    user.script("import demo\nassert demo.works()\n")
+    done = user.run("run", "demo>=1", "repro.py", "--always")
+    assert "demo is broken from 1.3 on (last good 1.2)" in done.stdout.splitlines()[0], done.stderr
+    user.index = ""
+    narrowed = user.run("narrow", "--git", "clone")
+    assert narrowed.returncode == 0, narrowed.stderr
+    assert "demo 1.2 is demo-1.2, 1.3 is demo-1.3" in narrowed.stderr
+    said = f"demo {commits[26][:10]} (Change 27 (#27)) is the first bad commit"
+    assert said in narrowed.stdout.splitlines()[0]
+    # The study of releases tells it from then on, in every format; and the command can be given again.
+    with Store.open(str(user.folder / "results.sqlite"), read_only=True) as store:
+        report = load_report(store, next(one.id for one in store.studies() if one.name == "demo"))
+    for form, make in FORMATS.items():
+        assert commits[26][:10] in make()(report), form
+    again = user.run("narrow", "--git", "clone", "--json")
+    assert json.loads(again.stdout)["commit"]["commit"] == commits[26]
+
+
+def test_commits_that_do_not_behave_as_the_releases_are_said_so(user: Asking, index: IndexServer) -> None:
+    releases(user, index, differing=True)
+    user.script("import demo\nassert demo.works()\n")
+    user.run("run", "demo>=1", "repro.py", "--always")
+    user.index = ""
+    done = user.run("narrow", "--git", "clone")
+    assert done.returncode == 4, done.stdout
+    assert "built from demo-1.2 and demo-1.3 does not behave as the releases 1.2 and 1.3" in done.stderr
+
+
+def test_a_release_without_a_tag_is_asked_for(user: Asking, index: IndexServer) -> None:
+    commits = releases(user, index)
+    user.script("import demo\nassert demo.works()\n")
+    user.run("run", "demo>=1", "repro.py", "--always")
+    user.index = ""
+    git(user.folder / "clone", "tag", "-d", "demo-1.3")
+    done = user.run("narrow", "--git", "clone")
+    assert done.returncode == 2
+    assert "no tag for demo 1.3" in done.stderr
+    assert "--to COMMIT" in done.stderr
+    given = user.run("narrow", "--git", "clone", "--to", commits[30])
+    assert given.returncode == 0, given.stderr
+    assert commits[26][:10] in given.stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("tag", "others"),
+    [
+        ("v1.2.3", ["v1.2.30", "v1.2.3rc1"]),
+        ("1.2.3", ["other-1.2.3"]),
+        ("my-pkg-1.2.3", ["1.2.4", "other-1.2.3"]),
+        ("my_pkg-v1.2.3", []),
+        ("release/1.2.3", ["release/1.2"]),
+        ("rel_1_2_3", ["rel_1_2_4"]),
+        ("release-v1.2.3", []),
+        ("v1.2.3.0", ["v1.2"]),
+        (None, ["v1.2", "v1.2.3rc1", "other/v1.2.3"]),
+    ],
+)
+def test_tags_of_releases(tag: str | None, others: list[str]) -> None:
+    tags = [*others, *([tag] if tag else [])]
+    assert tag_of("1.2.3", "my-pkg", tags) == tag
+
+
+def test_a_study_that_was_killed_during_a_build_goes_on(user: Asking) -> None:
+    place = user.folder / "clone"
+    changes = pure("demo", 8, 6, files={**in_tree("demo"), "slow": "1"})
+    commits = write(place, changes)
+    user.script("import demo\nassert demo.works()\n")
+    words = ["--git", "clone", "--from", "v1.0", "--to", "v1.1", "--always", "repro.py"]
+    command = [sys.executable, "-m", "bisect_env", "run", "--index", user.index, *words]
+    process = subprocess.Popen(command, cwd=user.folder, env=user.env, stderr=subprocess.DEVNULL, stdout=-3)
+    folder = user.folder / "cache" / "commits"
+    deadline = time.monotonic() + 60
+    # In the middle of the second build.
+    while time.monotonic() < deadline:
+        if list(folder.glob("*/*.whl")) and list(folder.glob(".build-*/source/slow")):
+            break
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    built = {path.name for path in folder.glob("*/*.whl")}
+    assert built
+    done = user.run("run", *words)
+    assert done.returncode == 0, done.stderr
+    assert commits[5][:10] in done.stdout.splitlines()[0]
+    assert not list(folder.glob(".build-*"))
+    assert len(list(folder.glob("*/*.whl"))) <= 5

@@ -1,0 +1,220 @@
+"""Signals at every instant of a command: it ends soon, with a word, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.test_run import Command, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+CRASH_FROM_SIX = """
+    import os, sys, time
+    time.sleep(0.2)
+    if int(sys.argv[1]) >= 6:
+        os.abort()
+"""
+
+
+@contextlib.contextmanager
+def listener(greeting: bytes) -> Iterator[str]:
+    """Something that is no scheduler: it says something to whoever connects, or nothing. Its address."""
+    kept = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    stream, _ = server.accept()
+                    stream.sendall(greeting)
+                    kept.append(stream)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        for stream in kept:
+            stream.close()
+
+
+@pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_what_is_no_scheduler_is_said_to_be_none(tmp_path: Path, greeting: bytes) -> None:
+    command = Command(tmp_path, CRASH_FROM_SIX)
+    with listener(greeting) as address:
+        done = command.run("--scheduler", address)
+    assert done.returncode == 6
+    assert "nothing that speaks Dask's protocol listens there" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_what_says_nothing_is_no_scheduler_within_thirty_seconds(tmp_path: Path) -> None:
+    command = Command(tmp_path, CRASH_FROM_SIX)
+    began = time.monotonic()
+    with listener(b"") as address:
+        done = command.run("--scheduler", address)
+    assert time.monotonic() - began < 30 + 5  # to import Dask on a busy machine
+    assert done.returncode == 6
+    assert "nothing that speaks Dask's protocol listens there" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_scheduler_is_waited_for_ends_the_command(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    command = Command(tmp_path, CRASH_FROM_SIX)
+    with listener(b"") as address:
+        process = command.start("--scheduler", address)
+        wait_for(lambda: has_connection(process.pid, int(address.rpartition(":")[2])))
+        process.send_signal(number)
+        began = time.monotonic()
+        _, err = process.communicate(timeout=60)
+        assert time.monotonic() - began < 8
+    assert process.returncode == 130
+    assert err.count("stopped before the place where trials run was ready") == 1
+    assert "Traceback" not in err
+
+
+def has_connection(pid: int, port: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any(one.raddr and one.raddr.port == port for one in psutil.Process(pid).net_connections("tcp"))
+    return False
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, mask = line.partition(":")
+        if name == "SigCgt":
+            return bool(int(mask, 16) >> (number - 1) & 1)
+    return False
+
+
+def interrupt(
+    folder: Path, after: float, number: int, *options: str, group: bool = False, again: float | None = None
+) -> None:
+    """Send a signal (to the process or its group, once or twice) at an instant of a command's life."""
+    folder.mkdir()
+    command = Command(folder, CRASH_FROM_SIX)
+    process = command.start(*options, start_new_session=True)
+    # Before its first line is executed, Python itself would be interrupted.
+    wait_for(lambda: handles(process.pid, signal.SIGTERM))
+    time.sleep(after)
+    family = psutil.Process(process.pid).children(recursive=True)
+
+    def send() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if group else os.kill)(process.pid, number)
+
+    began = time.monotonic()
+    send()
+    if again is not None:
+        time.sleep(again)
+        send()
+    _, err = process.communicate(timeout=100)
+    told = f"after {after:.2f} s: {err}"
+    assert time.monotonic() - began < 15, told
+    assert process.returncode in (130, 0), told
+    assert process.returncode == 0 or "stopped" in err, told
+    assert "Traceback" not in err, told
+    assert "leaked" not in err, told
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert alive == [], told
+    deadline = time.monotonic() + 10
+    while left := os.listdir(folder / "temp"):  # noqa: PTH208 -- names
+        assert time.monotonic() < deadline, f"{left} {told}"
+        time.sleep(0.05)
+
+
+def test_a_signal_in_the_first_moments_says_a_word(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for i, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+        interrupt(tmp_path / str(i), rng.uniform(0.0, 1.0), number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--cluster", "local")], ids=["threads", "dask"])
+def test_terminating_the_whole_group_twice_ends_all_of_it(tmp_path: Path, options: tuple[str, ...]) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    latest = 7.0 if options else 3.0
+    for i in range(3):
+        interrupt(
+            tmp_path / str(i),
+            rng.uniform(0.3, latest),
+            rng.choice((signal.SIGTERM, signal.SIGHUP)),
+            *options,
+            group=True,
+            again=rng.uniform(0.0, 1.0),
+        )
+
+
+def child_of(process: subprocess.Popen[str], word: str) -> psutil.Process:
+    """A process below a command, as soon as there is one with this word on its command line."""
+    found: list[psutil.Process] = []
+
+    def look() -> bool:
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(process.pid).children()
+            found.extend(child for child in children if any(word in part for part in child.cmdline()))
+        return bool(found)
+
+    wait_for(look)
+    return found[0]
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_while_the_cluster_starts_is_started_again(tmp_path: Path) -> None:
+    command = Command(tmp_path, CRASH_FROM_SIX)
+    process = command.start("--cluster", "local", "--workers", "2")
+    child_of(process, "spawn_main").kill()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "level 6" in out
+    assert "started again" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_the_end_of_the_resource_tracker_is_no_news(tmp_path: Path, number: signal.Signals) -> None:
+    command = Command(tmp_path, CRASH_FROM_SIX)
+    process = command.start("--cluster", "local", "--workers", "2")
+    tracker = child_of(process, "resource_tracker")
+    child_of(process, "spawn_main")
+    tracker.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "level 6" in out
+    for word in ("Traceback", "KeyError", "resource_tracker", "leaked"):
+        assert word not in err
+
+
+def test_nohup_keeps_a_command_alive_and_a_shells_background_can_be_interrupted(tmp_path: Path) -> None:
+    def without(*numbers: signal.Signals) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+
+    command = Command(tmp_path, CRASH_FROM_SIX)
+    process = command.start(preexec_fn=lambda: without(signal.SIGHUP, signal.SIGINT))
+    wait_for(lambda: (tmp_path / "results.sqlite").exists())
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "stopped" in err

@@ -1,0 +1,228 @@
+"""Whole studies over commits: the first bad one is found, with few builds, past those that do not build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.repositories import Change, git, in_tree, module, pure, write
+from bisect_env.engine.culprit_commit import comparison, pull_request
+from bisect_env.errors import UsageError
+from bisect_env.report.html import html_text
+from bisect_env.report.markdown import markdown_text
+from bisect_env.report.model import Report
+from bisect_env.report.text import report_text
+from bisect_env.storage.store import Store
+from tests.engine.studies import PYTHON, Studies
+from tests.planted import plant
+
+SCRIPT = "import demo\nassert demo.works(), 'planted'\n"
+
+
+def matrix(studies: Studies, place: Path, *, keys: str = "", rest: str = "", script: str = SCRIPT) -> Path:
+    (studies.folder / "script.py").write_text(script)
+    path = studies.folder / "matrix.yaml"
+    path.write_text(
+        f"version: 1\nname: commits\naxes:\n  python: {{package: python, versions: ['{PYTHON}']}}\n"
+        f"  demo: {{git: {place.name}, package: demo, from: v1.0, to: v1.1{keys}}}\n"
+        f"trial: {{files: [script.py], timeout: 20s}}\n{rest}"
+    )
+    return path
+
+
+def repository(studies: Studies, changes: list[Change]) -> tuple[Path, list[str]]:
+    place = studies.folder / "demo repo"
+    return place, write(place, changes)
+
+
+def builds(studies: Studies) -> int:
+    return len(list((studies.folder / "cache" / "commits").glob("*/*.whl")))
+
+
+def verdict(conclusion: Any) -> Any:
+    return conclusion.report["verdict"]
+
+
+@pytest.mark.parametrize("bad", [9, 40])
+def test_the_first_bad_commit_is_found_with_as_many_builds_as_git_takes(studies: Studies, bad: int) -> None:
+    place, commits = repository(studies, pure("demo", 40, bad, files=in_tree("demo")))
+    rest = "good: {demo: v1.0}\nbad: {demo: v1.1}\nsearch: {crash_rate: 1}\n"
+    conclusion = studies.run(matrix(studies, place, rest=rest))
+    assert verdict(conclusion)["first_bad"]["demo"] == commits[bad - 1]
+    assert verdict(conclusion)["last_good"]["demo"] == commits[bad - 2]
+    said = verdict(conclusion)["sentence"]
+    assert f"demo {commits[bad - 1][:10]} (Change number {bad} (#{1000 + bad})) is the first bad comm" in said
+    # git bisect tries 5 or 6 of 39, and takes both ends on trust.
+    assert builds(studies) <= 6 + 2
+
+
+ENDS = "good: {demo: v1.0}\nbad: {demo: v1.1}\n"
+
+
+def test_a_merge_is_gone_into_where_all_of_a_history_is_asked_about(studies: Studies) -> None:
+    #  1 - 2 - 3 ---------- 8 - 9      8 merges 7, and 5 is the first bad one
+    #       \\- 4 - 5 - 6 - 7 /
+    def change(number: int, **more: Any) -> Change:
+        bad = number in (5, 6, 7, 8, 9)
+        return Change({"demo.py": module(number, 1.0 if bad else 0.0)}, **more)
+
+    changes = [
+        Change({**in_tree("demo"), "demo.py": module(1, 0.0)}, tags=["v1.0"]),
+        change(2),
+        change(3),
+        change(4, parents=[2]),
+        *map(change, (5, 6, 7)),
+        change(8, parents=[3, 7], subject="Merge pull request #77 from ann/faster"),
+        change(9, tags=["v1.1"]),
+    ]
+    place, commits = repository(studies, changes)
+    plain = studies.run(matrix(studies, place, rest=ENDS))
+    assert verdict(plain)["first_bad"]["demo"] == commits[7]
+    every = studies.run(matrix(studies, place, keys=", history: all", rest=ENDS))
+    assert verdict(every)["first_bad"]["demo"] == commits[4]
+    assert verdict(every)["last_good"]["demo"] == commits[3]
+
+
+def test_a_merge_whose_sides_are_both_good_is_the_culprit_itself(studies: Studies) -> None:
+    changes = [
+        Change({**in_tree("demo"), "demo.py": module(1, 0.0)}, tags=["v1.0"]),
+        Change({"demo.py": module(2, 0.0)}),
+        Change({"demo.py": module(3, 0.0)}, parents=[1]),
+        Change({"demo.py": module(4, 0.0)}),
+        Change({"demo.py": module(5, 1.0)}, "Merge branch 'faster'", parents=[2, 4]),
+        Change({"demo.py": module(6, 1.0)}, tags=["v1.1"]),
+    ]
+    place, commits = repository(studies, changes)
+    found = verdict(studies.run(matrix(studies, place, keys=", history: all", rest=ENDS)))
+    assert found["first_bad"]["demo"] == commits[4]
+    assert found["last_good"]["demo"] == commits[3]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["stated", "worked-out"])
+def test_commits_that_do_not_build_are_told_with_their_log(studies: Studies, dynamic: bool) -> None:
+    changes = pure("demo", 12, 8, files=in_tree("demo", version="" if dynamic else "1.0"))
+    changes[5].files["broken"] = "frobnicate.c:12"  # type: ignore[index]
+    changes[8].files["broken"] = None  # type: ignore[index]
+    place, commits = repository(studies, changes)
+    conclusion = studies.run(matrix(studies, place, rest=ENDS))
+    found = verdict(conclusion)
+    assert found["first_bad"]["demo"] == commits[8]
+    assert found["last_good"]["demo"] == commits[4]
+    between = [one["combination"]["demo"] for one in found["boundaries"][0]["between"]]
+    assert between == commits[5:8]
+    said = found["sentence"]
+    assert said.startswith(
+        f"the first bad commit of demo is one of these 4: {commits[5][:10]} (Change number 6"
+    )
+    assert said.count("(Change number 7 (#1007))") == 1
+    reasons = {
+        one["reason"] for one in conclusion.report["combinations"] if one["status"] == "env-unbuildable"
+    }
+    assert any("cannot compile frobnicate.c:12" in reason for reason in reasons)
+
+
+def test_a_failure_in_one_run_of_five_is_traced_to_its_commit(studies: Studies) -> None:
+    place, commits = repository(studies, pure("demo", 24, 17, rate=1.0, files=in_tree("demo")))
+    plant(studies.folder)
+    script = "import demo\nfrom planted import fails\nassert demo.works() or not fails(0.2), 'planted'\n"
+    path = matrix(studies, place, rest=ENDS + "search: {crash_rate: 0.2}\n", script=script)
+    path.write_text(path.read_text().replace("[script.py]", "[script.py, planted.py]"))
+    conclusion = studies.run(path)
+    assert verdict(conclusion)["first_bad"]["demo"] == commits[16]
+    assert builds(studies) <= 12
+
+
+def test_of_many_commits_some_are_tried_and_then_those_around_the_answer(studies: Studies) -> None:
+    place, commits = repository(studies, pure("demo", 1500, 777, files=in_tree("demo")))
+    conclusion = studies.run(matrix(studies, place, rest=ENDS))
+    found = verdict(conclusion)
+    assert found["first_bad"]["demo"] == commits[776]
+    assert found["last_good"]["demo"] == commits[775]
+    assert builds(studies) <= 11 + 2
+    again = studies.run(studies.folder / "matrix.yaml")
+    assert again.report["verdict"] == conclusion.report["verdict"]
+
+
+def test_a_study_goes_on_with_the_commits_it_began_with(studies: Studies) -> None:
+    place, commits = repository(studies, pure("demo", 12, 8, files=in_tree("demo")))
+    path = matrix(studies, place, rest="good: {demo: v1.0}\nbad: {demo: main}\n")
+    path.write_text(path.read_text().replace("to: v1.1", "to: main"))
+    first = studies.run(path)
+    git(place, "update-ref", "refs/heads/main", commits[9])
+    again = studies.run(path)
+    assert verdict(first)["first_bad"] == verdict(again)["first_bad"]
+    assert again.report["axes"][1]["values"] == commits
+
+
+def test_nothing_of_the_user_is_written_to(studies: Studies) -> None:
+    place, _ = repository(studies, pure("demo", 6, 4, files=in_tree("demo")))
+    git(place, "checkout", "--quiet", "main")
+    (place / "demo.py").write_text("being edited")
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    studies.run(matrix(studies, place, rest=ENDS))
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
+
+
+def test_what_is_no_commit_is_refused_before_anything_is_built(studies: Studies) -> None:
+    place, _ = repository(studies, pure("demo", 6, 4, files=in_tree("demo")))
+    path = matrix(studies, place)
+    path.write_text(path.read_text().replace("to: v1.1", "to: v7"))
+    with pytest.raises(UsageError, match="no commit v7"):
+        studies.run(path)
+    assert not studies.db.exists() or not Store.open(str(studies.db)).studies()
+
+
+def test_the_report_says_whose_commit_it_is_and_what_it_changes(studies: Studies, tmp_path: Path) -> None:
+    place, commits = repository(studies, pure("demo", 12, 8, files=in_tree("demo")))
+    git(place, "remote", "add", "origin", "git@github.example.org:ann/demo.git")
+    report = studies.run(matrix(studies, place, rest=ENDS)).report
+    found = report["commit"]
+    assert (found["commit"], found["last_good"]["commit"]) == (commits[7], commits[6])
+    assert (found["author"], found["subject"]) == ("Ann Author", "Change number 8 (#1008)")
+    assert (found["pull_request"], found["is_merge"]) == (1008, False)
+    assert found["files"] == [["demo.py", 2, 2]]
+    assert found["compare"] == f"https://github.example.org/ann/demo/compare/{commits[6]}...{commits[7]}"
+    # What was tried can be told to git again, in a clone of one's own.
+    log = tmp_path / "bisect.log"
+    log.write_text("\n".join(found["log"]) + "\n")
+    git(tmp_path, "clone", "--quiet", str(place), "own")
+    assert f"{commits[7]} is the first bad commit" in git(tmp_path / "own", "bisect", "replay", str(log))
+    for text in (
+        report_text(Report.read(report)),
+        markdown_text(Report.read(report)),
+        html_text(Report.read(report)),
+    ):
+        assert commits[7] in text
+        assert "demo.py  +2 −2" in text
+        assert "#1008" in text
+
+
+@pytest.mark.parametrize(
+    ("subject", "number"),
+    [
+        ("Fix it (#12)", 12),
+        ("Merge pull request #7 from ann/x", 7),
+        ("Speed up (!34)", 34),
+        ("See #12", None),
+        ("Fix (#12) again", None),
+    ],
+)
+def test_subjects_that_name_a_pull_request(subject: str, number: int | None) -> None:
+    assert pull_request(subject) == number
+
+
+@pytest.mark.parametrize(
+    ("forge", "address"),
+    [
+        ("https://github.com/numpy/numpy.git", "https://github.com/numpy/numpy/compare/a...b"),
+        ("git@gitlab.com:group/sub/demo.git", "https://gitlab.com/group/sub/demo/-/compare/a...b"),
+        ("ssh://git@forge.example.org:2222/ann/demo", "https://forge.example.org/ann/demo/compare/a...b"),
+        ("/home/ann/demo", ""),
+        ("", ""),
+        ("https://example.org/", ""),
+    ],
+)
+def test_forges_that_compare(forge: str, address: str) -> None:
+    assert comparison(forge, "a", "b") == address

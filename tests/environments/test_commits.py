@@ -1,0 +1,264 @@
+"""Packages are built from commits: once, within limits, with tools of their time, and never in silence."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.commits import compiled
+from benchmarks.repositories import Change, in_tree, pure, write
+from bisect_env.environments.commit_source import CommitBuild, CommitSource
+from bisect_env.environments.commits import Commits, build_limit, package_of_project, stated_metadata
+from bisect_env.environments.interpreters import Interpreter, probe
+from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError, UnsolvableError
+from bisect_env.environments.lockfiles import make_lock, parse_lock, requirements_text
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.provider import Environments
+from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.environments.uv_tool import Uv
+from bisect_env.matrix.scalars import cutoff
+
+FIRST = {**in_tree("demo", version=""), "demo.py": "N = 1\n"}
+PROJECT = str(FIRST["pyproject.toml"])
+
+
+@pytest.fixture
+def here() -> Interpreter:
+    found = probe(Path(sys.executable).resolve())
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def commits(tmp_path: Path) -> Commits:
+    return Commits(tmp_path / "cache", Uv(tmp_path / "cache"))
+
+
+def source(place: Path, commit: str, **build: object) -> CommitSource:
+    return CommitSource("demo", str(place), commit, CommitBuild(**build))  # type: ignore[arg-type]
+
+
+def test_a_commit_is_built_once_and_kept(tmp_path: Path, commits: Commits, here: Interpreter) -> None:
+    place = tmp_path / "demo"
+    one, two = write(place, [Change(FIRST), Change({"version": "1.1.dev1"})])
+    wheel = commits.wheel(source(place, two), here)
+    assert wheel.version == "1.1.dev1"
+    assert wheel.seconds > 0
+    again = commits.wheel(source(place, two), here)
+    assert again == wheel
+    assert commits.wheel(source(place, one), here).version == "1.0"
+    # The user's clone has no work tree, and gets none.
+    assert [path.name for path in place.iterdir()] == [".git"]
+    assert not list((tmp_path / "cache" / "commits").glob(".build-*"))
+
+
+def test_a_damaged_wheel_is_built_again(tmp_path: Path, commits: Commits, here: Interpreter) -> None:
+    (commit,) = write(tmp_path / "demo", [Change(FIRST)])
+    wheel = commits.wheel(source(tmp_path / "demo", commit), here)
+    wheel.path.write_bytes(b"cut short")
+    again = commits.wheel(source(tmp_path / "demo", commit), here)
+    assert again.path.stat().st_size > 100
+
+
+def test_a_build_that_fails_says_so_with_its_last_words(
+    tmp_path: Path, commits: Commits, here: Interpreter
+) -> None:
+    (commit,) = write(tmp_path / "demo", [Change({**FIRST, "broken": "frobnicate.c:12"})])
+    started = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(UnbuildableError, match=r"cannot compile frobnicate\.c:12") as caught:
+            commits.wheel(source(tmp_path / "demo", commit), here)
+        assert not caught.value.transient
+        assert commit[:10] in caught.value.message
+    # It was begun once: the other attempts were answered from memory.
+    assert time.monotonic() - started < 10
+
+
+def test_a_build_has_limits_of_its_own(tmp_path: Path, commits: Commits, here: Interpreter) -> None:
+    place = tmp_path / "demo"
+    slow, hungry = write(
+        place, [Change({**FIRST, "slow": "60"}), Change({"slow": None, "hungry": str(3_000_000_000)})]
+    )
+    with pytest.raises(UnbuildableError, match="took longer than 1 s"):
+        commits.wheel(source(place, slow, time_limit=1.0), here)
+    with pytest.raises(UnbuildableError, match="MemoryError"):
+        commits.wheel(source(place, hungry, memory=2_500_000_000), here)
+
+
+def test_what_is_not_fetched_is_refused_unless_it_may_be_missing(
+    tmp_path: Path, commits: Commits, here: Interpreter
+) -> None:
+    place = tmp_path / "demo"
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    module, large = write(
+        place,
+        [
+            Change(FIRST, modules={"vendored": "1" * 40}),
+            Change({"vendored": None, ".gitattributes": "*.bin filter=lfs\n", "data.bin": pointer}),
+        ],
+    )
+    with pytest.raises(UnbuildableError, match=r"submodules, which are not fetched \(vendored\)"):
+        commits.wheel(source(place, module), here)
+    with pytest.raises(UnbuildableError, match=r"git-lfs, which are not fetched \(data\.bin\)"):
+        commits.wheel(source(place, large), here)
+    assert commits.wheel(source(place, module, partial=True), here).version == "1.0"
+    assert commits.wheel(source(place, large, partial=True), here).version == "1.0"
+
+
+def test_builds_see_the_variables_they_are_given_and_no_secrets(
+    tmp_path: Path, commits: Commits, here: Interpreter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLAG", "of the shell")
+    place = tmp_path / "demo"
+    (commit,) = write(place, [Change(FIRST)])
+    plain = commits.wheel(source(place, commit), here)
+    given = commits.wheel(source(place, commit, env=(("FLAG", "ccache gcc"),)), here)
+    assert b"FLAG = None" in _member(plain.path)
+    assert b"FLAG = 'ccache gcc'" in _member(given.path)
+
+
+def _member(path: Path) -> bytes:
+    with zipfile.ZipFile(path) as archive:
+        return archive.read("demo.py")
+
+
+def _build(place: Path, commit: str, cache: Path, here: Interpreter) -> None:
+    Commits(cache, Uv(cache)).wheel(source(place, commit), here)
+
+
+def test_a_build_that_was_killed_is_begun_again(tmp_path: Path, commits: Commits, here: Interpreter) -> None:
+    place, cache = tmp_path / "demo", tmp_path / "cache"
+    (commit,) = write(place, [Change({**FIRST, "slow": "2"})])
+    process = multiprocessing.get_context("spawn").Process(target=_build, args=(place, commit, cache, here))
+    process.start()
+    deadline = time.monotonic() + 30
+    while not list((cache / "commits").glob(".build-*/source/slow")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.join()
+    assert list((cache / "commits").glob(".build-*"))
+    assert commits.wheel(source(place, commit), here).version == "1.0"
+    assert not list((cache / "commits").glob(".build-*"))
+
+
+def test_a_lock_says_all_that_is_needed(tmp_path: Path) -> None:
+    build = CommitBuild(
+        "python/co re",
+        (("CC", "ccache gcc"), ("X", "a=b&c#d")),
+        ("setuptools<60", "wheel"),
+        "2024-01-01T00:00:00Z",
+        60.0,
+        8_000_000_000,
+        partial=True,
+    )
+    made = CommitSource("demo", str(tmp_path / "with space#hash"), "a" * 40, build)
+    read = CommitSource.of(made.locked("1.0"))
+    assert read == made
+    remote = CommitSource("demo", "https://ann:secret@example.org/demo.git", "a" * 40)
+    assert "secret" not in remote.url
+    assert CommitSource.of(remote.locked("1.0")).repository == "https://example.org/demo.git"
+
+
+def test_builds_are_made_with_tools_of_their_time(here: Interpreter) -> None:
+    old, new = cutoff("2019-01-01"), cutoff("2026-03-01")
+    python = Interpreter(here.path, "3.11.7", "cp311", here.stdlib)
+    assert build_limit(old, python) == "2022-10-24T00:00:00Z"
+    assert build_limit(new, python) == "2026-03-02T00:00:00Z"
+
+
+def test_metadata_is_read_where_a_project_states_all_of_it() -> None:
+    text = """
+    [project]
+    name = "De.mo"
+    version = "1.0.0RC1"
+    requires-python = ">=3.9"
+    dependencies = ["numpy>=2; python_version > '3.8'"]
+    optional-dependencies = {fast = ["numba"]}
+    """
+    found = stated_metadata(text, "de-mo")
+    assert found is not None
+    assert found[:2] == ("de-mo", "1.0.0rc1")
+    assert 'Requires-Dist: numpy>=2; python_version > "3.8"' in found[2]
+    assert "Requires-Dist: numba ; extra == 'fast'" in found[2]
+    assert stated_metadata(text.replace("version =", "dynamic = ['version']\nx ="), "de-mo") is None
+    assert stated_metadata(text, "other") is None
+    assert stated_metadata("", "de-mo") is None
+
+
+def test_the_package_of_a_repository_is_what_its_files_say() -> None:
+    assert package_of_project({"pyproject.toml": "[project]\nname = 'a'"}) == "a"
+    assert package_of_project({"pyproject.toml": "[tool.poetry]\nname = 'b'"}) == "b"
+    assert package_of_project({"pyproject.toml": "x", "setup.cfg": "[metadata]\nname = c\n[x]\n"}) == "c"
+    assert package_of_project({"pyproject.toml": None, "setup.cfg": "[x]\nname = d"}) is None
+
+
+def test_a_commit_is_locked_and_installed_with_its_dependencies(tmp_path: Path, python: str, index) -> None:
+    index.add("helper", "1.0")
+    place = tmp_path / "demo"
+    project = PROJECT.replace('dynamic = ["version"]', 'version = "1.0"\ndependencies = ["helper"]')
+    fails = Change({"pyproject.toml": PROJECT, "broken": "x"})
+    first, broken = write(place, [Change({**FIRST, "pyproject.toml": project}), fails])
+    environments = Environments(tmp_path / "cache", index=index.url)
+
+    def request(commit: str) -> EnvironmentRequest:
+        return EnvironmentRequest(python, index=index.url, commits=(source(place, commit),))
+
+    lock = environments.lock(request(first))
+    assert isinstance(lock, Lock)
+    assert [(one.name, one.version) for one in lock.packages] == [("demo", "1.0"), ("helper", "1.0")]
+    assert not list((tmp_path / "cache").glob("commits/*/*.whl")), "what is stated needs no build"
+    prefix = ensure_prefix(lock, cache_dir=tmp_path / "cache")
+    assert (next(prefix.path.glob("lib/python*/site-packages/demo.py"))).read_text().startswith("N = 1")
+    prefix.release()
+    failed = environments.lock(request(broken))
+    assert isinstance(failed, UnsolvableError)
+    assert failed.building
+    assert "cannot compile x" in failed.message
+
+
+@pytest.mark.parametrize("requires", [(), ("setuptools<69", "wheel")])
+def test_setuptools_of_the_index_builds_a_package(
+    tmp_path: Path, commits: Commits, here: Interpreter, requires: tuple[str, ...]
+) -> None:
+    place = tmp_path / "real"
+    built = write(place, pure("real", 3, 2))
+    wheel = commits.wheel(CommitSource("real", str(place), built[2], CommitBuild(requires=requires)), here)
+    assert wheel.version == "1.0"
+
+
+def test_an_extension_is_compiled_and_a_host_without_a_compiler_says_so(
+    tmp_path: Path, commits: Commits, here: Interpreter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "demo"
+    built = write(place, compiled(1.0).changes[:2])
+    wheel = commits.wheel(source(place, built[1]), here)
+    assert "cp3" in wheel.path.name
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    git = shutil.which("git")
+    assert git is not None
+    (bare / "git").symlink_to(git)
+    monkeypatch.setenv("PATH", str(bare))
+    other = Commits(tmp_path / "cache", Uv(tmp_path / "cache"))
+    with pytest.raises(UnbuildableError, match=r"\(this host has no [\w-]*(gcc|cc|clang)\)") as caught:
+        other.wheel(source(place, built[0]), here)
+    assert not caught.value.transient
+
+
+def test_what_others_install_names_the_commit(tmp_path: Path) -> None:
+    build = CommitBuild(subdirectory="core", env=(("CC", "gcc"),))
+    made = CommitSource("demo", "https://example.org/demo.git", "a" * 40, build).locked("1.0")
+    plain = LockedPackage(
+        "numpy", "2.0.0", "pip", "https://example.org/numpy-2.0.0-py3-none-any.whl", "b" * 64
+    )
+    lines = requirements_text([made, plain]).splitlines()[1:]
+    assert lines == [f"demo @ git+https://example.org/demo.git@{'a' * 40}#subdirectory=core", "numpy==2.0.0"]
+    lock = make_lock("3.11", "linux-64", [made, plain])
+    assert parse_lock(lock.text) == lock
+    assert lock.has_commits
