@@ -412,6 +412,3 @@ def test_what_environments_share_is_told(index, python, cache):
     found = entries(cache)
     assert len(found) == 2
     assert all(50_000 < entry.shared < entry.size for entry in found)
-    ensure_prefix(locked(index, python, "one"), cache_dir=cache).release()
-    (alone,) = [entry for entry in entries(cache) if entry.packages == 1]
-    assert alone.shared < 50_000
