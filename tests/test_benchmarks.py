@@ -16,6 +16,7 @@ SCRIPTS = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py") if "__main__
 SMALL: dict[str, list[str]] = {
     "answers": ["--studies", "1"],
     "cluster": ["--only", "asking", "--trials", "40"],
+    "commits": ["--only", "linear", "--rates", "1", "--output", "commits.json"],
     "database": ["--trials", "2000"],
     "environments": ["--repeats", "1"],
     "hot_path": ["--workers", "2", "--trials", "60"],

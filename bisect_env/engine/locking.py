@@ -145,6 +145,7 @@ def commit_source(matrix: Matrix, axis: CommitAxis, commit: str) -> CommitSource
             time_limit=build.time_limit,
             memory=build.memory or 0,
             partial=build.partial,
+            index=matrix.file.index or "",
         ),
     )
 

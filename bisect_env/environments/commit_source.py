@@ -29,6 +29,7 @@ class CommitBuild:
         time_limit: Seconds.
         memory: Bytes that one process of the build may take; 0 for no limit.
         partial: Whether to build without submodules and files of git-lfs.
+        index: Address of the package index that builds are made from; "" for the configured one.
     """
 
     subdirectory: str = ""
@@ -38,6 +39,7 @@ class CommitBuild:
     time_limit: float = 1800.0
     memory: int = 0
     partial: bool = False
+    index: str = ""
 
     @property
     def fragment(self) -> str:
@@ -55,6 +57,8 @@ class CommitBuild:
             facts.append(("memory", str(self.memory)))
         if self.partial:
             facts.append(("partial", "true"))
+        if self.index:
+            facts.append(("index", without_credentials(self.index)))
         return urlencode(facts, quote_via=quote, safe="/:,")
 
     @classmethod
@@ -74,6 +78,7 @@ class CommitBuild:
             time_limit=float(plain.get("time_limit", cls().time_limit)),
             memory=int(plain.get("memory", 0)),
             partial=plain.get("partial") == "true",
+            index=plain.get("index", ""),
         )
 
 

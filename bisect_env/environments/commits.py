@@ -262,7 +262,8 @@ class Commits:
         env: Mapping[str, str],
         source: CommitSource,
     ) -> None:
-        finished = self._uv.run(
+        uv = Uv(self._cache, build.index) if build.index else self._uv
+        finished = uv.run(
             args,
             cwd=cwd,
             timeout=max(1.0, deadline - time.monotonic()),

@@ -156,6 +156,7 @@ def test_a_lock_says_all_that_is_needed(tmp_path: Path) -> None:
         60.0,
         8_000_000_000,
         partial=True,
+        index="https://packages.example.org/simple",
     )
     made = CommitSource("demo", str(tmp_path / "with space#hash"), "a" * 40, build)
     read = CommitSource.of(made.locked("1.0"))
