@@ -181,6 +181,8 @@ class HostGpus:
                 self._emptied = self._least_used(free, count) if share == 1 else []
                 self._lock.wait()
             self._emptied = []
+            # In turns: of GPUs that are equally free the one that has rested longest.
+            self._order = [uuid for uuid in self._order if uuid not in chosen] + chosen
             tenant = _Tenant(chosen, share)
             for other in self._tenants:
                 if not set(chosen).isdisjoint(other.uuids):
@@ -189,7 +191,7 @@ class HostGpus:
         return tenant
 
     def _room(self) -> dict[str, Fraction]:
-        """Share of each healthy GPU that is free, in the order in which they were named."""
+        """Share of each healthy GPU that is free, those that have rested longest first."""
         room = {uuid: Fraction(1) for uuid in self._order if uuid in self._healthy}
         for tenant in self._tenants:
             for uuid in tenant.uuids:
@@ -295,6 +297,7 @@ _cancelled_up_to: dict[str, int] = {}
 """For each executor, by its topic, the last epoch that was cancelled."""
 _builders = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1) // 4)), thread_name_prefix="build")
 """Few builds at a time: they are to use the CPUs that trials leave idle, not to compete with them."""
+_making_gpus = threading.Lock()
 _gpus: HostGpus | None = None
 """The GPUs that this worker process hands out, once a trial has asked for one."""
 
@@ -377,9 +380,11 @@ def _cancel_flag(worker: Any, key: tuple[str, str], settings: WorkerSettings) ->
 
 def _host_gpus(worker: Any, topic: str) -> HostGpus:
     global _gpus
-    if _gpus is None:
-        count = int(worker.state.total_resources.get(GPU, 0))
-        _gpus = HostGpus(visible_to_this_worker(os.environ, count))
+    # The first trials come at once, each in a thread of its own: one of them makes what all share.
+    with _making_gpus:
+        if _gpus is None:
+            count = int(worker.state.total_resources.get(GPU, 0))
+            _gpus = HostGpus(visible_to_this_worker(os.environ, count))
 
     def aside(uuid: str, why: str, left: int) -> None:
         host = socket.gethostname()
