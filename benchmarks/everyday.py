@@ -179,16 +179,16 @@ def versions_of(path: Path, cache: Path) -> list[str]:
 
 
 def play(name: str, turns: int, folder: Path) -> dict[str, Any]:
-    """One case, cold once and warm as often as asked, in turns with the loop."""
+    """One case, cold and warm as often as asked, in turns with the loop."""
     case = CASES[name]
     place = folder / name
     place.mkdir()
     path = matrix(case, place)
     versions = versions_of(path, folder / "plan")
     row: dict[str, Any] = {"releases": len(versions), "first_bad": case.first_bad}
-    for kind, count in (("cold", 1), ("warm", turns)):
+    for kind in ("cold", "warm"):
         pairs = []
-        for turn in range(count):
+        for turn in range(turns):
             cache = place / "cache"
             if kind == "cold":
                 shutil.rmtree(cache, ignore_errors=True)

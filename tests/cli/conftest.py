@@ -7,6 +7,9 @@ import pytest
 
 from tests.cli.calls import RunCommand, caller
 
+# Where `nohup` started the tests, every child would ignore it as they do.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -214,3 +218,40 @@ def test_two_conda_environments(tmp_path: Path) -> None:
     first = done.stdout.splitlines()[0]
     assert "Of 2 packages that changed, helper 1 py_0 → 4 py_0 alone carries it" in first
     assert "its first bad release is 3 (last good 2" in first
+
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+FLASK = Path(__file__).parents[1] / "cases" / "asked" / "werkzeug-in-flask"
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_the_scripts_for_continuous_integration(tmp_path: Path) -> None:
+    """As a job runs them, from the index that is configured."""
+    for name in ("green.txt", "red.txt", "repro.py"):
+        shutil.copy(FLASK / name, tmp_path)
+    env = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "BISECT_ENV_DB": str(tmp_path / "results.sqlite"),
+        "BISECT_ENV_ASKED": str(tmp_path / "asked"),
+    }
+
+    def job(script: str, *words: str) -> str:
+        """The summary of a job that runs a script."""
+        summary = tmp_path / "summary.md"
+        summary.unlink(missing_ok=True)
+        command = ["bash", EXAMPLES / script, *words, "summary.md", "--", "python", "repro.py"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return summary.read_text("utf-8")
+
+    assert "what broke is not a package" in job("bisect_red_run.sh", "green.txt", "green.txt")
+    told = job("bisect_red_run.sh", "green.txt", "red.txt").splitlines()[0]
+    assert "werkzeug 2.3.7 → 3.0.6 alone carries it" in told
+    assert "its first bad release is 3.0.0" in told
+    told = job("bisect_next_month.sh", "green.txt").splitlines()[0]
+    assert "werkzeug 2.3.7 → " in told
+    assert "its first bad release is 3.0.0" in told

@@ -79,7 +79,8 @@ def test_a_signal_while_a_scheduler_is_waited_for_ends_the_command(
         process.send_signal(number)
         began = time.monotonic()
         _, err = process.communicate(timeout=60)
-        assert time.monotonic() - began < 8
+        # By itself it would give up after 20 s and more, and say something else.
+        assert time.monotonic() - began < 15
     assert process.returncode == 130
     assert err.count("stopped before the place where trials run was ready") == 1
     assert "Traceback" not in err
@@ -123,7 +124,7 @@ def interrupt(
         send()
     _, err = process.communicate(timeout=100)
     told = f"after {after:.2f} s: {err}"
-    assert time.monotonic() - began < 15, told
+    assert time.monotonic() - began < 40, told
     assert process.returncode in (130, 0), told
     assert process.returncode == 0 or "stopped" in err, told
     assert "Traceback" not in err, told
