@@ -104,8 +104,8 @@ def map(  # noqa: A001 - so is the command called
 ) -> None:
     """Call every combination of a matrix good or bad, with as few environments as that takes.
 
-    `bisect-env map -p "attrs>=22" -p "pytest>=7" -- pytest -q` prints which releases of both go together.
-    Where the table has frontiers only some combinations are tried; the others are told apart in it.
+    `bisect-env map -p "attrs>=22" -p "pytest>=7" --step minor -- pytest -q` prints which releases of both go
+    together. Where the table has frontiers only some combinations are tried; the others are told apart in it.
     The same command after an interruption goes on where it stopped.
     """
     flags = Flags(
