@@ -171,7 +171,8 @@ class Round:
         for trial in trials:
             values = trial["combination"]
             values = json.loads(values) if isinstance(values, str) else values
-            is_bad = int(dict(values)["level"]) >= FIRST_BAD
+            # A script that ends with 0 fails nowhere.
+            is_bad = int(dict(values)["level"]) >= FIRST_BAD and self.how != "0"
             if (trial["evidence"], is_bad) in (("bad", False), ("good", True)):
                 self.count("wrong evidence", 1, f"{trial}")
         self.known = set(ids)
