@@ -854,12 +854,6 @@ class CulpritStudy:
         )
 
 
-def explanation_of(store: Store, study_id: str) -> dict[str, Any] | None:
-    """The explanation that a study has, as its document."""
-    found = [d.payload for d in store.decisions(study_id) if d.kind == EXPLAINED]
-    return found[-1] if found else None
-
-
 def _moves(axis: object) -> str:
     return axis.canonical_package if isinstance(axis, PackageAxis) else ""
 

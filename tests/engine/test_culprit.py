@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.engine.explain import Between, CulpritStudy, Demands, Explanation, explanation_of
+from bisect_env.engine.explain import Between, CulpritStudy, Demands, Explanation
 from bisect_env.engine.single import SingleTrials, open_one
 from bisect_env.engine.state import Tally
 from bisect_env.environments.lock import LockedPackage
@@ -25,6 +25,7 @@ from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import load_matrix
 from bisect_env.report.document import load_report
+from bisect_env.storage.records import EXPLAINED
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies
 from tests.environments.index_server import IndexServer, serve
@@ -97,8 +98,7 @@ class Explained:
             )
             found = culprit.run()
             if not stopped():
-                document = explanation_of(store, study.id)
-                assert document is not None
+                document = [d.payload for d in store.decisions(study.id) if d.kind == EXPLAINED][-1]
                 assert Explanation.read(json.loads(json.dumps(document))) == found
                 assert store.study(None).id == study.id
             return found
