@@ -449,10 +449,14 @@ class StoreContract:
             store.set_combination(study.id, two, "unbuildable", "no gcc")
             assert store.claim(study.id, "me", [Want("a", two, 0)], lease=60, decision=("ask", {})) == [True]
 
-        with pytest.raises(RuntimeError), store.together():
-            write()
-            assert reopen().decisions(study.id) == []
-            raise RuntimeError
+        def fail() -> None:
+            with store.together():
+                write()
+                assert reopen().decisions(study.id) == []
+                raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            fail()
         assert (store.decisions(study.id), store.combinations(study.id)) == ([], states())
         with store.together():
             write()
