@@ -31,6 +31,16 @@ LEAVING = 5.0
 """Seconds for Python to end once the command is done: threads of libraries may hold it up."""
 INTERRUPTED = 130
 
+
+class Stopped(KeyboardInterrupt):
+    """A signal came.
+
+    Not `KeyboardInterrupt` itself: where that passes through `exec` of a text, as at the definition of a data
+    class, Python remembers it, and a process started with `-m` kills itself by SIGINT at its end even though
+    it was caught (`run_eval_code_obj` in CPython, which compares the type and not its parents).
+    """
+
+
 _LOOK = 0.25
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Handler = Callable[[int, FrameType | None], None]
@@ -42,7 +52,7 @@ def leave_at_once() -> None:
 
 
 def interrupt() -> None:
-    """Let every signal be what Ctrl-C is: a `KeyboardInterrupt` in the main thread."""
+    """Let every signal be what Ctrl-C is: a `KeyboardInterrupt` (`Stopped`) in the main thread."""
     global _raised, _is_command
     _raised, _is_command = False, True
     _handle(_raise)
@@ -81,7 +91,7 @@ def _raise(_number: int, _frame: FrameType | None) -> None:
     _raised = True
     # One more would only break what is being ended.
     _ignore()
-    raise KeyboardInterrupt
+    raise Stopped
 
 
 class _Asked(threading.Event):

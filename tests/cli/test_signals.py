@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -143,6 +144,21 @@ def test_a_signal_in_the_first_moments_says_a_word(tmp_path: Path) -> None:
     rng = random.Random(seed)
     for i, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
         interrupt(tmp_path / str(i), rng.uniform(0.0, 1.0), number)
+
+
+def test_a_signal_at_the_definition_of_a_data_class_ends_with_the_documented_code(tmp_path: Path) -> None:
+    # Data classes, enumerations and named tuples are made by `exec` of a text.
+    (tmp_path / "defining.py").write_text(
+        "import os, signal, sys\n"
+        "from bisect_env.cli import signals\n"
+        "signals.interrupt()\n"
+        "try:\n"
+        "    exec('os.kill(os.getpid(), signal.SIGTERM)')\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(130)\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "defining"], cwd=tmp_path, check=False, timeout=60)
+    assert done.returncode == 130
 
 
 @pytest.mark.slow
