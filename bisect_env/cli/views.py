@@ -305,7 +305,7 @@ def told_passing(progress: events.Progress) -> str:
     """What is excluded by a bad end that has only passed so far, and how to end there; else "". Pure."""
     if progress.passing is None or progress.passing[1] < FEW_PASSES:
         return ""
-    from bisect_env.search.intervals import clopper_pearson
+    from bisect_env.search.numeric import clopper_pearson
 
     combination, passes, floor = progress.passing
     _, most = clopper_pearson(0, passes, 0.90)  # one-sided: 95 %

@@ -38,8 +38,8 @@ from bisect_env.matrix.expand import expand, refined, to_refine
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
-from bisect_env.search.coarse import is_large
 from bisect_env.search.goals import Goal
+from bisect_env.search.space import is_large
 from bisect_env.search.verdict import Status, Verdict
 from bisect_env.storage.records import (
     COMMIT,

@@ -26,7 +26,7 @@ MAX_COMBINATIONS = 250_000
 MAX_VALUES = 4_000
 """On one axis: the search keeps each place where it may turn bad, with all values."""
 MAX_EITHER = 400
-"""The same where it may turn bad and good again: there are as many stretches as pairs of values."""
+"""The same where it may turn bad and good again: there are as many intervals as pairs of values."""
 
 
 def expand(

@@ -52,12 +52,11 @@ from bisect_env.report.model import (
     labels,
 )
 from bisect_env.report.sentence import bad_values_in_words, sentence
-from bisect_env.search.coarse import is_large
-from bisect_env.search.corners import CornerQuestion
-from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.configuration import ConfigurationQuestion
+from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.question import Question
 from bisect_env.search.searcher import Search, SearchSettings
-from bisect_env.search.space import Hypothesis
+from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.trace import trace
 from bisect_env.storage.records import (
     BUILD_FAILED,
@@ -207,7 +206,7 @@ def posterior(
     states: Sequence[CombinationState],
     trials: Sequence[StoredTrial],
     *,
-    every_corner: bool,
+    every_configuration: bool,
 ) -> PosteriorReport:
     """Tell the trials again, and follow the answers that led.
 
@@ -216,7 +215,7 @@ def posterior(
         settings: As stored with it: those of the search, and `ends`.
         states: Every combination.
         trials: What the study knows, in the order in which it was told.
-        every_corner: Whether the study looked for further failing corners.
+        every_configuration: Whether the study looked for further failing configurations.
 
     Returns:
         An empty one for a large matrix, whose answers are told apart only as far as they have to be, and for
@@ -230,7 +229,7 @@ def posterior(
         return PosteriorReport()
     names = {field.name for field in dataclasses.fields(SearchSettings)}
     chosen = SearchSettings(**{name: value for name, value in settings.items() if name in names})
-    search = Search(grid, groups, chosen, make=CornerQuestion if every_corner else Question)
+    search = Search(grid, groups, chosen, make=ConfigurationQuestion if every_configuration else Question)
     for state in states:
         index = _index(grid, state.combination)
         if state.status not in _CAN_RUN and index in groups:
@@ -514,7 +513,7 @@ def build_report(
             study.definition.settings,
             states,
             [*reused, *trials],
-            every_corner="no_other" in verdict,
+            every_configuration="no_other" in verdict,
         )
         if with_posterior and "table" not in verdict
         else PosteriorReport(),

@@ -35,7 +35,7 @@ from bisect_env.report.sentence import (
     told_origins,
 )
 from bisect_env.report.untrusted import clean, shortened
-from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.numeric import clopper_pearson
 
 # --------------------------------------------------------------------------------------------------
 # The table of combinations, short enough for a terminal. Pure.

@@ -112,7 +112,7 @@ class _Unexplained(TypedDict):
     chance: _NUMBER | None
 
 
-class _Assumed(TypedDict):
+class _UntestedInterval(TypedDict):
     axis: str
     first: dict[str, str]
     last: dict[str, str]
@@ -141,7 +141,7 @@ class _Verdict(_Candidate, total=False):
     miss: _NUMBER | None
     monotone: bool | _NUMBER | None
     unexplained: list[_Unexplained]
-    assumed: list[_Assumed]
+    assumed: list[_UntestedInterval]
     others: list[_Candidate]
 
 

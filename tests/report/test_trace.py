@@ -47,7 +47,7 @@ FLAKY = """
     [
         ("", Goal.FIRST_BAD),
         ("good: {level: 0}\nbad: {level: 9}", Goal.FIRST_BAD),
-        ("", Goal.EVERY_CORNER),
+        ("", Goal.EVERY_CONFIGURATION),
     ],
     ids=["plain", "stated ends", "every corner"],
 )
