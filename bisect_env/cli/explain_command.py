@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from bisect_env.engine.explain import Explanation
     from bisect_env.matrix.load import Matrix
-    from bisect_env.storage.records import Study
+    from bisect_env.storage.entries import Study
     from bisect_env.storage.store import Store
 
 _MAX_TRIALS = 2000

@@ -31,7 +31,7 @@ from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.versions import Manager, host_platform
 from bisect_env.report.sentence import probability
-from bisect_env.storage.records import TRACED, Study
+from bisect_env.storage.entries import TRACED, Study
 from bisect_env.storage.store import Store
 
 _SHOWN = 6

@@ -31,7 +31,7 @@ from bisect_env.matrix.schema import PackageAxis, ValueAxis
 from bisect_env.report.sentence import probability
 from bisect_env.search.culprits import CheckEnvironment, CulpritSearch, Done
 from bisect_env.search.numeric import clopper_pearson
-from bisect_env.storage.records import (
+from bisect_env.storage.entries import (
     EXPLAINED,
     CombinationState,
     CombinationStatus,

@@ -43,7 +43,7 @@ from bisect_env.search.goals import Goal, search_towards
 from bisect_env.search.multiple import is_coarsened
 from bisect_env.search.searcher import Search, SearchSettings, StudySearch
 from bisect_env.search.verdict import Status
-from bisect_env.storage.records import (
+from bisect_env.storage.entries import (
     BUILD_FAILED,
     BUILT,
     CombinationStatus,

@@ -11,7 +11,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
-from bisect_env.matrix.checks import end_value_problem, listed_values
+from bisect_env.matrix.contradictions import end_value_problem, listed_values
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
 from bisect_env.matrix.load import Matrix

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from bisect_env.matrix.history import SHORT
 
 # --------------------------------------------------------------------------------------------------
-# The parts of a report that stand for themselves: packages, the course, the timeline, ways on. Pure.
+# The parts of a report that stand for themselves: packages, the trace of the posterior, the timeline, ways
+# on. Pure.
 
 
 class Frozen(BaseModel):

@@ -216,7 +216,7 @@ def test_rates_of_processes_and_of_bodies(studies: Studies) -> None:
     assert bad["rate"] > 0.5
     assert bad["per_body"]["low"] < 0.06 < bad["per_body"]["high"] + 0.04
     assert bad["hits"] <= bad["bodies"] <= 60 * bad["trials"]
-    assert f"of {bad['bodies']} bodies" in verdict["sentence"]
+    assert f"of {bad['bodies']} iterations" in verdict["sentence"]
     good = verdict["good_rate"]
     assert good["bodies"] == 60 * good["trials"]
 

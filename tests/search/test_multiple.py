@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
-from bisect_env.search import every
+from bisect_env.search import multiple
 from bisect_env.search.families import family
 from bisect_env.search.multiple import SearchAll, is_coarsened
 from bisect_env.search.searcher import SearchSettings
@@ -208,11 +208,11 @@ def test_a_coarsened_search_finds_the_same_configurations(monkeypatch: pytest.Mo
     lattice = grid((24, 7))
     configurations = [(15, 2), (4, 5)]
     truth = rates(planted((24, 7), configurations), 1.0)
-    monkeypatch.setattr(every, "is_large", lambda *_: True)
+    monkeypatch.setattr(multiple, "is_large", lambda *_: True)
     coarsened = SearchAll(lattice, alone(lattice))
     assert is_coarsened(coarsened)
     tried = play(coarsened, truth, RNG(0), at_most=MOST)
-    monkeypatch.setattr(every, "is_large", is_large)
+    monkeypatch.setattr(multiple, "is_large", is_large)
     exact = SearchAll(lattice, alone(lattice))
     assert not is_coarsened(exact)
     for cell in tried:
