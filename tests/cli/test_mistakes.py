@@ -99,9 +99,13 @@ def test_without_an_installation_there_is_a_version_all_the_same() -> None:
 
 def test_help_calls_values_by_words(run: RunCommand) -> None:
     _, out, _ = run("run", "--help")
-    assert "--workers" in out
-    assert "INTEGER" not in out
-    assert "<int" not in out
+    words = " ".join(out.split())
+    for option in ("--workers N", "--to COMMIT", "--good,--start VERSION", "--env NAME=VALUE"):
+        assert option in words
+    for command in ((), ("run",), ("plan",), ("diff",), ("env",), ("env", "prune")):
+        _, out, _ = run(*command, "--help")
+        for name in ("INTEGER", "<int", "<bool>", "<str>", "<path>", "<list"):
+            assert name not in out, command
 
 
 @pytest.mark.parametrize(
