@@ -327,8 +327,7 @@ def several_failures(
     for trial in trials:
         value = trial.combination[axis.name]
         if trial.evidence is Evidence.BAD and trial.signature and value in called:
-            kind = read_signature(trial.signature).kind
-            ways.setdefault(value, {}).setdefault(kind, trial.signature)
+            ways.setdefault(value, {}).setdefault(_way(trial.signature), trial.signature)
     seen = [value for value in axis.values if value in ways]
     if len(seen) < 2 or set(ways[seen[0]]) & set(ways[seen[-1]]):
         return []
@@ -341,6 +340,14 @@ def several_failures(
         f"`bad: {{signature: {_quoted(shown(ways[meant][kinds[meant]]))}}}` in `trial`"
     )
     return [text]
+
+
+def _way(signature: str) -> str:
+    """Outcome and exception of a failure; what others wrote into a database may be anything."""
+    try:
+        return read_signature(signature).kind
+    except ValueError:
+        return signature
 
 
 def _why_never(

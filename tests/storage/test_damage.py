@@ -177,6 +177,7 @@ def test_no_axes_an_infinite_time_and_a_signature_that_is_too_deep(
         ("studies", "grid", "[]"),
         ("trials", "duration", "9" * 5000),
         ("trials", "signature", "[" * 5000),
+        ("trials", "signature", 2**62),
     ]
     assert damage_and_use(original, tmp_path, chosen) >= 1
 
