@@ -500,10 +500,11 @@ def conclude(
         if not runner.hear_others():
             break
     if verdict.ends_wrong:
+        likely = "".join(f"{reason}; else " for reason in report["advice"][:1])
         raise EndsNotAsStatedError(
             f"{matrix.path}: {document['reason']}",
             tried=_end_counts(runner, verdict.ends_wrong),
-            remedy="correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
+            remedy=f"{likely}correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
         )
     notify(events.Concluded(report))
     decided = document["status"] != "none"

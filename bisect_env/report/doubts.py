@@ -346,7 +346,7 @@ def _way(signature: str) -> str:
     """Outcome and exception of a failure; what others wrote into a database may be anything."""
     try:
         return read_signature(signature).kind
-    except ValueError:
+    except (ValueError, TypeError):
         return signature
 
 
@@ -364,7 +364,7 @@ def _why_never(
     elif verdict.get("trials"):
         rate = float(settings.get("min_crash_rate") or 0.02)
         yield (
-            f"failures in fewer than {rate:.2g} of the runs were not looked for: say "
+            f"failures in fewer than {percent(rate)} of the runs were not looked for: say "
             f"`search: {{min_crash_rate: {rate / 10:.2g}}}`, or make the failure more frequent with "
             "`search: {amplify: true}`; if it should fail for certain, see whether the script ends with "
             "another status than 0 then"

@@ -71,6 +71,16 @@ def test_an_end_that_is_not_as_stated(studies: Studies, end: str, script: str) -
         studies.run(path)
 
 
+def test_an_end_that_is_not_as_stated_comes_with_the_likely_reason(studies: Studies) -> None:
+    path = studies.matrix("open('data.txt')", rest="good: {level: 0}\nbad: {level: 9}")
+    with pytest.raises(EndsNotAsStatedError) as caught:
+        studies.run(path)
+    assert "data.txt]` in `trial`; else correct `good`" in str(caught.value.remedy)
+    # Three looks at each end say so: nothing between them is tried many times.
+    with Store.open(str(studies.db), read_only=True) as store:
+        assert len(store.trials(store.study().id)) <= 12
+
+
 def test_the_budget_of_trials_ends_the_study(studies: Studies) -> None:
     path = studies.matrix(CRASH_FROM_SIX, rest="search: {max_trials: 3}")
     conclusion = studies.run(path)
