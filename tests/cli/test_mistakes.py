@@ -127,6 +127,15 @@ def test_commands_to_be_given_next_carry_the_options_of_this_one(text: str, expe
     assert with_options(text, ["run", "m.yaml", "--quiet"]) == text
 
 
+def test_a_command_that_goes_on_asks_the_same_question() -> None:
+    given = ["run", "m.yaml", "--skip", "2.1.0", "--all", "--skip=lib=1 2", "--db", "a", "--db", "b"]
+    text = "`bisect-env run m.yaml` goes on; `bisect-env report 12` shows it"
+    assert with_options(text, given) == (
+        "`bisect-env run m.yaml --skip 2.1.0 --skip 'lib=1 2' --all --db b` goes on; "
+        "`bisect-env report 12 --db b` shows it"
+    )
+
+
 @pytest.mark.integration
 def test_a_trial_is_shown_with_all_that_it_printed(tmp_path: Path, run: RunCommand) -> None:
     studies = Studies(tmp_path)
