@@ -19,7 +19,7 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
 )
 from bisect_env.environments.lock import Lock, UnbuildableError
-from bisect_env.environments.prefix import Prefix, is_still, state_of
+from bisect_env.environments.prefix import Prefix, before_trial, is_still, state_of
 from bisect_env.environments.progress import Seldom, told_to
 from bisect_env.environments.validation import cuda_majors, provided_to_pypi
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
@@ -138,7 +138,7 @@ def perform(
     if cancelled():
         return TrialLost(spec.trial_id, CANCELLED)
     try:
-        prefix = build(request.lock, allow_source=request.allow_source)
+        prefix = before_trial(build(request.lock, allow_source=request.allow_source))
     except Exception as error:  # noqa: BLE001 - a worker's outermost frame: raised further, a defect in
         # building would look like a lost worker and be tried for ever instead of being shown.
         failure = _build_failed(request, error, spec.trial_id)
