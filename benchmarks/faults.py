@@ -351,7 +351,7 @@ def kill_of_cluster(who: str) -> Callable[[Round], None]:
             running.end(alone=False)
         # It goes on without that cluster.
         play.options = ("--workers", "2")
-        play.count("left processes", play.left())
+        play.count("left processes", running.left())
 
     return fault
 
