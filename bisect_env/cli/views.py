@@ -264,7 +264,8 @@ def describe(event: events.Event) -> str | None:
             so_far, told = sum(origin.trials for origin in origins), told_origins(origins)
             if so_far > trials:
                 return f"{how_many(trials, 'more trial')} measured before, {so_far} by now ({told})"
-            return f"starts from {how_many(trials, 'trial')} measured before ({told})"
+            were = "that was" if trials == 1 else "that were"
+            return f"starts from {how_many(trials, 'trial')} {were} measured before ({told})"
         case events.Locked():
             without = f", {event.unsolvable} without a solution" if event.unsolvable else ""
             out = f", {event.excluded} excluded" if event.excluded else ""

@@ -301,6 +301,6 @@ def test_one_is_not_told_as_several() -> None:
     assert describe(events.StudyOpened("abc", "x", 1)) == "study abc (x), going on after 1 trial"
     origins = tuple(Origin(study_id, "x", "ann", "box", 3) for study_id in ("a", "b"))
     assert (describe(events.Reused(6, origins)) or "").startswith(
-        "starts from 6 trials measured before (3 by"
+        "starts from 6 trials that were measured before (3 by"
     )
     assert (describe(events.Reused(1, origins)) or "").startswith("1 more trial measured before, 6 by now (3")
