@@ -34,7 +34,8 @@ def index() -> Iterator[IndexServer]:
 def test_the_environments_of_both_ends_are_there(index: IndexServer, tmp_path: Path) -> None:
     path = tmp_path / "matrix.yaml"
     path.write_text(
-        f"version: 1\nname: ahead\nindex: {index.url}\naxes:\n  python: {{package: python, versions: ['{HERE}']}}\n"
+        f"version: 1\nname: ahead\nindex: {index.url}\naxes:\n"
+        f"  python: {{package: python, versions: ['{HERE}']}}\n"
         "  app: {package: app, versions: '>=1', step: every}\ntrial: {command: python -c 'import app'}\n"
     )
     matrix = load_matrix(path)
