@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisect_env.cli.options import Command, Group
+from bisect_env.cli.options import (
+    Command,
+    DatabaseOption,
+    Group,
+)
 
 if TYPE_CHECKING:
     from bisect_env.storage.transfer import Merged
 
-DatabaseOption = Annotated[
-    str | None,
-    typer.Option("--db", envvar="BISECT_ENV_DB", help="Results database: a file or a URL."),
-]
 
 db_app = typer.Typer(cls=Group, no_args_is_help=True, help="Look after the results database.")
 

@@ -6,13 +6,12 @@ from typing import Annotated
 
 import typer
 
+from bisect_env.cli.options import DatabaseOption
+
 
 def query(
     question: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT.")],
-    db: Annotated[
-        str | None,
-        typer.Option(envvar="BISECT_ENV_DB", help="Results database: a file or a URL."),
-    ] = None,
+    db: DatabaseOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list of objects.")] = False,
     timeout: Annotated[
         float, typer.Option(min=0.01, max=86400.0, metavar="SECONDS", help="How long the answer may take.")

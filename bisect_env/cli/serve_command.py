@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
+from bisect_env.cli.options import DatabaseOption
+
 
 def serve(
-    db: Annotated[
-        str | None,
-        typer.Option(envvar="BISECT_ENV_DB", help="Results database: a file or a URL."),
-    ] = None,
+    db: DatabaseOption = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8001,
     no_token: Annotated[
         bool, typer.Option("--no-token", help="Let in every user of this machine, without a token.")

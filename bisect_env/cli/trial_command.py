@@ -12,23 +12,19 @@ from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.one_session import TrialLines, say, session
 from bisect_env.cli.options import (
     AtOption,
-    CacheOption,
-    CacheSizeOption,
     DatabaseOption,
-    GpusOption,
     JsonOption,
     MatrixArgument,
-    OfflineOption,
     QuietOption,
-    SchedulerFileOption,
-    SchedulerOption,
-    WorkersOption,
+    with_groups,
 )
 from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
 
 
+@with_groups(without=("cluster",))
 def trial(
     matrix: MatrixArgument,
+    *,
     at: AtOption = None,
     number: Annotated[
         int,
@@ -37,15 +33,9 @@ def trial(
         ),
     ] = 10,
     db: DatabaseOption = None,
-    workers: WorkersOption = None,
-    gpus: GpusOption = None,
-    scheduler: SchedulerOption = None,
-    scheduler_file: SchedulerFileOption = None,
+    where: ExecutionOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
-    cache: CacheOption = None,
-    cache_size: CacheSizeOption = None,
-    offline: OfflineOption = None,
     verbose: VerboseOption = False,
     log_file: LogFileOption = None,
 ) -> None:
@@ -59,7 +49,6 @@ def trial(
     from bisect_env.search.numeric import clopper_pearson
 
     start_log("trial", verbose=verbose, log_file=log_file, quiet=quiet)
-    where = ExecutionOptions(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
 
     def wanted(tally: Tally, running: int) -> int:
         # A combination that can teach nothing is not asked thirty times.

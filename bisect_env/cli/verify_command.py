@@ -12,18 +12,12 @@ from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.one_session import TrialLines, say, session
 from bisect_env.cli.options import (
     AtOption,
-    CacheOption,
-    CacheSizeOption,
     DatabaseOption,
-    GpusOption,
     JsonOption,
     MatrixArgument,
-    OfflineOption,
     QuietOption,
-    SchedulerFileOption,
-    SchedulerOption,
-    WorkersOption,
     share,
+    with_groups,
 )
 from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
 
@@ -34,8 +28,10 @@ _EXTREME = 1e-6
 """Nearer to 0 or 1 a test would take longer than anybody waits."""
 
 
+@with_groups(without=("cluster",))
 def verify(
     matrix: MatrixArgument,
+    *,
     at: AtOption = None,
     max_rate: Annotated[
         float,
@@ -54,15 +50,9 @@ def verify(
         bool, typer.Option("--fresh", help="Begin anew, even where an interrupted test could go on.")
     ] = False,
     db: DatabaseOption = None,
-    workers: WorkersOption = None,
-    gpus: GpusOption = None,
-    scheduler: SchedulerOption = None,
-    scheduler_file: SchedulerFileOption = None,
+    where: ExecutionOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
-    cache: CacheOption = None,
-    cache_size: CacheSizeOption = None,
-    offline: OfflineOption = None,
     verbose: VerboseOption = False,
     log_file: LogFileOption = None,
 ) -> None:
@@ -80,7 +70,6 @@ def verify(
         if not _EXTREME <= value <= 1 - _EXTREME:
             raise UsageError(f"{name} is {value:g}", remedy=f"give a number between 0 and 1, such as {usual}")
     start_log("verify", verbose=verbose, log_file=log_file, quiet=quiet)
-    where = ExecutionOptions(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
     with session(matrix, at, db, where, logged(TrialLines(as_json=as_json, quiet=quiet))) as opened:
         verifier = Verifier(
             opened.one,
