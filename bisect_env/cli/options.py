@@ -113,12 +113,16 @@ def with_groups(*, without: Collection[str] = ()) -> Callable[[Callable[..., Non
                 parameters.append(one.replace(kind=one.KEYWORD_ONLY, annotation=kind))
                 continue
             annotated = get_type_hints(kind, include_extras=True)
-            found = [field for field in fields(kind) if get_origin(annotated[field.name]) is Annotated]
-            found = [field for field in found if field.name not in without]
-            options[one.name] = [field.name for field in found]
+            defaults = {field.name: field.default for field in fields(kind)}
+            # A group's own first, then those of the group that it extends.
+            names = [name for level in kind.__mro__ for name in vars(level).get("__annotations__", ())]
+            found = [
+                name for name in names if get_origin(annotated[name]) is Annotated and name not in without
+            ]
+            options[one.name] = found
             parameters += [
-                inspect.Parameter(f.name, one.KEYWORD_ONLY, default=f.default, annotation=annotated[f.name])
-                for f in found
+                inspect.Parameter(name, one.KEYWORD_ONLY, default=defaults[name], annotation=annotated[name])
+                for name in found
             ]
 
         @functools.wraps(command)

@@ -340,7 +340,7 @@ def import_ahead() -> None:
     """Import what a study needs later in a thread, while this one waits for the index and for solvers."""
 
     def load() -> None:
-        for module in ("storage.store", "engine.study", "report.document", "report.text"):
+        for module in ("storage.store", "engine.study", "report.reading", "report.text"):
             importlib.import_module(f"bisect_env.{module}")
 
     threading.Thread(target=load, name="import", daemon=True).start()

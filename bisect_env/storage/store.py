@@ -1066,28 +1066,6 @@ class Store:
 
     # -- logs and other files that trials left ---------------------------------------------------------------
 
-    def add_artefact(self, trial_id: str, name: str, content: bytes) -> None:
-        """Store a file that a trial left, compressed; equal contents are stored once.
-
-        Raises:
-            ValueError: The trial is not stored, or has another artefact of this name.
-            UsageError: It is too large.
-        """
-        if len(content) > blobs.LARGEST:
-            raise UsageError(
-                f"the artefact {name!r} has {len(content)} bytes, more than {blobs.LARGEST}",
-                remedy="keep it elsewhere, and store its name",
-            )
-        with self._writing() as session:
-            sequence = _sequence(session, trial_id)
-            digest = blobs.put(session, self._database.folder, content)
-            key = (sequence, clean(name))
-            known = session.get(ArtefactRow, key)
-            if known is not None and known.content_hash != digest:
-                raise ValueError(f"trial {trial_id} has another artefact {name!r}")
-            if known is None:
-                session.add(ArtefactRow(trial_sequence=sequence, name=key[1], content_hash=digest))
-
     def artefacts(self, trial_id: str) -> dict[str, bytes | None]:
         """Everything that a trial left, by name; what was collected is None.
 
