@@ -346,3 +346,21 @@ def built_by_git(size: int, bad: int) -> int:
         tried += 1
         low, high = (low, middle) if middle >= bad else (middle, high)
     return tried
+
+
+@pytest.mark.parametrize("size", [20, 136, 722])
+def test_no_boundary_lies_within_one_environment(size: int) -> None:
+    """Days, or releases that change nothing, share environments: the sides of an answer do not."""
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    starts = sorted({0, *chance.sample(range(1, size), chance.randrange(2, 5))})
+    stands_for = [max(start for start in starts if start <= day) for day in range(size)]
+    first_bad = chance.choice(starts[1:])
+    lattice = grid([size])
+    search = Search(lattice, {(day,): (stands_for[day],) for day in range(size)}, SearchSettings())
+    while wanted := search.ask(2):
+        for cell in wanted:
+            search.tell_counts(cell, int(cell[0] >= first_bad), 1)
+    best = search.verdict.best
+    assert (best.first_bad, best.last_good) == ((first_bad,), (first_bad - 1,))
