@@ -89,7 +89,7 @@ class HostExecutor(DaskExecutor):
         super().__init__(build, cpus=tuple(sorted(os.sched_getaffinity(0))), gpus_per_trial=gpus_per_trial)
         self._notes: list[str] = []
         self._threads = threads
-        self._scratch, self._scratch_lock = _make_scratch()
+        self._scratch, self._scratch_lock = make_scratch()
         self._cluster: Any = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._remove_scratch)
@@ -224,7 +224,7 @@ class LocalExecutor(HostExecutor):
         super().submit(request)
 
 
-def _make_scratch() -> tuple[Path, int]:
+def make_scratch() -> tuple[Path, int]:
     """A directory for the workers, and a descriptor that keeps it locked as long as this process lives.
 
     A command that was killed could not remove its own: the next one does.

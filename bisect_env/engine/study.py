@@ -338,7 +338,14 @@ def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
 
 
 def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool = False) -> StudyDefinition:
-    """What is stored of a study when it is opened."""
+    """What is stored of a study when it is opened.
+
+    Args:
+        matrix: Its matrix.
+        grid: What that expands to.
+        as_of: Nothing newer counts.
+        fresh: Whether it begins anew beside an older one.
+    """
     return StudyDefinition(
         name=matrix.name,
         digest=matrix.digest,

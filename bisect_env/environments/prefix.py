@@ -142,6 +142,12 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 def make_empty(uv: Uv, place: Path, interpreter: Interpreter, timeout: float) -> None:
     """Make an environment without packages.
 
+    Args:
+        uv: Makes it.
+        place: Must not exist.
+        interpreter: Its Python.
+        timeout: Seconds.
+
     Raises:
         UnbuildableError: uv cannot.
     """

@@ -423,7 +423,16 @@ def decision_of(row: DecisionRow) -> Decision:
 def trial_row(
     study_id: str, combination_id: int, record: TrialRecord, evidence: Evidence, trial_key: str, now: datetime
 ) -> TrialRow:
-    """A trial as a row, without its logs."""
+    """A trial as a row, without its logs.
+
+    Args:
+        study_id: Of its study.
+        combination_id: Of its combination's row.
+        record: What it did.
+        evidence: What that means there.
+        trial_key: Under which other studies find it; "" for none.
+        now: When it is recorded.
+    """
     return TrialRow(
         trial_id=record.trial_id,
         study_id=study_id,

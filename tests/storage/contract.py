@@ -354,7 +354,7 @@ class StoreContract:
         assert found is not None
         assert "https://me:***@index.example/simple" in found.record.stdout
         assert "hunter2" not in repr(found)
-        with store._database.reader.connect() as connection:
+        with store.database.reader.connect() as connection:
             for table in METADATA.sorted_tables:
                 rows = connection.execute(table.select()).fetchall()
                 assert "hunter2" not in repr(rows), table.name
@@ -533,7 +533,7 @@ class StoreContract:
             store.record_trial(study.id, one, Evidence.GOOD)
         assert reopen().artefacts(first.trial_id) == {"stdout": b"same"}
         assert store.artefacts(second.trial_id) == {"stderr": b"more", "stdout": b"same"}
-        with store._reading() as session:
+        with store.reading() as session:
             assert len(session.exec(select(BlobRow)).all()) == 2
         with pytest.raises(ValueError, match="no trial"):
             store.artefacts("gone")
