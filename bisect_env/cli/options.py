@@ -115,7 +115,9 @@ def with_groups(*, without: Collection[str] = ()) -> Callable[[Callable[..., Non
             annotated = get_type_hints(kind, include_extras=True)
             defaults = {field.name: field.default for field in fields(kind)}
             # A group's own first, then those of the group that it extends.
-            names = [name for level in kind.__mro__ for name in vars(level).get("__annotations__", ())]
+            names = [
+                name for level in hints[one.name].__mro__ for name in vars(level).get("__annotations__", ())
+            ]
             found = [
                 name for name in names if get_origin(annotated[name]) is Annotated and name not in without
             ]

@@ -529,27 +529,6 @@ def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> Wh
     imported = read_json(logs.get(IMPORTED) or b"{}")
     if not isinstance(imported, dict) or not all(isinstance(value, str) for value in imported.values()):
         raise DamageError(where, IMPORTED, f"it holds {shortened(imported)}, not versions")
-    record = TrialRecord(
-        trial_id=light.trial_id,
-        combination=light.combination,
-        lock_hash=light.lock_hash,
-        outcome=light.outcome,
-        detail=light.detail,
-        returncode=light.returncode,
-        phase=light.phase,
-        started_at=light.started_at,
-        duration=light.duration,
-        **texts,
-        signature=light.signature,
-        killed_by_us=light.killed_by_us,
-        hash_seed=light.hash_seed,
-        copies=light.copies,
-        iterations=light.iterations,
-        host=light.host,
-        worker=light.worker,
-        gpu=light.gpu,
-        machine=light.machine,
-        imported=imported,
-    )
+    record = light.record(**texts, imported=imported)
     collected = any(content is None for content in logs.values())
     return WholeTrial(light.study_id, record, light.evidence, light.recorded_at, collected)
