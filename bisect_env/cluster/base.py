@@ -512,7 +512,8 @@ class DaskExecutor:
         self._broadcasting.start()
 
     def _tell_workers(self, epoch: int) -> None:
-        with _despite_lost_connection():
+        # A client that has lost its scheduler closes by itself, at any moment, and has none to ask then.
+        with _despite_lost_connection(), contextlib.suppress(AttributeError):
             self._client.run(cancel_up_to, self._topic, epoch, on_error="ignore")
 
     def close(self) -> None:
