@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.commits import compiled
 from benchmarks.repositories import Change, git, in_tree, module, pure, write
 from bisect_env.engine.narrow import tag_of
 from bisect_env.report.document import load_report
 from bisect_env.report.formats import FORMATS
 from bisect_env.storage.store import Store
 from tests.cli.asking import Asking, an_index
+from tests.cluster.dask_processes import DaskProcesses
 from tests.environments.index_server import IndexServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -48,6 +52,11 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
     assert f"package: demo, from: {json.dumps('v1.0')}" in done.stderr
     again = user.run("run", *words)
     assert again.stdout.splitlines()[0] == first
+    user.index = ""
+    explained = user.run("explain")
+    assert explained.returncode == 2
+    assert "are commits: no other package is looked for" in explained.stderr
+    assert "remedy: the commit is the answer" in explained.stderr
 
 
 @pytest.mark.parametrize(
@@ -179,3 +188,48 @@ def test_a_study_that_was_killed_during_a_build_goes_on(user: Asking) -> None:
     assert commits[5][:10] in done.stdout.splitlines()[0]
     assert not list(folder.glob(".build-*"))
     assert len(list(folder.glob("*/*.whl"))) <= 5
+
+
+@pytest.mark.parametrize("files", [in_tree("demo"), None], ids=["asks-for-nothing", "setuptools"])
+def test_a_bare_clone_does_without_a_network(
+    user: Asking, files: dict[str, bytes | str | None] | None
+) -> None:
+    commits = write(user.folder / "clone", pure("demo", 8, 6, files=files))
+    git(user.folder, "clone", "--quiet", "--bare", "clone", "bare.git")
+    shutil.rmtree(user.folder / "clone")
+    user.script("import demo\nassert demo.works()\n")
+    user.index = ""
+    words = ("run", "--git", "bare.git", "--from", "v1.0", "--always", "repro.py", "--to")
+    if files is None:
+        # What builds ask for is in the cache once any of them was made.
+        user.run(*words, commits[1])
+    user.env["UV_OFFLINE"] = "1"
+    done = user.run(*words, "v1.1")
+    assert done.returncode == 0, done.stderr
+    assert f"demo {commits[5][:10]}" in done.stdout.splitlines()[0]
+
+
+@pytest.mark.slow
+def test_a_host_without_a_compiler_is_told_and_its_trials_go_elsewhere(user: Asking) -> None:
+    changes = compiled(1.0).changes[:14]
+    changes[-1].tags = ["v1.1"]
+    commits = write(user.folder / "clone", changes)
+    user.script("import demo\nassert demo.works()\n")
+    user.index = ""
+    bare = user.folder / "bin"
+    bare.mkdir()
+    (bare / "git").symlink_to(str(shutil.which("git")))
+    with DaskProcesses(user.folder) as dask:
+        dask.scheduler()
+        dask.worker("--name", "able", env={"BISECT_ENV_CACHE": str(user.folder / "one")})
+        lacking = {"BISECT_ENV_CACHE": str(user.folder / "other"), "PATH": str(bare)}
+        dask.worker("--host", "127.0.0.2", "--name", "bare", env=lacking)
+        words = ("--git", "clone", "--from", "v1.0", "--to", "v1.1", "-p", "demo", "--always", "repro.py")
+        done = user.run("run", "--scheduler", dask.address, *words)
+    assert done.returncode == 0, done.stderr + dask.logs()
+    assert commits[11][:10] in done.stdout.splitlines()[0]
+    assert done.stderr.count("on 127.0.0.2 an environment cannot be made") == 1, done.stderr
+    assert re.search(r"\(this host has no [\w-]*(gcc|cc|clang)\); its trials run elsewhere", done.stderr)
+    with Store.open(str(user.folder / "results.sqlite"), read_only=True) as store:
+        trials = store.trials(store.study(None).id)
+    assert {trial.worker for trial in trials} == {"able"}, [(t.worker, str(t.outcome), t.detail, t.combination) for t in trials]
