@@ -109,7 +109,8 @@ def answer(clone: Path, name: str) -> int:
         if done.returncode:
             print(f"WRONG  {name}: ended with {done.returncode}: {done.stderr.strip()[-600:]}")
             return 1
-        report = json.loads(done.stdout)
+        report = json.loads(done.stdout.splitlines()[-1])
+        report = report.get("report", report)
         built = len(list((folder / "cache" / "commits").glob("*/wheel.json")))
     said = report["verdict"]["first_bad"][case["package"]]
     right = said in first_bad(seen, every=every)

@@ -147,6 +147,21 @@ def test_builds_see_the_variables_they_are_given_and_no_secrets(
     assert b"FLAG = 'ccache gcc'" in _member(given.path)
 
 
+def test_a_compiler_cache_is_called_and_told_the_directory_in_which_builds_differ(
+    tmp_path: Path, commits: Commits, here: Interpreter
+) -> None:
+    place = tmp_path / "demo"
+    (commit, *_) = write(place, compiled(1.0).changes[:2])
+    calls = tmp_path / "calls"
+    wrapper = tmp_path / "ccache"
+    wrapper.write_text(f'#!/bin/sh\necho "$CCACHE_BASEDIR $PWD $*" >> {calls}\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    commits.wheel(source(place, commit, env=(("CC", f"{wrapper} gcc"),)), here)
+    compiling = next(line for line in calls.read_text().splitlines() if " -c " in line)
+    base, where, compiler, *_ = compiling.split()
+    assert (where, compiler) == (base, "gcc")
+
+
 def _member(path: Path) -> bytes:
     with zipfile.ZipFile(path) as archive:
         return archive.read("demo.py")
