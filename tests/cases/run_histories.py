@@ -114,9 +114,27 @@ def answer(clone: Path, name: str) -> int:
         built = len(list((folder / "cache" / "commits").glob("*/wheel.json")))
     said = report["verdict"]["first_bad"][case["package"]]
     right = said in first_bad(seen, every=every)
-    of = f"{len(seen)} commits, {built} builds, {report.get('trials')} trials, {seconds:.0f} s"
+    theirs = looked_at_by_git(clone, case, seen)
+    builds = f"{built} builds (git bisect {theirs})"
+    of = f"{len(seen)} commits, {builds}, {report.get('trials')} trials, {seconds:.0f} s"
     print(f"{'right' if right else 'WRONG'}  {name}: {report['verdict']['sentence']} ({of})")
     return 0 if right else 1
+
+
+def looked_at_by_git(clone: Path, case: Mapping[str, Any], seen: Iterable[Mapping[str, Any]]) -> int:
+    """How many commits `git bisect run` would build, told what each of them did."""
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        for one in seen:
+            said = one["exit"] if one["built"] else 125
+            (folder / one["commit"]).write_text(f"echo x >> {folder}/tried; exit {said}\n")
+        _run(["git", "clone", "-q", "--shared", "--no-checkout", str(clone), "tree"], folder)
+        start = ["git", "bisect", "start", "--no-checkout", str(case["to"]), str(case["from"])]
+        subprocess.run(start, cwd=folder / "tree", check=True, capture_output=True)
+        check = f"sh {folder}/$(git rev-parse BISECT_HEAD)"
+        command = ["git", "bisect", "run", "sh", "-c", check]
+        subprocess.run(command, cwd=folder / "tree", check=True, capture_output=True)
+        return len((folder / "tried").read_text().split())
 
 
 def _run(command: list[str], cwd: Path) -> str:
