@@ -40,7 +40,7 @@ from bisect_env.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
-from bisect_env.cli.run_command import answer
+from bisect_env.cli.run_command import answer, lacked
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
 
@@ -290,11 +290,14 @@ class _Session:
 
     def _study(self, matrix: Matrix, what: str, missing: MissingModules | None = None) -> Conclusion:
         from bisect_env.cli import views
+        from bisect_env.engine import events
 
         self._say(what)
         view: View = views.choose(as_json=False, quiet=self.quiet, plain=True)
 
         def notify(event: events.Event) -> None:
+            if isinstance(event, events.Failed) and missing is not None and lacked(missing, event.exit_code):
+                return  # said in words of its own
             log_event(event)
             view(event)
             if missing is not None:
