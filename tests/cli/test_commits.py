@@ -190,6 +190,26 @@ def test_a_study_that_was_killed_during_a_build_goes_on(user: Asking) -> None:
     assert len(list(folder.glob("*/*.whl"))) <= 5
 
 
+def test_a_plan_says_what_commits_will_cost_and_builds_none(user: Asking) -> None:
+    commits = write(user.folder / "clone", pure("demo", 40, 12, files=in_tree("demo")))
+    user.script("import demo\n")
+    (user.folder / "matrix.yaml").write_text(
+        "version: 1\nname: planned\naxes: {demo: {git: clone, package: demo, from: v1.0}}\n"
+        "trial: {files: [repro.py]}\ngood: {demo: v1.0}\nbad: {demo: HEAD}\n"
+    )
+    user.index = ""
+    done = user.run("plan", "matrix.yaml", "--forecast", "60")
+    assert done.returncode == 0, done.stderr
+    assert f"demo (regression, 40 values): {commits[0][:10]}, " in done.stdout
+    assert "40 combinations: 40 to be built when wanted; 40 distinct environments" in done.stdout
+    found = re.search(r"crash rate of 1: about \d+ trials .* in about (\d+) environments", done.stdout)
+    assert found is not None, done.stdout
+    assert int(found[1]) <= 8
+    assert not list((user.folder / "cache" / "commits").glob("*"))
+    whole = user.run("plan", "matrix.yaml", "--all", "--forecast", "0")
+    assert f"demo={commits[7][:10]}: to be built when wanted" in whole.stdout, whole.stderr
+
+
 @pytest.mark.parametrize("files", [in_tree("demo"), None], ids=["asks-for-nothing", "setuptools"])
 def test_a_bare_clone_does_without_a_network(
     user: Asking, files: dict[str, bytes | str | None] | None
