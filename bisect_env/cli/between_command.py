@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from bisect_env.engine.study import Conclusion
     from bisect_env.matrix.ask import Pair
     from bisect_env.matrix.load import Matrix
-    from bisect_env.storage.records import Study
+    from bisect_env.storage.entries import Study
 
 _ENDS = 2
 SideOption = Annotated[
@@ -203,7 +203,7 @@ class _Session:
         from bisect_env.engine.missing import MissingModules
         from bisect_env.errors import ExitCode
         from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD
-        from bisect_env.report.document import report_document
+        from bisect_env.report.reading import report_document
         from bisect_env.storage.store import Store
 
         matrix = self._matrix(save, hashes=hashes)

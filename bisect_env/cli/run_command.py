@@ -129,10 +129,10 @@ def run(
         ),
     ] = None,
     cache: CacheOption = None,
-    every_corner: Annotated[
+    every_configuration: Annotated[
         bool,
         typer.Option(
-            "--all", help="Go on to further failing corners until it is sure that there is no other."
+            "--all", help="Go on to further failing configurations until it is sure that there is no other."
         ),
     ] = False,
     fresh: Annotated[
@@ -197,7 +197,7 @@ def run(
             workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline, dask
         ),
         db=db,
-        goal="every-corner" if every_corner else "first-bad",
+        goal="every-configuration" if every_configuration else "first-bad",
         save=save,
         skip=skip or (),
         lockfiles=lockfiles,

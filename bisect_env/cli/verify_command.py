@@ -73,7 +73,7 @@ def verify(
     """
     from bisect_env.engine.verify import Verifier
     from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
-    from bisect_env.search.ratetest import RateClaim
+    from bisect_env.search.rate_test import RateClaim
 
     for name, value, usual in (("--max-rate", max_rate, 0.01), ("--confidence", confidence, 0.95)):
         if not _EXTREME <= value <= 1 - _EXTREME:
@@ -114,7 +114,7 @@ def verify(
 def told(found: Verification) -> str:
     """The outcome of a test as people read it. Pure."""
     from bisect_env.report.sentence import interval, percent
-    from bisect_env.search.ratetest import RateClaim
+    from bisect_env.search.rate_test import RateClaim
 
     name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
     limit, sure = percent(found.max_rate), percent(found.confidence)

@@ -28,7 +28,7 @@ from rich.text import Text
 from bisect_env import __version__
 from bisect_env.cli.output import with_options
 from bisect_env.engine import events
-from bisect_env.environments.progress import Step
+from bisect_env.environments.progress import BuildStep
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.secrets import public_json, without_passwords, without_passwords_in_code
@@ -238,7 +238,7 @@ class Doing:
             case _:
                 pass
 
-    def _left(self, lock_hash: str, step: Step) -> str:
+    def _left(self, lock_hash: str, step: BuildStep) -> str:
         now = self._clock()
         began = self._began.setdefault((lock_hash, step.what), now)
         if not step.done or now <= began:
@@ -305,7 +305,7 @@ def told_passing(progress: events.Progress) -> str:
     """What is excluded by a bad end that has only passed so far, and how to end there; else "". Pure."""
     if progress.passing is None or progress.passing[1] < FEW_PASSES:
         return ""
-    from bisect_env.search.intervals import clopper_pearson
+    from bisect_env.search.numeric import clopper_pearson
 
     combination, passes, floor = progress.passing
     _, most = clopper_pearson(0, passes, 0.90)  # one-sided: 95 %

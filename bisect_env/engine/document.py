@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.every import SearchAll
 from bisect_env.search.frontier import in_words
-from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.multiple import SearchAll
+from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.table import TableSearch
 from bisect_env.search.verdict import Answer, Verdict
@@ -107,7 +107,7 @@ def verdict_document(
             "trials": one.trials,
             "chance": one.chance,
         }
-        for one in verdict.assumed
+        for one in verdict.untested
     ]
     document["compatibility"] = in_words(grid, best)
     document["certain"] = verdict.certain

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bisect_env.environments.progress import Step
+from bisect_env.environments.progress import BuildStep
 from bisect_env.errors import BisectEnvError, MatrixError
 from bisect_env.matrix.grid import Combination
-from bisect_env.storage.records import Origin
+from bisect_env.storage.entries import Origin
 from bisect_env.trials.records import Evidence, TrialRecord
 
 
@@ -108,7 +108,7 @@ class Building:
     """
 
     lock_hash: str
-    step: Step
+    step: BuildStep
     ready: int
     building: int
 

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from packaging.utils import canonicalize_name
 
-from bisect_env.environments.commit_source import CommitBuild, CommitSource
+from bisect_env.environments.commit_source import CommitRecipe, CommitSource
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
@@ -24,7 +24,7 @@ from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import CommitAxis, DateAxis, EnvironmentAxis, PackageAxis, ValueAxis
 from bisect_env.matrix.versions import Manager
-from bisect_env.storage.records import CombinationState, CombinationStatus
+from bisect_env.storage.entries import CombinationState, CombinationStatus
 
 _MANY = 10_000
 
@@ -138,7 +138,7 @@ def commit_source(matrix: Matrix, axis: CommitAxis, commit: str) -> CommitSource
         axis.package,
         matrix.repository(axis),
         commit,
-        CommitBuild(
+        CommitRecipe(
             subdirectory=axis.subdirectory,
             env=tuple(sorted(build.env.items())),
             requires=build.requires,

@@ -39,11 +39,11 @@ from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Direction, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import read_signature, shown
-from bisect_env.search.every import is_zoomed
 from bisect_env.search.goals import Goal, search_towards
+from bisect_env.search.multiple import is_coarsened
 from bisect_env.search.searcher import Search, SearchSettings, StudySearch
 from bisect_env.search.verdict import Status
-from bisect_env.storage.records import (
+from bisect_env.storage.entries import (
     BUILD_FAILED,
     BUILT,
     CombinationStatus,
@@ -762,7 +762,7 @@ class StudyRunner:
         self._shown_at = now
         bad = self.search.probability_bad()
         # Of a large matrix what was tried is drawn.
-        drawn = self.state.tallies if is_zoomed(self.search) else self._prepared.groups
+        drawn = self.state.tallies if is_coarsened(self.search) else self._prepared.groups
         running = Counter(self.grid.combination(i) for i in self.state.running.values())
         shown: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)

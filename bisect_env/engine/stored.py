@@ -13,7 +13,7 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.at import find_combination
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
 from bisect_env.matrix.load import Matrix, load_matrix
-from bisect_env.storage.records import Study
+from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
 
 

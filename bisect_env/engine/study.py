@@ -22,7 +22,7 @@ from bisect_env.engine.culprit_commit import MOST_UNTRIED, bisect_log, chapter, 
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
 from bisect_env.engine.runner import StudyRunner, TargetSettledError
-from bisect_env.environments.images import moved_tag
+from bisect_env.environments.image_lock import moved_tag
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lockfiles import write_locks
 from bisect_env.environments.provider import EnvironmentProvider
@@ -38,10 +38,10 @@ from bisect_env.matrix.expand import expand, refined, to_refine
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
-from bisect_env.search.coarse import is_large
 from bisect_env.search.goals import Goal
+from bisect_env.search.space import is_large
 from bisect_env.search.verdict import Status, Verdict
-from bisect_env.storage.records import (
+from bisect_env.storage.entries import (
     COMMIT,
     CombinationStatus,
     Study,
@@ -275,7 +275,7 @@ def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
 
 def _report(store: Store, study_id: str, *, posterior: bool) -> dict[str, Any]:
     # Imported here, so that the first trial need not wait for what shows the last one.
-    from bisect_env.report.document import report_document
+    from bisect_env.report.reading import report_document
 
     return report_document(store, study_id, posterior=posterior)
 

@@ -51,7 +51,7 @@ from bisect_env.environments.cache import (
     normal_label,
 )
 from bisect_env.environments.commit_source import CommitSource
-from bisect_env.environments.commits import Commits
+from bisect_env.environments.commits import CommitBuilder
 from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, remember
 from bisect_env.environments.interpreters import (
@@ -479,7 +479,7 @@ class _Builder:
             return
         if interpreter is None:
             raise UnbuildableError("commits are not built for conda's Python", transient=False)
-        commits = Commits(self.cache, self._uv_tool())
+        commits = CommitBuilder(self.cache, self._uv_tool())
         packages = []
         for package in self.lock.packages:
             if package.is_commit:
@@ -546,7 +546,7 @@ class _Builder:
         for attempt in ("from the cache", "from fresh archives"):
             with self._archives():
                 base = self._fill(place, interpreter)
-            progress.tell(progress.Step("checking"))
+            progress.tell(progress.BuildStep("checking"))
             damaged = self._damaged(place)
             if damaged and self._hold_against_archives(place, damaged):
                 damaged = self._damaged(place)
@@ -557,7 +557,7 @@ class _Builder:
                 if keys and not self.is_bare:
                     with self._archives():
                         version = interpreter.version if interpreter else self.lock.python
-                        progress.tell(progress.Step("compiling"))
+                        progress.tell(progress.BuildStep("compiling"))
                         if problem := bytecode.add(place, self.cache, keys, version, self.timeout):
                             # Trials are what they are without it, and slower.
                             self.notes.append(f"{self.lock.content_hash[:12]}: {problem}")

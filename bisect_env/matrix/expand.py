@@ -11,7 +11,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
-from bisect_env.matrix.checks import end_value_problem, listed_values
+from bisect_env.matrix.contradictions import end_value_problem, listed_values
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
 from bisect_env.matrix.load import Matrix
@@ -26,7 +26,7 @@ MAX_COMBINATIONS = 250_000
 MAX_VALUES = 4_000
 """On one axis: the search keeps each place where it may turn bad, with all values."""
 MAX_EITHER = 400
-"""The same where it may turn bad and good again: there are as many stretches as pairs of values."""
+"""The same where it may turn bad and good again: there are as many intervals as pairs of values."""
 
 
 def expand(

@@ -11,9 +11,9 @@ from typing import Any
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.model import AxisInfo, FailureReport
 from bisect_env.report.sentence import interval, percent
-from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.stability import Effect, Told, drift, host_effect
-from bisect_env.storage.records import StoredTrial
+from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome
 
 _SHOWN = 3

@@ -118,7 +118,7 @@ def _stack(one: CombinationReport, report: Report) -> str:
 def _told(report: Report) -> str:
     """What belongs to the study as a whole."""
     lines = [clean(report.sentence), words.summary(report)]
-    lines += [line for line in (words.reused(report), words.timing(report), words.course(report)) if line]
+    lines += [line for line in (words.reused(report), words.timing(report), words.trace(report)) if line]
     lines += [f"{title}: {what}" for title, what in words.ends(report)]
     lines += [f"or ({chance}): {what}" for chance, what in words.alternatives(report)]
     if report.difference is not None:

@@ -382,7 +382,7 @@ def _how_often(verdict: Mapping[str, Any], outcome: str | None) -> str:
         f"95 % interval {interval(bad['low'], bad['high'])})"
     )
     if bad.get("bodies"):
-        text += f", or of {bad['bodies']} bodies ({percent(bad['per_body']['rate'])})"
+        text += f", or of {bad['bodies']} iterations ({percent(bad['per_body']['rate'])})"
     if good and good.get("trials"):
         text += f" against {good['hits']} of {good['trials']} ({interval(good['low'], good['high'])})"
     return text

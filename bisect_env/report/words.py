@@ -35,7 +35,7 @@ from bisect_env.report.sentence import (
     told_origins,
 )
 from bisect_env.report.untrusted import clean, shortened
-from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.numeric import clopper_pearson
 
 # --------------------------------------------------------------------------------------------------
 # The table of combinations, short enough for a terminal. Pure.
@@ -448,7 +448,7 @@ def _version(state: PackageReport | None) -> str:
     return "—" if state is None else clean(state.label)
 
 
-def course(report: Report) -> str:
+def trace(report: Report) -> str:
     """How the probability of the answer moved, at a few numbers of trials; "" where nothing was counted."""
     points = report.posterior.points
     if not points or not report.posterior.answers:

@@ -37,13 +37,13 @@ from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.bisect import Bisection
 from bisect_env.search.checks import Check, clean_checks, cleared, untested_checks
 from bisect_env.search.families import Family, FloatArray
-from bisect_env.search.history import RARE, Histories, histories
 from bisect_env.search.labels import chances, labels, usual_trials
+from bisect_env.search.nonmonotone import RARE, Histories, histories
 from bisect_env.search.question import Question
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.stopping import SearchSettings
-from bisect_env.search.stretches import assumed
+from bisect_env.search.untested_intervals import untested_intervals
 from bisect_env.search.verdict import Answer, Status, Verdict
 
 __all__ = ["Search", "SearchSettings", "StudySearch"]
@@ -64,7 +64,7 @@ _MOST_SWEPT = 64
 
 
 class StudySearch(Protocol):
-    """What a study asks and tells: `Search`, `ZoomedSearch` and `SearchAll` are such."""
+    """What a study asks and tells: `Search`, `CoarsenedSearch` and `SearchAll` are such."""
 
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial of a combination: good or bad."""
@@ -306,7 +306,7 @@ class Search:
         if best.first_bad is None:
             return []
         bad_sides = (best.first_bad, *(b.bad for b in best.boundaries))
-        sides = dict.fromkeys(map(self._narrow.standing_for, bad_sides))
+        sides = dict.fromkeys(map(self._narrow.representative_of, bad_sides))
         again = [(cell, _FAILURES) for cell in sides if self.counts(cell)[0] < _FAILURES]
         if again:
             return again
@@ -326,7 +326,7 @@ class Search:
         end = self._grid.good
         if end is None or not self._narrow.can_run(end):
             return None
-        cell = self._narrow.standing_for(end)
+        cell = self._narrow.representative_of(end)
         return cell if self._bisection.labels.get(cell) else None
 
     @property
@@ -508,7 +508,7 @@ class Search:
         clean = clean_checks(verdict.best, can_run, self.counts, self.settings)
         found: dict[Index, Check] = {}
         for check in (*untested, *clean):
-            cell = self._narrow.standing_for(check.cell)
+            cell = self._narrow.representative_of(check.cell)
             found.setdefault(cell, Check(cell, check.wanted, check.why))
         return tuple(found.values())
 
@@ -531,7 +531,7 @@ class Search:
         bad_rate, background = self._narrow.rates_under(best.hypothesis)
         sides = [cell for b in best.boundaries for cell in (b.bad, b.good)]
         sides += [cell for cell in (best.first_bad, best.last_good) if cell is not None and not sides]
-        surely = [chance.get(self._narrow.standing_for(cell), 0.5) for cell in dict.fromkeys(sides)]
+        surely = [chance.get(self._narrow.representative_of(cell), 0.5) for cell in dict.fromkeys(sides)]
         sure = math.prod(max(p, 1.0 - p) for p in surely) if found.settled else best.probability
         best = replace(best, probability=sure)
         status, reason = _certain_status(found.how, best, stands)
@@ -583,7 +583,7 @@ class Search:
             expected_environments=0 if stands else math.ceil(found.bits - 1e-9) + len(found.untried),
             against_nothing=self._against_nothing(),
             monotone=found.how in ("rule", "none"),
-            assumed=assumed(best, self._grid, self._narrow.group >= 0, self.counts, 0.999),
+            untested=untested_intervals(best, self._grid, self._narrow.group >= 0, self.counts, 0.999),
             certain=True,
         )
         return self._with_cleared(verdict)

@@ -102,7 +102,7 @@ def judge(best: Answer, *, required: float, agreed: bool, lacking: bool) -> tupl
         best: The most probable answer.
         required: Posterior at which it is sure.
         agreed: Whether it is the best one under every model of the rates that is still believed.
-        lacking: Whether a side of its boundary, or a stretch far from it, was tried too little.
+        lacking: Whether a side of its boundary, or an interval far from it, was tried too little.
     """
     sure = best.probability >= required
     if best.hypothesis.kind == "never":

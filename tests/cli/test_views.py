@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bisect_env.cli.views import JsonView, LiveView, PlainView, QuietView, as_json, bar, describe, interesting
 from bisect_env.engine import events
-from bisect_env.environments.progress import Step
+from bisect_env.environments.progress import BuildStep
 from bisect_env.matrix.grid import Combination
 from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
 
@@ -100,7 +100,7 @@ def test_without_a_terminal_each_step_of_a_build_is_a_line_and_the_same_step_sel
     view = PlainView(stream, clock=lambda: now)
 
     def build(what: str, package: str = "", done: int = 0, total: int = 0) -> None:
-        view(events.Building("abc", Step(what, package, done, total), ready=1, building=1))
+        view(events.Building("abc", BuildStep(what, package, done, total), ready=1, building=1))
 
     view(events.LockProgress(2, 4))
     now = 1.0
@@ -119,7 +119,7 @@ def test_without_a_terminal_each_step_of_a_build_is_a_line_and_the_same_step_sel
 
 def test_a_build_is_an_event_for_programs() -> None:
     stream = io.StringIO()
-    event = events.Building("abc", Step("unpacking", "torch 2.11.0", 1, 2), ready=0, building=2)
+    event = events.Building("abc", BuildStep("unpacking", "torch 2.11.0", 1, 2), ready=0, building=2)
     JsonView(stream)(event)
     said = json.loads(stream.getvalue())
     said.pop("time")

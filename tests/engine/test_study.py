@@ -177,7 +177,7 @@ def test_every_trial_is_stored_before_it_is_told(studies: Studies) -> None:
 
 
 @pytest.mark.slow
-def test_every_failing_corner_is_found_one_after_the_other(studies: Studies) -> None:
+def test_every_failing_configuration_is_found_one_after_the_other(studies: Studies) -> None:
     """Mode 1 fails from level 3 on, mode 0 from level 7 on, and mode 2 never."""
     axes = "level: {values: [0, 1, 2, 3, 4, 5, 6, 7, 8]}\nmode: {values: [a, b, c], direction: unordered}"
     script = """
@@ -187,7 +187,7 @@ def test_every_failing_corner_is_found_one_after_the_other(studies: Studies) -> 
             os.abort()
     """
     path = studies.matrix(script, axes=axes)
-    conclusion = studies.run(path, goal=Goal.EVERY_CORNER)
+    conclusion = studies.run(path, goal=Goal.EVERY_CONFIGURATION)
     verdict = conclusion.report["verdict"]
     assert verdict["status"] == "confirmed"
     found = [verdict, *verdict["others"]]
@@ -216,7 +216,7 @@ def test_rates_of_processes_and_of_bodies(studies: Studies) -> None:
     assert bad["rate"] > 0.5
     assert bad["per_body"]["low"] < 0.06 < bad["per_body"]["high"] + 0.04
     assert bad["hits"] <= bad["bodies"] <= 60 * bad["trials"]
-    assert f"of {bad['bodies']} bodies" in verdict["sentence"]
+    assert f"of {bad['bodies']} iterations" in verdict["sentence"]
     good = verdict["good_rate"]
     assert good["bodies"] == 60 * good["trials"]
 

@@ -12,7 +12,7 @@ import pytest
 from bisect_env.matrix.grid import Combination
 from bisect_env.report.doubts import advice
 from bisect_env.report.model import AxisInfo, FailureReport
-from bisect_env.storage.records import StoredTrial
+from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome, Phase
 
 AXES = (AxisInfo(name="lib", values=("1", "2", "3")), AxisInfo(name="python", values=("3.11",)))

@@ -11,10 +11,10 @@ import pytest
 from playwright.sync_api import Page
 
 from bisect_env.report.charts import MOST_CELLS, heat_map, nice_step
-from bisect_env.report.document import load_report
+from bisect_env.report.compatibility_table import layout
 from bisect_env.report.html import html_text, policy
 from bisect_env.report.model import Report
-from bisect_env.report.table import layout
+from bisect_env.report.reading import load_report
 from bisect_env.storage.store import Store
 from tests.browser import browser_page
 from tests.engine.studies import PYTHON, Studies

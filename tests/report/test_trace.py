@@ -15,8 +15,8 @@ from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
 from bisect_env.report.build import ANSWERS, LIMIT, POINTS
 from bisect_env.report.charts import clock, lanes_of
-from bisect_env.report.document import load_report
 from bisect_env.report.model import TimedTrial, TimelineReport
+from bisect_env.report.reading import load_report
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import Search
 from bisect_env.search.trace import trace
@@ -47,7 +47,7 @@ FLAKY = """
     [
         ("", Goal.FIRST_BAD),
         ("good: {level: 0}\nbad: {level: 9}", Goal.FIRST_BAD),
-        ("", Goal.EVERY_CORNER),
+        ("", Goal.EVERY_CONFIGURATION),
     ],
     ids=["plain", "stated ends", "every corner"],
 )
