@@ -41,7 +41,8 @@ def user(tmp_path: Path, index: IndexServer) -> Asking:
 
 def test_one_line_asks_for_the_commit(user: Asking) -> None:
     place = user.folder / "my clone"
-    commits = write(place, pure("demo", 20, 12, files=in_tree("demo")))
+    # Its version is worked out by the build, so that to lock it is to build it.
+    commits = write(place, pure("demo", 20, 12, files=in_tree("demo", version="")))
     user.script("import demo\nassert demo.works()\n")
     words = ("--git", "my clone", "--from", "v1.0", "--to", "v1.1", "--always", "--", "python", "repro.py")
     done = user.run("run", *words)
@@ -49,6 +50,8 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
     first = done.stdout.splitlines()[0]
     assert first.startswith(f"demo {commits[11][:10]} (Change number 12 (#1012)) is the first bad commit")
     assert "pull request   #1012" in done.stdout
+    # As many as `git bisect` takes of 19, and none for an end.
+    assert len(list((user.folder / "cache" / "commits").glob("*/*.whl"))) <= 5
     assert f"package: demo, from: {json.dumps('v1.0')}" in done.stderr
     again = user.run("run", *words)
     assert again.stdout.splitlines()[0] == first
