@@ -186,5 +186,5 @@ def text_of(found: Explanation) -> str:
         shown = "everything" if everything else names or "nothing"
         lines.append(f"  {intermediate.counts:>10} bad   {shown}")
     if found.unsolvable:
-        lines.append(f"  {found.unsolvable} more have no environment")
+        lines.append(f"  {found.unsolvable} more {'has' if found.unsolvable == 1 else 'have'} no environment")
     return "\n".join(lines)

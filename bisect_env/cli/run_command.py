@@ -423,11 +423,15 @@ def lacked(missing: MissingModules, exit_code: int) -> str | None:
     return missing.module or (missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None)
 
 
+LATER = ("storage.store", "engine.study", "report.reading", "report.text")
+"""Modules of ours that a study needs later than its first lock."""
+
+
 def import_ahead() -> None:
     """Import what a study needs later in a thread, while this one waits for the index and for solvers."""
 
     def load() -> None:
-        for module in ("storage.store", "engine.study", "report.document", "report.text"):
+        for module in LATER:
             importlib.import_module(f"bisect_env.{module}")
 
     threading.Thread(target=load, name="import", daemon=True).start()

@@ -263,6 +263,25 @@ def make_ends_ahead(matrix: Matrix, provider: EnvironmentProvider, as_of: dateti
                 known = known or found
 
 
+def unfit(matrix: Matrix, grid: Grid) -> dict[Index, UnsolvableError]:
+    """Combinations of which the index says that a package is not to be had for that Python. Pure."""
+    pythons = [k for k, axis in enumerate(matrix.file.axes.values()) if getattr(axis, "is_python", False)]
+    found: dict[Index, UnsolvableError] = {}
+    for position, axis in enumerate(grid.axes):
+        for version, reasons in axis.unfit.items():
+            if version not in axis.values:
+                continue
+            for python, reason in reasons.items():
+                fixed = {position: version, pythons[0]: python}
+                places = (
+                    (one.values.index(fixed[k]),) if k in fixed else range(len(one.values))
+                    for k, one in enumerate(grid.axes)
+                )
+                error = UnsolvableError(f"{axis.name} {version}: {reason}")
+                found |= dict.fromkeys(itertools.product(*places), error)
+    return {index: error for index, error in found.items() if index not in grid.excluded}
+
+
 SOLVERS = 4
 """Solvers of wheels at the same time, at least."""
 
@@ -307,7 +326,7 @@ class Locking:
         self._pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="lock")
         self.on_done: Callable[[], None] = lambda: None
         self._locks: dict[Index, Lock] = dict((known if whole is None else whole.locks) or {})
-        self._unsolvable: dict[Index, UnsolvableError] = {} if whole is None else dict(whole.unsolvable)
+        self._unsolvable = unfit(matrix, grid) if whole is None else dict(whole.unsolvable)
         self._warnings: dict[Index, tuple[str, ...]] = {} if whole is None else dict(whole.warnings)
         self._running: dict[Index, Future[LockResult]] = {}
         self._waiting: dict[Index, None] = {}
@@ -315,6 +334,7 @@ class Locking:
         # Without days on an axis no two combinations can turn out to be the same environment with the same
         # values: each names other versions, or is asked for as such.
         groups = unlocked(grid).groups if whole is None else whole.groups
+        groups = {index: first for index, first in groups.items() if index not in self._unsolvable}
         self.prepared = Prepared(grid, self._locks, self._unsolvable, groups, self._warnings)
 
     def _request(self, index: Index) -> EnvironmentRequest:

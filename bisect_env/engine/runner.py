@@ -27,7 +27,7 @@ from bisect_env.cluster.protocol import (
 )
 from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
-from bisect_env.engine.document import verdict_document
+from bisect_env.engine.document import axes_document, verdict_document
 from bisect_env.engine.locking import Locking, of_commits
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.sharing import Sharing
@@ -238,6 +238,7 @@ class StudyRunner:
         self._locking = locking
         self._prepared = locking.prepared
         self.grid = self._prepared.grid
+        self._axes = axes_document(self.grid)
         self._store = store
         self._study_id = study_id
         self._notify = notify
@@ -490,7 +491,7 @@ class StudyRunner:
             seconds = max(CHECK_SECONDS, CHECK_SHARE * (now - self._began_at))
             self._check_until = now + seconds
             if self.search.checks_left:
-                self._notify(events.Answered(self.document(), self.search.checks_left, seconds))
+                self._notify(events.Answered(self.document(), self.search.checks_left, seconds, self._axes))
         elif now >= self._check_until:
             self.search.end_checks()
 
@@ -780,6 +781,7 @@ class StudyRunner:
                 },
                 self._only_passing(),
                 self._ends_after(now),
+                self._axes,
             )
         )
 

@@ -224,6 +224,12 @@ def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
             "nothing to run was given",
             remedy='name a script (`bisect-env run "PACKAGE>=1" repro.py`) or a command after `--`',
         )
+    if _is_range(words[0]):
+        raise UsageError(
+            f"{words[0]!r} is a package with a range, and stands where a script or a command is expected",
+            remedy='with several packages `-p` names each: -p "A>=1" -p "B>=2" -- COMMAND; what every '
+            "environment holds besides is given with `--with`",
+        )
     first = Path(words[0])
     if first.suffix in (".py", ".pyw") or first.suffix in _SHELLS:
         if not (folder / first).is_file():
@@ -235,6 +241,13 @@ def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
         if script.endswith(".py") and not {"-m", "-c"} & set(before) and not (folder / script).is_file():
             raise _no_script(folder, script)
     return tuple(words)
+
+
+def _is_range(word: str) -> bool:
+    try:
+        return bool(Requirement(word).specifier)
+    except InvalidRequirement:
+        return False
 
 
 def matrix_text(question: AskedQuestion, *, command_line: str = "", here: str = "") -> str:

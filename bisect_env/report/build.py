@@ -24,6 +24,7 @@ from bisect_env.report.doubts import (
     machine_warnings,
     other_failures,
     rate_warnings,
+    several_failures,
     stability,
     stability_warnings,
     verdict_warnings,
@@ -500,6 +501,7 @@ def build_report(
         warnings=(
             *amplified(decisions),
             *verdict_warnings(verdict),
+            *several_failures(verdict, axes, [*reused, *trials]),
             *rate_warnings(study.definition.settings.get("crash_rate"), *_of_bad_ones(verdict, counts)),
             *stability_warnings(steady),
             *machine_warnings(trials),
@@ -515,7 +517,8 @@ def build_report(
             [*reused, *trials],
             every_configuration="no_other" in verdict,
         )
-        if with_posterior and "table" not in verdict
+        # The answers that are followed are rules: of a staircase, or of two neighbours, they say nothing.
+        if with_posterior and "table" not in verdict and verdict.get("kind") not in ("frontier", "pair")
         else PosteriorReport(),
         timeline=timeline(states, trials, decisions),
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),

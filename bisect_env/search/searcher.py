@@ -698,5 +698,5 @@ def _certain_status(how: str, best: Answer, stands: bool) -> tuple[Status, str]:
     if stands:
         return Status.CONFIRMED, _HOW[how]
     if best.probability <= 0.5:
-        return Status.NONE, f"the best answer holds {best.probability:.2f} of the probability"
+        return Status.NONE, "no answer is likely enough yet"
     return Status.LIKELY, "both sides of the boundary, or versions far from it, need more trials"

@@ -114,7 +114,7 @@ def judge(best: Answer, *, required: float, agreed: bool, lacking: bool) -> tupl
             "always bad: every combination shows the failure" if sure else "no combination was seen to pass"
         )
     if best.probability <= 0.5:
-        return Status.NONE, f"the best answer holds {best.probability:.2f} of the probability"
+        return Status.NONE, "no answer is likely enough yet"
     if not best.boundaries:
         return Status.LIKELY, (
             "of combinations that can be run, no two that differ on one axis alone lie on both sides"

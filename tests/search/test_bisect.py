@@ -375,3 +375,21 @@ def test_where_environments_are_dear_a_search_builds_what_git_bisect_does_and_an
         able = [n for n in range(size) if n not in broken]
         assert best.first_bad == (min(n for n in able if n >= bad),), what
         assert best.last_good == (max(n for n in able if n < bad),), what
+
+
+@pytest.mark.parametrize("size", [20, 136, 722])
+def test_no_boundary_lies_within_one_environment(size: int) -> None:
+    """Days, or releases that change nothing, share environments: the sides of an answer do not."""
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    starts = sorted({0, *chance.sample(range(1, size), chance.randrange(2, 5))})
+    stands_for = [max(start for start in starts if start <= day) for day in range(size)]
+    first_bad = chance.choice(starts[1:])
+    lattice = grid([size])
+    search = Search(lattice, {(day,): (stands_for[day],) for day in range(size)}, SearchSettings())
+    while wanted := search.ask(2):
+        for cell in wanted:
+            search.tell_counts(cell, int(cell[0] >= first_bad), 1)
+    best = search.verdict.best
+    assert (best.first_bad, best.last_good) == ((first_bad,), (first_bad - 1,))

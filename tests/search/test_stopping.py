@@ -70,6 +70,8 @@ def test_only_what_meets_every_condition_is_confirmed(
     found, reason = judge(answer, required=0.95, agreed=agreed, lacking=lacking)
     assert found is status
     assert reason
+    # Whoever shows it names the probability beside it, as people read it.
+    assert status is not Status.NONE or not any(letter.isdigit() for letter in reason)
 
 
 def test_capacity_of_a_trial() -> None:
