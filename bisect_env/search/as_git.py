@@ -6,6 +6,7 @@ cannot be built. Any other way round such a stretch is luckier now and then, and
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 
@@ -13,11 +14,14 @@ _MODULO = 32768
 _WORD = 2**32
 
 
-def looked_at_next(hashes: Sequence[str], skipped: Collection[int], *, skips: bool) -> int | None:
+def looked_at_next(
+    hashes: Sequence[str], weights: Sequence[int], skipped: Collection[int], *, skips: bool
+) -> int | None:
     """Which commit git checks out next.
 
     Args:
         hashes: Of the commits after the newest good one, oldest first; the last is the oldest bad one.
+        weights: How many commits each of them stands for, with itself: what a merge brought in is not listed.
         skipped: Positions of those that cannot be tested.
         skips: Whether any commit at all was skipped, be it one of these or not.
 
@@ -27,11 +31,15 @@ def looked_at_next(hashes: Sequence[str], skipped: Collection[int], *, skips: bo
     count = len(hashes)
     if count < 2:
         return None
+    below = list(itertools.accumulate(weights))
+    # How many commits each can rule out.
+    tells = [min(one, below[-1] - one) for one in below]
     if not skips:
-        # Of the two in the middle it takes the older one, but never the oldest of three.
-        return max(count, 4) // 2 - 1 if count > 2 else 0
-    # How many commits each can rule out; of equal ones git takes them by their hashes.
-    ordered = sorted(range(count), key=lambda i: (-min(i + 1, count - i - 1), hashes[i]))
+        best = max(tells)
+        # Of two in the middle git takes the older one, but never the oldest of three.
+        return 1 if below == [1, 2, 3] else tells.index(best)
+    # Of equal ones it then takes them by their hashes.
+    ordered = sorted(range(count), key=lambda i: (-tells[i], hashes[i]))
     able = [i for i in ordered if i not in skipped]
     place = able[0] if able[:1] == ordered[:1] else _stepped_aside(able, count - 1)
     return None if place == count - 1 else place

@@ -592,7 +592,10 @@ class Bisection:
         inside = range(low + 1, high + 1)
         skipped = {n for n, i in enumerate(inside) if i in aside}
         hashes = [line.values[i] for i in inside]
-        place = looked_at_next(hashes, skipped, skips=bool(aside))
+        history = line.history
+        order = range(len(known)) if history is None else [history.place[value] for value in line.values]
+        weights = [order[i] - order[i - 1] for i in inside]
+        place = looked_at_next(hashes, weights, skipped, skips=bool(aside))
         return None if place is None else self._stands_for(at(inside[place]))
 
     def _allowed(self, only: Collection[Index] | None) -> NDArray[np.bool_]:
