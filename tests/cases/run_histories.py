@@ -2,6 +2,7 @@
 
     python -m tests.cases.run_histories truth CLONE NAME    # builds every commit once, by plain git and uv
     python -m tests.cases.run_histories answer CLONE NAME   # asks `bisect-env run --git`, and compares
+    python -m tests.cases.run_histories play CLONE NAME     # builds nothing: any commit may be the culprit
 
 `histories/cases.yaml` says what is asked, `histories/truth/<name>.jsonl` what each commit did.
 """
@@ -10,16 +11,24 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import uv
 import yaml
+
+from bisect_env.environments.repository import Repository
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.matrix.history import History
+from bisect_env.search.searcher import Search
+from bisect_env.search.stopping import SearchSettings
 
 FOLDER = Path(__file__).parent / "histories"
 PROGRAM = Path(sys.executable).with_name("bisect-env")
@@ -123,18 +132,86 @@ def answer(clone: Path, name: str) -> int:
 
 def looked_at_by_git(clone: Path, case: Mapping[str, Any], seen: Iterable[Mapping[str, Any]]) -> int:
     """How many commits `git bisect run` would build, told what each of them did."""
+    ends = {one["commit"]: one["exit"] if one["built"] else 125 for one in seen}
+    return len(git_bisect(clone, str(case["from"]), str(case["to"]), ends))
+
+
+def git_bisect(clone: Path, first: str, last: str, ends: Mapping[str, int]) -> set[str]:
+    """Commits that `git bisect run` looks at, told how the script ends at each."""
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
-        for one in seen:
-            said = one["exit"] if one["built"] else 125
-            (folder / one["commit"]).write_text(f"echo x >> {folder}/tried; exit {said}\n")
+        (folder / "ends").write_text("".join(f"{commit} {end}\n" for commit, end in ends.items()))
         _run(["git", "clone", "-q", "--shared", "--no-checkout", str(clone), "tree"], folder)
-        start = ["git", "bisect", "start", "--no-checkout", str(case["to"]), str(case["from"])]
+        start = ["git", "bisect", "start", "--no-checkout", last, first]
         subprocess.run(start, cwd=folder / "tree", check=True, capture_output=True)
-        check = f"sh {folder}/$(git rev-parse BISECT_HEAD)"
+        check = (
+            f"at=$(git rev-parse BISECT_HEAD); echo $at >> {folder}/tried; "
+            f'exit $(sed -n "s/^$at //p" {folder}/ends)'
+        )
         command = ["git", "bisect", "run", "sh", "-c", check]
         subprocess.run(command, cwd=folder / "tree", check=True, capture_output=True)
-        return len((folder / "tried").read_text().split())
+        return set((folder / "tried").read_text().split())
+
+
+def play(clone: Path, name: str) -> int:
+    """Let some fifty commits be the culprit in turn, and compare the builds that each takes."""
+    case = cases()[name]
+    with tempfile.TemporaryDirectory() as directory:
+        history = Repository(str(clone), Path(directory)).history(
+            str(case["from"]), str(case["to"]), every=True
+        )
+    known = [one for one in history.place if history.last in descendants(history, one)]
+    more: Counter[int] = Counter()
+    for culprit in random.Random(1).sample(known[1:], min(50, len(known) - 1)):
+        bad = descendants(history, culprit)
+        found, built = searched(history, bad)
+        theirs = git_bisect(clone, history.first, history.last, {c: int(c in bad) for c in history.place})
+        if found != culprit:
+            print(f"WRONG  {name}: {found}, and not {culprit}")
+            return 1
+        more[len(built) - len(theirs)] += 1
+    print(f"{name}: builds more than git bisect, and how often: {dict(sorted(more.items()))}")
+    return int(max(more) > 2)
+
+
+def descendants(history: History, commit: str) -> set[str]:
+    """A commit and all that was made from it."""
+    bad = {commit}
+    for one in sorted(history.commits, key=lambda one: history.place.get(one, 0)):
+        if bad.intersection(history.commits[one].parents):
+            bad.add(one)
+    return bad
+
+
+def searched(history: History, bad: Collection[str]) -> tuple[str, set[str]]:
+    """The first bad commit of a certain failure as a study finds it, and what it builds for that."""
+    values = list(history.chosen())
+    built: set[str] = set()
+    counts: dict[str, int] = {}
+    while True:
+        size = len(values)
+        axis = GridAxis("demo", AxisKind.COMMIT, tuple(values), Direction.REGRESSION, history=history)
+        lattice = Grid((axis,), good=(0,), bad=(size - 1,))
+        settings = SearchSettings(thrifty=True, crash_rate=1.0, quick=True)
+        search = Search(lattice, {(i,): (i,) for i in range(size)}, settings)
+        for commit, count in counts.items():
+            hits = count * (commit in bad)
+            search.tell_counts((values.index(commit),), hits, count)
+        while not search.finished:
+            ((place,),) = search.ask(
+                1, build_cost={(i,): 20.0 for i in range(size) if values[i] not in built}
+            )
+            built.add(values[place])
+            counts[values[place]] = counts.get(values[place], 0) + 1
+            search.tell((place,), hit=values[place] in bad)
+        best = search.verdict.best
+        assert best.first_bad is not None
+        assert best.last_good is not None
+        found = values[best.first_bad[0]]
+        inside = [one for one in history.inside(values[best.last_good[0]], found) if one not in values]
+        if not inside:
+            return found, built
+        values[best.first_bad[0] : best.first_bad[0]] = inside
 
 
 def _run(command: list[str], cwd: Path) -> str:
@@ -144,7 +221,7 @@ def _run(command: list[str], cwd: Path) -> str:
 def main(words: list[str]) -> int:
     """Do what is asked for."""
     what, clone, name = words
-    return {"truth": truth, "answer": answer}[what](Path(clone).absolute(), name)
+    return {"truth": truth, "answer": answer, "play": play}[what](Path(clone).absolute(), name)
 
 
 if __name__ == "__main__":

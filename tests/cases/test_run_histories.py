@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.commits import merges
 from benchmarks.repositories import in_tree, pure, write
+from bisect_env.environments.repository import Repository
 from tests.cases import run_histories
-from tests.cases.run_histories import FOLDER, cases, first_bad
+from tests.cases.run_histories import FOLDER, cases, descendants, first_bad, git_bisect, searched
 
 
 @pytest.mark.parametrize("name", sorted(cases()))
@@ -32,6 +34,18 @@ def test_the_first_bad_commit_is_made_of_none_that_fails() -> None:
     assert first_bad(seen, every=True) == ["c"]
     assert first_bad([seen[0], seen[1], seen[3], seen[4]], every=False) == ["d"]
     assert first_bad([seen[0], one("x", "a", -1, built=False), one("y", "x", 1)], every=True) == []
+
+
+def test_any_commit_of_merged_branches_is_found_with_two_builds_more_than_git_takes(tmp_path: Path) -> None:
+    place = tmp_path / "clone"
+    commits = write(place, merges(1.0).changes)
+    history = Repository(str(place), tmp_path / "cache").history("v1.0", "v1.1", every=True)
+    for culprit in (commits[1], commits[7], commits[30], commits[38], commits[-1]):
+        bad = descendants(history, culprit)
+        found, built = searched(history, bad)
+        theirs = git_bisect(place, "v1.0", "v1.1", {one: int(one in bad) for one in commits})
+        assert found == culprit
+        assert len(built) <= len(theirs) + 2
 
 
 def test_a_truth_is_taken_by_building_every_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
