@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 PREFIX = "bisect-env-tmp-"
 """Of what `temporary` makes, and of nothing else: such a directory is removed, and a user may well have made
@@ -92,6 +94,35 @@ def _lock(path: Path, fd: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except (BlockingIOError, FileNotFoundError):
         return False
+
+
+@contextlib.contextmanager
+def _named_ones() -> Iterator[None]:
+    """Whatever others make without a name, meanwhile, lies in a directory that has ours."""
+    try:
+        folder, held = make_held(f"{PREFIX}import-")
+    except OSError:  # a full file system, which whoever needs it will name
+        yield
+        return
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+@functools.cache
+def file_locks() -> Any:
+    """The module `filelock`, imported when it is wanted: it takes a tenth of a second, and asyncio.
+
+    While it is imported it tries in a nameless directory what links can do: a kill would leave that.
+    """
+    with _named_ones():
+        import filelock
+
+        return filelock
 
 
 def left_behind(prefix: str, folder: Path | None = None) -> Iterator[Path]:

@@ -15,7 +15,8 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,26 +54,35 @@ from bisect_env.trials.records import Machine
 # Where a prefix is made, and what the answers of the hosts come to. Pure.
 
 
-def outcome(lock_hash: str, answers: Iterable[object]) -> PrefixReady | BuildFailed:
-    """What a prefix that was to be made on every host has come to.
+def outcome(
+    lock_hash: str, answers: Mapping[str, object], *, told: Collection[str] = ()
+) -> PrefixReady | BuildFailed:
+    """What a prefix that was to be made on some hosts has come to.
 
-    One failure is all that is told: a trial that was sent to that host would fail there.
+    Where one of them has it the environment can be made, and its trials run there: that it could not be made
+    on another one (which may lack a compiler, or have a full disk) says something of that host.
 
     Args:
         lock_hash: Which environment.
-        answers: One for each host; whatever is no answer of ours is what became of a host that was lost.
+        answers: Of each host; whatever is no answer of ours is what became of one that was lost.
+        told: Hosts of which it was said already that environments cannot be made there.
     """
-    given = list(answers)
-    failed = [answer for answer in given if isinstance(answer, BuildFailed)]
-    ready = [answer for answer in given if isinstance(answer, PrefixReady)]
+    failed = {host: answer for host, answer in answers.items() if isinstance(answer, BuildFailed)}
+    ready = [answer for answer in answers.values() if isinstance(answer, PrefixReady)]
+    if ready:
+        notes = [note for answer in ready for note in answer.notes]
+        notes += [
+            f"on {host} an environment cannot be made: {answer.message.splitlines()[0].rstrip(':')}; its "
+            "trials run elsewhere, as will those of others that cannot be made there"
+            for host, answer in failed.items()
+            if host not in told
+        ]
+        return PrefixReady(lock_hash, max(answer.build_seconds for answer in ready), tuple(notes))
     if failed:
         # What says something about the environment matters more than what says something of a host.
-        return min(failed, key=lambda failure: failure.transient)
-    if not ready:
-        why = "; ".join(f"{type(answer).__name__}: {answer}" for answer in given) or "there are none"
-        return BuildFailed("", lock_hash, f"no worker could be told to build: {why}", transient=True)
-    notes = tuple(note for answer in ready for note in answer.notes)
-    return PrefixReady(lock_hash, max(answer.build_seconds for answer in ready), notes)
+        return min(failed.values(), key=lambda failure: failure.transient)
+    why = "; ".join(f"{type(one).__name__}: {one}" for one in answers.values()) or "there are none"
+    return BuildFailed("", lock_hash, f"no worker could be told to build: {why}", transient=True)
 
 
 def one_of_each_host(offers: Iterable[WorkerOffer]) -> set[str]:
@@ -85,7 +95,7 @@ def one_of_each_host(offers: Iterable[WorkerOffer]) -> set[str]:
 
 @dataclass(slots=True)
 class Whereabouts:
-    """On which hosts the prefixes are, and who has to make one yet, since it joined after the others.
+    """On which hosts the prefixes are, and who has to make one yet: who joined late, or had bad luck.
 
     Only what was asked for with `asked` is known here: of any other prefix every host is thought to be fit.
     """
@@ -93,6 +103,7 @@ class Whereabouts:
     _requests: dict[str, PrefixRequest] = field(default_factory=dict)
     _there: dict[str, set[str]] = field(default_factory=dict)
     _begun: dict[str, set[str]] = field(default_factory=dict)
+    _spoilt: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def asked(self, request: PrefixRequest, offers: Sequence[WorkerOffer]) -> None:
         """A prefix is begun on every host of now."""
@@ -100,17 +111,20 @@ class Whereabouts:
         self._begun.setdefault(request.lock.content_hash, set()).update(offer.host for offer in offers)
 
     def heard(self, lock_hash: str, answers: Mapping[str, object]) -> None:
-        """Hosts have answered, or were lost: what has no answer of ours is begun again when it is needed."""
+        """Hosts have answered, or were lost: where that may pass it is begun again when it is needed."""
         for host, answer in answers.items():
             if isinstance(answer, PrefixReady):
                 self._there.setdefault(lock_hash, set()).add(host)
-            elif not isinstance(answer, BuildFailed):
+                continue
+            if isinstance(answer, BuildFailed):
+                self._spoilt[lock_hash, host] += 1 if answer.transient else ATTEMPTS
+            if self._spoilt[lock_hash, host] < ATTEMPTS:
                 self._begun[lock_hash].discard(host)
 
     def late(
         self, wanted: Iterable[str], offers: Sequence[WorkerOffer]
     ) -> list[tuple[PrefixRequest, list[WorkerOffer]]]:
-        """What is to be begun on hosts that joined, which counts as begun from then on.
+        """What is to be begun on hosts that have not begun, which counts as begun from then on.
 
         Args:
             wanted: Content hashes of the environments in use.
@@ -140,29 +154,13 @@ class Whereabouts:
         return [offer for offer in offers if offer.host in hosts] or list(offers)
 
 
-def late_outcome(lock_hash: str, answers: Mapping[str, object]) -> PrefixReady:
-    """What a prefix that was made on hosts that joined late has come to.
-
-    The environment is there elsewhere, so that a host where it cannot be made says nothing of it: its trials
-    run on the others.
-    """
-    failures = tuple(
-        f"on {host}, which joined later, an environment cannot be made: "
-        f"{answer.message}; its trials run elsewhere"
-        for host, answer in answers.items()
-        if isinstance(answer, BuildFailed)
-    )
-    made = outcome(lock_hash, [one for one in answers.values() if isinstance(one, PrefixReady)])
-    if isinstance(made, BuildFailed):
-        return PrefixReady(lock_hash, notes=failures)
-    return PrefixReady(lock_hash, made.build_seconds, made.notes + failures)
-
-
 # --------------------------------------------------------------------------------------------------
 # What all executors on Dask share: each submitted trial is answered exactly once, and cancelling ends it.
 
 NO_WORKERS_GRACE = 60.0
 """Seconds without any worker after which the cluster counts as lost; a killed worker is back in about two."""
+ATTEMPTS = 3
+"""How often a host makes a prefix that others have, where what went wrong may pass."""
 LOOK = 1.0
 """Seconds between two looks at the cluster's health while waiting."""
 OFFERS_AGE = 0.5
@@ -234,7 +232,8 @@ class DaskExecutor:
         self._version = __version__
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._woken = threading.Event()
-        self._prepared: queue.SimpleQueue[tuple[str, dict[str, object], Completion]] = queue.SimpleQueue()
+        self._prepared: queue.SimpleQueue[tuple[str, dict[str, object], bool]] = queue.SimpleQueue()
+        self._unable: set[str] = set()
         self._told: queue.SimpleQueue[PrefixProgress] = queue.SimpleQueue()
         self._whereabouts = Whereabouts()
         self._attempts: dict[str, _Attempt] = {}
@@ -359,8 +358,7 @@ class DaskExecutor:
             # would wait for ever. What is lost here is the scheduler, or everybody.
             said = dict.fromkeys(workers, error)
         answers = {offer.host: said.get(offer.address) for offer in builders}
-        end = late_outcome(lock_hash, answers) if late else outcome(lock_hash, answers.values())
-        self._prepared.put((lock_hash, answers, end))
+        self._prepared.put((lock_hash, answers, late))
         self._answers.put("")  # wakes `wait`
 
     def _welcome(self, wanted: Iterable[str]) -> None:
@@ -401,16 +399,25 @@ class DaskExecutor:
             answers = [self._answer(attempt) for attempt in done if attempt]
             prepared = take(self._prepared, 0.0)
             self._preparing -= len(prepared)
-            for lock_hash, hosts, _ in prepared:
-                self._whereabouts.heard(lock_hash, hosts)
+            ends = [self._come_to(*one) for one in prepared]
             told = take(self._told, 0.0)
-            if answers or prepared or told or self._woken.is_set():
+            if answers or ends or told or self._woken.is_set():
                 self._woken.clear()
-                return [*told, *answers, *(end for _, _, end in prepared)]
+                return [*told, *answers, *ends]
             self._check_health()
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return []
+
+    def _come_to(self, lock_hash: str, answers: Mapping[str, object], late: bool) -> Completion:
+        self._whereabouts.heard(lock_hash, answers)
+        # Late ones are made where somebody else has it.
+        known = {"": PrefixReady(lock_hash)} if late else {}
+        end = outcome(lock_hash, {**known, **answers}, told=self._unable)
+        if isinstance(end, PrefixReady):
+            # One of a host is enough: the next commit will lack the same.
+            self._unable |= {host for host, answer in answers.items() if isinstance(answer, BuildFailed)}
+        return end
 
     def wake(self) -> None:
         """Let `wait` return; see `Executor.wake`."""
@@ -513,7 +520,8 @@ class DaskExecutor:
         self._broadcasting.start()
 
     def _tell_workers(self, epoch: int) -> None:
-        with _despite_lost_connection():
+        # A client that has lost its scheduler closes by itself, at any moment, and has none to ask then.
+        with _despite_lost_connection(), contextlib.suppress(AttributeError):
             self.client.run(cancel_up_to, self._topic, epoch, on_error="ignore")
 
     def close(self) -> None:

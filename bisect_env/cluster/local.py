@@ -117,9 +117,9 @@ class HostExecutor(DaskExecutor):
             "preload": ["bisect_env.cluster.worker"],
             "scheduler_kwargs": _SCHEDULER,
             # Every user of this host reaches the loopback device, and whoever a scheduler or a worker listens
-            # to runs code as its owner: a certificate made for this cluster, and kept in memory, lets in its
-            # own processes and nobody else.
-            "security": _security.temporary(),
+            # to runs code as its owner: a certificate made for this cluster lets in its own processes and
+            # nobody else.
+            "security": _certificate(self._scratch),
         }
         deadline = time.monotonic() + START_TIMEOUT
         for attempt in range(1, _ATTEMPTS + 1):
@@ -170,6 +170,22 @@ class HostExecutor(DaskExecutor):
         _scratches.discard(self._scratch)
         shutil.rmtree(self._scratch, ignore_errors=True)
         os.close(self._scratch_lock)
+
+
+def _certificate(folder: Path) -> Any:
+    """A certificate for one cluster, in a directory that nobody but its owner can read.
+
+    Of one that it is given in memory Dask makes files in a nameless directory whenever it uses it, which stay
+    where it is killed meanwhile.
+    """
+    made = _security.temporary()
+    names: dict[str, str] = {}
+    for kind, text in (("cert", made.tls_client_cert), ("key", made.tls_client_key)):
+        path = folder / f"cluster.{kind}"
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as stream:
+            stream.write(text)
+        names |= {f"tls_{role}_{kind}": str(path) for role in ("client", "scheduler", "worker")}
+    return _security(require_encryption=True, tls_ca_file=names["tls_client_cert"], **names)
 
 
 def _let_tracker_end() -> None:

@@ -512,3 +512,41 @@ def test_logs_of_a_team_belong_to_its_group(reopen: Reopen, path: Path) -> None:
     (file,) = artefact_files(path)
     modes = [stat.S_IMODE(one.stat().st_mode) for one in (file.parent.parent, file.parent, file)]
     assert modes == [0o2770, 0o2770, 0o660]
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced", "moved away"])
+def test_a_database_that_goes_away_is_noticed_and_leaves_no_log_to_the_next(tmp_path: Path, how: str) -> None:
+    """SQLite would put the log of the old one into whatever has its name."""
+    path, other = tmp_path / "results.sqlite", tmp_path / "other.sqlite"
+    Store.open(str(other)).close()
+    content = other.read_bytes()
+    with Store.open(str(path)) as store:
+        study = opened_study(store)
+        assert Path(f"{path}-wal").stat().st_size > 0
+        match how:
+            case "deleted":
+                path.unlink()
+            case "replaced":
+                other.replace(path)
+            case _:
+                path.rename(tmp_path / "kept.sqlite")
+        with pytest.raises(StorageError, match="deleted or replaced while it was in use"):
+            store.record_trial(study.id, record(), Evidence.BAD)
+        assert not Path(f"{path}-wal").exists()
+    assert path.exists() == (how == "replaced")
+    if how == "replaced":
+        assert path.read_bytes() == content
+    with Store.open(str(path)) as store:
+        assert store.studies() == []
+
+
+def test_a_log_without_its_database_is_not_that_of_the_next(tmp_path: Path) -> None:
+    """As a command leaves it that was killed after somebody had deleted the database."""
+    path = tmp_path / "results.sqlite"
+    with Store.open(str(path)) as store:
+        opened_study(store)
+        log = Path(f"{path}-wal").read_bytes()
+    path.unlink()
+    Path(f"{path}-wal").write_bytes(log)
+    with Store.open(str(path)) as store:
+        assert store.studies() == []
