@@ -306,10 +306,14 @@ class _Copier:
                     if trial is None:
                         continue  # it is damaged where it comes from, and was named
                     here = select(CombinationRow.id).where(CombinationRow.study_id == study_id)
+                    combination = session.exec(here.where(CombinationRow.key == key)).first()
+                    if combination is None:
+                        self.merged.damaged.append(_in_words(KeyError(key)))
+                        continue
                     row = ReusedRow(
                         study_id=study_id,
                         trial_sequence=trial,
-                        combination_id=session.exec(here.where(CombinationRow.key == key)).one() or 0,
+                        combination_id=combination,
                         evidence=evidence,
                     )
                     session.merge(row)
