@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bisect_env.cli.execution_options import ExecutionOptions
-from bisect_env.cli.one_session import say, tell, warn
 from bisect_env.cli.options import (
     DatabaseOption,
     JsonOption,
     MatrixArgument,
     with_groups,
 )
+from bisect_env.cli.output import say, tell, warn
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
 

@@ -408,8 +408,7 @@ def kept(text: str, files: Mapping[str, Path], save: Path | None, *, quiet: bool
     Raises:
         UsageError: The question makes no matrix, or the file is there already with another content.
     """
-    from bisect_env.cli.one_session import say
-    from bisect_env.cli.output import deliver
+    from bisect_env.cli.output import deliver, say
     from bisect_env.errors import MatrixError, UsageError
     from bisect_env.matrix.load import load_matrix
 

@@ -20,13 +20,13 @@ from bisect_env.cli.asking import (
     own_words,
 )
 from bisect_env.cli.execution_options import ExecutionOptions
-from bisect_env.cli.one_session import say
 from bisect_env.cli.options import (
     DatabaseOption,
     JsonOption,
     QuietOption,
     with_groups,
 )
+from bisect_env.cli.output import say
 from bisect_env.cli.run_command import answer, lacked
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from bisect_env.matrix.load import Matrix
     from bisect_env.storage.entries import Study
 
-_ENDS = 2
 SideOption = Annotated[
     str | None,
     typer.Option(help="Instead of the first two words: a lock, a list, a directory, or STUDY:COMBINATION."),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bisect_env.cli.execution_options import ExecutionOptions
-from bisect_env.cli.one_session import say, tell, warn
 from bisect_env.cli.options import (
     AtOption,
     CacheOption,
@@ -21,6 +20,7 @@ from bisect_env.cli.options import (
     MatrixArgument,
     OfflineOption,
 )
+from bisect_env.cli.output import say, tell, warn
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, logged, start_log
 

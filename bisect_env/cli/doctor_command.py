@@ -7,8 +7,8 @@ import json
 
 import typer
 
-from bisect_env.cli.one_session import say
 from bisect_env.cli.options import CacheOption, DatabaseOption, JsonOption
+from bisect_env.cli.output import say
 
 
 def doctor(db: DatabaseOption = None, cache: CacheOption = None, as_json: JsonOption = False) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bisect_env.cli.execution_options import ExecutionOptions
-from bisect_env.cli.one_session import say, warn
 from bisect_env.cli.options import (
     DatabaseOption,
     JsonOption,
@@ -19,6 +18,7 @@ from bisect_env.cli.options import (
     StudyArgument,
     with_groups,
 )
+from bisect_env.cli.output import say, warn
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
 

@@ -17,7 +17,6 @@ from bisect_env.cli.asking import (
     own_words,
 )
 from bisect_env.cli.execution_options import ExecutionOptions
-from bisect_env.cli.one_session import say
 from bisect_env.cli.options import (
     DatabaseOption,
     JsonOption,
@@ -25,6 +24,7 @@ from bisect_env.cli.options import (
     StudyArgument,
     with_groups,
 )
+from bisect_env.cli.output import say
 from bisect_env.cli.run_command import answer
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log

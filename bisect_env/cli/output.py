@@ -1,4 +1,4 @@
-"""Where a command's data goes, and rows as a table, as JSON or as comma-separated values."""
+"""Where a command's data and its words go, and rows as a table, as JSON or as comma-separated values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,44 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.report.untrusted import clean
+from bisect_env.report.untrusted import clean, clean_lines
+
+if TYPE_CHECKING:
+    from bisect_env.engine import events
 
 # --------------------------------------------------------------------------------------------------
-# Where a command's data goes.
+# Where a command's data and its words go.
+
+
+def tell(event: events.Event) -> None:
+    """Show what is being done and what is doubtful: for commands that have no other use for events."""
+    from bisect_env.engine import events
+
+    if isinstance(event, events.Said):
+        say(event.text, sys.stderr)
+    warn(event)
+
+
+def warn(event: events.Event) -> None:
+    """Show an event if it is a warning: for commands that have no other use for events."""
+    from bisect_env.engine import events
+
+    if isinstance(event, events.Warned):
+        say(f"warning: {event.text}", sys.stderr)
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line, whatever the stream's encoding can show."""
+    from bisect_env.matrix.secrets import without_passwords
+
+    stream = sys.stdout if stream is None else stream
+    public = clean_lines(without_passwords(text))
+    encoding = stream.encoding or "utf-8"
+    stream.write(public.encode(encoding, "replace").decode(encoding) + "\n")
+    stream.flush()
 
 
 def deliver(text: str, output: Path | None) -> None:

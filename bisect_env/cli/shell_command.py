@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from bisect_env.cli.one_session import say, tell
 from bisect_env.cli.options import AtOption, CacheOption, DatabaseOption, MatrixArgument, OfflineOption
+from bisect_env.cli.output import say, tell
 from bisect_env.trials.child_env import DEFAULT_PATH, child_path, own_bin
 
 

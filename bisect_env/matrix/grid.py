@@ -32,11 +32,6 @@ class Combination:
         """Take the axes in the mapping's order."""
         return cls(tuple(values.items()))
 
-    @classmethod
-    def from_key(cls, key: str) -> Combination:
-        """Read back what `key` wrote."""
-        return cls(tuple((str(axis), str(value)) for axis, value in json.loads(key)))
-
     @property
     def key(self) -> str:
         """A canonical JSON text: equal combinations have equal keys, in every process and release."""
