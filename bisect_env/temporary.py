@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def temporary(name: str) -> Iterator[Path]:
     Raises:
         OSError: It cannot be made.
     """
-    _SWEEP.once()
+    _SWEEP()
     path, held = make_held(f"{PREFIX}{name}-")
     _OWN.add(path)
     try:
@@ -154,21 +154,28 @@ def remove_left_behind() -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-class _Sweep:
-    """Once in the life of a process, and beside what it is there for."""
+class Once:
+    """Something that is done once in the life of a process; whoever wants it meanwhile waits for its end.
 
-    def __init__(self) -> None:
+    Args:
+        action: What is done.
+    """
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
         self._lock = threading.Lock()
         self._done = False
 
-    def once(self) -> None:
+    def __call__(self) -> None:
+        """Do it, if it was not done yet."""
         with self._lock:
             if not self._done:
                 self._done = True
-                threading.Thread(target=remove_left_behind, name="left behind", daemon=True).start()
+                self._action()
 
 
-_SWEEP = _Sweep()
+# Beside what the process is there for.
+_SWEEP = Once(lambda: threading.Thread(target=remove_left_behind, name="left behind", daemon=True).start())
 
 
 def full_file_system(*candidates: Path) -> Path | None:

@@ -399,15 +399,18 @@ def _failed(finished: Finished, source: CommitSource) -> UnbuildableError:
         text = f"the build of {short} was killed by signal {-finished.returncode}:\n{told}"
         return UnbuildableError(text, transient=True)
     words = "\n".join(lines)
+    if missing := _NO_COMPILER.search(words):
+        # Of the host, and not of the commit: another host can build it.
+        lacking = missing[1] or "compiler"
+        text = f"the build of {short} failed (this host has no {lacking}):\n{told}"
+        return UnbuildableError(text, transient=True)
     transient = is_transient(words) and not (source.build.memory and "Cannot allocate memory" in words)
     why = _reason(words)
     return UnbuildableError(f"the build of {short} failed{why}:\n{told}", transient=transient)
 
 
 def _reason(words: str) -> str:
-    """What is known of a failure that happens on hosts, rather than in commits."""
-    if missing := _NO_COMPILER.search(words):
-        return f" (this host has no {missing[1] or 'compiler'})"
+    """What is known of a failure that has nothing to do with the commit."""
     if "missing an upload date" in words:
         return " (the index gives no upload dates, so that nobody knows what is as old as the commit)"
     return ""

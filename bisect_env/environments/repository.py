@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bisect_env.environments.cache import hold
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.errors import InfrastructureError, UsageError
@@ -109,6 +110,7 @@ class Repository:
             finished = self._transport("fetch", "--quiet", "--no-tags", "--prune", self.source, *_REFS)
             if finished.returncode != 0 or finished.timed_out:
                 raise self._unreachable(finished)
+            os.utime(self.mirror)
             head = self._transport("ls-remote", "--symref", self.source, "HEAD")
             if found := re.search(r"^ref: (refs/\S+)\tHEAD$", head.stdout, re.MULTILINE):
                 self._git("symbolic-ref", "HEAD", found[1])
@@ -257,6 +259,8 @@ class Repository:
             InfrastructureError: git cannot write it.
         """
         place = folder / "source"
+        # The clone has no objects of its own.
+        lease = hold(self.mirror.parent, self.mirror.name)
         try:
             self._check(
                 self._run(
@@ -270,6 +274,7 @@ class Repository:
             yield place
         finally:
             remove_tree(place)
+            lease.release()
 
     def pointers(self, place: Path) -> list[str]:
         """Files of a checkout that only point to what git-lfs keeps elsewhere."""

@@ -306,6 +306,11 @@ class CommitBuild(StrictModel):
         default=False,
         description="Build although submodules or files of git-lfs, which are not fetched, are missing.",
     )
+    ahead: bool = Field(
+        default=False,
+        description="Build what may be wanted next beside what is: sooner done where cores are idle, with up "
+        "to twice as many builds.",
+    )
 
 
 class CommitAxis(StrictModel):

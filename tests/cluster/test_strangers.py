@@ -45,7 +45,7 @@ for address in sys.argv[1:]:
 def test_another_user_of_this_host_is_not_let_in() -> None:
     executor = LocalExecutor(build, 1)
     try:
-        info = executor._client.scheduler_info()
+        info = executor.client.scheduler_info()
         addresses = [info["address"], *(a for w in info["workers"].items() for a in (w[0], w[1]["nanny"]))]
         assert all(address.startswith("tls://127.0.0.1:") for address in addresses)
         # From another host, or another network namespace, there is nothing to connect to.

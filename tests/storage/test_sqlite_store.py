@@ -90,7 +90,7 @@ def test_a_new_database_that_the_disk_had_no_room_for_does_not_appear(path: Path
 
 
 def test_every_connection_is_set_up(reopen: Reopen) -> None:
-    with reopen()._database.engine.connect() as connection:
+    with reopen().database.engine.connect() as connection:
         settings = [
             connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
             for name in ("journal_mode", "foreign_keys", "busy_timeout", "query_only")
@@ -103,9 +103,9 @@ def test_writers_take_the_lock_at_once_and_readers_do_not(reopen: Reopen, path: 
     store = reopen()
     other = sqlite3.connect(path, timeout=0, isolation_level=None)
     try:
-        with store._database.engine.begin(), pytest.raises(sqlite3.OperationalError, match="locked"):
+        with store.database.engine.begin(), pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("BEGIN IMMEDIATE")
-        with store._database.reader.begin():
+        with store.database.reader.begin():
             other.execute("BEGIN IMMEDIATE")
             other.execute("ROLLBACK")
     finally:
@@ -119,7 +119,7 @@ def test_a_reader_neither_waits_nor_makes_others_wait(reopen: Reopen, path: Path
         assert reader.trials(study.id) == []
         for _ in range(20):
             store.record_trial(study.id, record(), Evidence.GOOD)
-        with store._database.engine.begin() as held:
+        with store.database.engine.begin() as held:
             held.exec_driver_sql("UPDATE studies SET description = 'half-written'")
             assert reader.study(study.id).definition == definition()
         assert reader.trials(study.id) == []
