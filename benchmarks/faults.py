@@ -48,6 +48,9 @@ SETTLE = 15.0
 COUNTED = ("lost", "doubled", "wrong evidence", "wrong verdicts", "left processes", "left directories")
 LAST = ("tracebacks", "hangs")
 
+NO_FAILURE = ("0", "125", "126", "127")
+"""How a script may end that shows no failure: it passes, skips the combination, or cannot be run."""
+
 MODULE = "VALUE = 'as it was published'\n" + "# filling\n" * 50
 
 SCRIPT = f"""
@@ -596,7 +599,7 @@ def begun(play: Round) -> Running:
 
 def answer(play: Round) -> None:
     """Start the command until it ends by itself, and compare its verdict with the planted one."""
-    expected = "" if play.how in ("0", "125") else str(FIRST_BAD)
+    expected = "" if play.how in NO_FAILURE else str(FIRST_BAD)
     for _ in range(3):
         running = play.start()
         code = running.end()
@@ -609,7 +612,7 @@ def answer(play: Round) -> None:
                 )
             return
         if code in (0, 1):
-            if running.verdict() != expected and not (play.how in ("0", "125") and code == 1):
+            if running.verdict() != expected and not (play.how in NO_FAILURE and code == 1):
                 play.count(
                     "wrong verdicts", 1, f"{running.verdict()!r} for {expected!r}: {running.words()[-500:]}"
                 )
@@ -622,11 +625,11 @@ def play_round(
 ) -> list[str]:
     """One study from its first command to its answer; gives what happened, line by line."""
     rng = random.Random(f"{seed}-{number}-{fault}")
-    hows = ["abort"] * 3 + [str(rng.choice([c for c in range(1, 256) if c != 125])), "prefix"]
+    hows = ["abort"] * 3 + [str(rng.choice([c for c in range(1, 256) if str(c) not in NO_FAILURE])), "prefix"]
     budget = (rng.randint(1, 60), rng.randint(1, 8)) if fault == "budget" else None
     how = "hungry" if fault == "memory" else rng.choice(hows)
     if fault == "script":
-        how = rng.choice(["0", "125", "prefix", str(rng.randrange(256))])
+        how = rng.choice([*NO_FAILURE, "prefix", str(rng.randrange(256))])
     on_dask = fault in DASK or rng.random() < 0.2
     options = ("--workers", "2", *(("--cluster", "local") if on_dask else ()))
     home = Path(tempfile.mkdtemp(prefix=f"round-{number}-", dir=folder))

@@ -63,7 +63,7 @@ def _exit_code() -> int:
         application(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="bisect-env")
     except SystemExit as end:
         if end.code == ExitCode.INTERRUPTED and signals.is_interrupted():
-            _say("stopped")  # typer has nothing to say about it
+            return _stopped()  # typer has nothing to say about it
         return _code_of(end)
     except BisectEnvError as error:
         from bisect_env.cli.output import with_options
@@ -71,8 +71,7 @@ def _exit_code() -> int:
         _say(f"error: {with_options(str(error), sys.argv[1:])}")
         return int(error.exit_code)
     except KeyboardInterrupt:
-        _say("stopped")
-        return int(ExitCode.INTERRUPTED)
+        return _stopped()
     except BrokenPipeError:
         # Whoever read our output has seen enough. Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -88,8 +87,15 @@ def _exit_code() -> int:
         )
         return int(ExitCode.INFRASTRUCTURE)
     except Exception as error:  # noqa: BLE001 - the outermost boundary: a user never sees a traceback
-        return _internal(error)
+        # Python, or a library, may have made another error of the signal: of one at `__set_name__`, say.
+        return _stopped() if signals.is_interrupted() else _internal(error)
     return 0
+
+
+def _stopped() -> int:
+    """Say so, with nothing imported: a signal in the midst of an import may have left half a library."""
+    sys.stderr.write("stopped\n")
+    return int(ExitCode.INTERRUPTED)
 
 
 def _code_of(end: SystemExit) -> int:

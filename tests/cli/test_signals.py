@@ -164,6 +164,38 @@ def test_a_signal_at_the_definition_of_a_data_class_ends_with_the_documented_cod
     assert done.returncode == 130
 
 
+IMPORTS = """
+import os, signal, sys, time
+from bisect_env import cli
+from bisect_env.cli import app
+
+class Named:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+def application(word):
+    # As an import leaves a library that it was interrupted in: it cannot be imported again.
+    sys.modules["bisect_env.report.untrusted"] = None
+    if sys.argv[1] == "named":
+        class Holder:
+            name = Named()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
+
+app.application = application
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("where", ["plain", "named"])
+def test_a_signal_in_the_midst_of_an_import_says_a_word(where: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, where], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (130, "stopped\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--cluster", "local")], ids=["threads", "dask"])
 def test_terminating_the_whole_group_twice_ends_all_of_it(tmp_path: Path, options: tuple[str, ...]) -> None:
