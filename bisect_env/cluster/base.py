@@ -236,7 +236,7 @@ class DaskExecutor:
         self._unable: set[str] = set()
         self._told: queue.SimpleQueue[PrefixProgress] = queue.SimpleQueue()
         self._whereabouts = Whereabouts()
-        self._attempts: dict[str, _Attempt] = {}
+        self.attempts: dict[str, _Attempt] = {}
         self._count = 0
         self._epoch = 0
         self._preparing = 0
@@ -247,11 +247,11 @@ class DaskExecutor:
         self._offers: list[WorkerOffer] = []
         self._offers_at = float("-inf")
         # `Any`: distributed marks itself as typed, and is so in parts only.
-        self._client: Any = None
+        self.client: Any = None
         self._subscribed_on: Any = None
 
     def _connect(self, client: Any) -> None:
-        self._client = client
+        self.client = client
         self._subscribe()
 
     def _give_back(self) -> None:
@@ -272,13 +272,14 @@ class DaskExecutor:
         Never less than one: a trial submitted to a cluster that has no workers for a moment waits for them,
         and `wait` raises when none comes. A host that joins counts once it has an environment.
         """
-        return max(1, slots(self._whereabouts.at_work(self._look()), self._gpus_per_trial))
+        return max(1, slots(self._whereabouts.at_work(self.look()), self._gpus_per_trial))
 
-    def _look(self, max_age: float = OFFERS_AGE) -> list[WorkerOffer]:
+    def look(self, max_age: float = OFFERS_AGE) -> list[WorkerOffer]:
+        """The workers as they were at most so many seconds ago."""
         now = time.monotonic()
-        if now > self._offers_at + max_age and self._client.status == "running":
+        if now > self._offers_at + max_age and self.client.status == "running":
             with _despite_lost_connection():
-                info = self._client.scheduler_info(n_workers=-1)
+                info = self.client.scheduler_info(n_workers=-1)
                 self._offers = [WorkerOffer.of(address, one) for address, one in info["workers"].items()]
                 self._offers_at = now
         return self._offers
@@ -287,7 +288,7 @@ class DaskExecutor:
         """Classes of machines that the workers of now are; those that do not answer are left out."""
         found: set[Machine] = set()
         with _despite_lost_connection():
-            answers = self._client.run(
+            answers = self.client.run(
                 machines_of_worker, self._topic, self._gpus_per_trial, on_error="return"
             )
             found.update(one for answer in answers.values() if isinstance(answer, set) for one in answer)
@@ -301,18 +302,18 @@ class DaskExecutor:
             raise InfrastructureError("the cluster is closed")
         self._check_client()
         gpus = request.spec.gpus
-        if why_never(self._look(), gpus):
+        if why_never(self.look(), gpus):
             self._refuse_missing_gpus(gpus)
         self._subscribe()
         self._count += 1
         attempt = f"{request.spec.trial_id}-{self._count}"
         settings = WorkerSettings(self._build, self._topic, self._epoch, self._cpus, self._version)
         lock_hash = request.lock.content_hash
-        fit = self._whereabouts.fit(lock_hash, self._look())
-        known = self._attempts[attempt] = _Attempt(request.spec.trial_id, self._epoch, lock_hash, fit)
+        fit = self._whereabouts.fit(lock_hash, self.look())
+        known = self.attempts[attempt] = _Attempt(request.spec.trial_id, self._epoch, lock_hash, fit)
         # The key is unique and the function declared impure, or equal submits would be run once. The common
         # first part makes the trials one group, to which alone the worker saturation applies.
-        known.future = self._client.submit(
+        known.future = self.client.submit(
             perform_on_worker,
             request,
             attempt,
@@ -335,7 +336,7 @@ class DaskExecutor:
             raise InfrastructureError("the cluster is closed")
         self._check_client()
         patience = time.monotonic() + NO_WORKERS_GRACE
-        while not (offers := self._look()) and time.monotonic() < patience:
+        while not (offers := self.look()) and time.monotonic() < patience:
             time.sleep(0.1)
         self._whereabouts.asked(request, offers)
         chosen = one_of_each_host(offers)
@@ -350,7 +351,7 @@ class DaskExecutor:
         workers = sorted(offer.address for offer in builders)
         # The answer of the call itself, and no event: nothing orders an event after our subscription to it.
         try:
-            said = self._client.run(
+            said = self.client.run(
                 prepare_on_worker, request, self._build, self._topic, workers=workers, on_error="return"
             )
         except Exception as error:  # noqa: BLE001 - a thread's outermost frame: without an answer the study
@@ -362,21 +363,21 @@ class DaskExecutor:
 
     def _welcome(self, wanted: Iterable[str]) -> None:
         """Have hosts that joined make what is in use; no trial is sent there before it is made."""
-        for request, builders in self._whereabouts.late(wanted, self._look()):
+        for request, builders in self._whereabouts.late(wanted, self.look()):
             self._begin(request, builders, late=True)
 
     def _subscribe(self) -> None:
         # A client that lost its scheduler and found it again has lost its subscriptions.
-        comm = self._client.scheduler_comm
+        comm = self.client.scheduler_comm
         if comm is not self._subscribed_on:
-            self._client.subscribe_topic(self._topic, self._hear)
+            self.client.subscribe_topic(self._topic, self._hear)
             self._subscribed_on = comm
 
     def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
         """An event of a worker; runs in the client's event loop, before the answer that follows it."""
         _, said = event
         if "begun" in said:
-            attempt = self._attempts.get(said["begun"])
+            attempt = self.attempts.get(said["begun"])
             if attempt is not None:
                 attempt.begun.append((said["worker"], said["host"]))
                 if len(attempt.begun) == 2:
@@ -392,7 +393,7 @@ class DaskExecutor:
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Answers since the last call; see `Executor.wait`. Empty at once when none is due."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._attempts or self._preparing:
+        while self.attempts or self._preparing:
             left = LOOK if deadline is None else min(LOOK, deadline - time.monotonic())
             done = take(self._answers, max(0.0, left))
             answers = [self._answer(attempt) for attempt in done if attempt]
@@ -424,7 +425,7 @@ class DaskExecutor:
         self._answers.put("")
 
     def _answer(self, name: str) -> Completion:
-        attempt = self._attempts[name]
+        attempt = self.attempts[name]
         host = attempt.begun[-1][1] if attempt.begun else ""
         try:
             completion: Completion = attempt.future.result()
@@ -437,7 +438,7 @@ class DaskExecutor:
         finally:
             attempt.future.release()
             # Not before: while the result was fetched, a lost worker may have made a second run of it.
-            del self._attempts[name]
+            del self.attempts[name]
         if len(attempt.begun) > 1:
             worker, host = attempt.begun[0]
             reason = f"the worker {worker} was lost before its answer was fetched"
@@ -445,29 +446,29 @@ class DaskExecutor:
         return completion
 
     def _refuse_missing_gpus(self, gpus: float) -> None:
-        if (why := why_never(self._look(0.0), gpus)) is not None:
+        if (why := why_never(self.look(0.0), gpus)) is not None:
             raise self._no_gpus(why)
 
     # -- health --------------------------------------------------------------------------------------------
 
     def _check_client(self) -> None:
         patience = time.monotonic() + self._reconnect_grace
-        while self._client.status == "connecting" and time.monotonic() < patience:
+        while self.client.status == "connecting" and time.monotonic() < patience:
             time.sleep(0.1)
-        if self._client.status != "running":
+        if self.client.status != "running":
             raise InfrastructureError(
-                f"the Dask cluster is lost (its client is {self._client.status})",
+                f"the Dask cluster is lost (its client is {self.client.status})",
                 remedy="start the same command again; it goes on where it stopped",
             )
 
     def _check_health(self) -> None:
         self._check_client()
-        if any(attempt.epoch < self._epoch for attempt in self._attempts.values()):
+        if any(attempt.epoch < self._epoch for attempt in self.attempts.values()):
             self._broadcast_cancel()
-        offers = self._look()
+        offers = self.look()
         if offers:
             self._workerless_since = None
-            self._welcome({attempt.lock_hash for attempt in self._attempts.values()})
+            self._welcome({attempt.lock_hash for attempt in self.attempts.values()})
             self._give_up_stranded(offers)
             if self._aside and why_never(offers, self._gpus_per_trial):
                 self._refuse_missing_gpus(self._gpus_per_trial)
@@ -483,7 +484,7 @@ class DaskExecutor:
     def _give_up_stranded(self, offers: Sequence[WorkerOffer]) -> None:
         """End attempts that wait for workers which are all gone; Dask would wait for ever."""
         there = {offer.address for offer in offers}
-        for attempt in self._attempts.values():
+        for attempt in self.attempts.values():
             if attempt.fit is not None and there.isdisjoint(attempt.fit):
                 attempt.is_stranded = True
                 attempt.future.cancel()
@@ -519,8 +520,9 @@ class DaskExecutor:
         self._broadcasting.start()
 
     def _tell_workers(self, epoch: int) -> None:
-        with _despite_lost_connection():
-            self._client.run(cancel_up_to, self._topic, epoch, on_error="ignore")
+        # A client that has lost its scheduler closes by itself, at any moment, and has none to ask then.
+        with _despite_lost_connection(), contextlib.suppress(AttributeError):
+            self.client.run(cancel_up_to, self._topic, epoch, on_error="ignore")
 
     def close(self) -> None:
         """Cancel, wait a little for trials to end, and end the workers with whatever they still run.
@@ -543,14 +545,14 @@ class DaskExecutor:
     def _close_in_order(self) -> None:
         deadline = time.monotonic() + CLOSE_GRACE
         with _despite_lost_connection():
-            if self._attempts:
+            if self.attempts:
                 self.cancel()
-            while self._attempts and time.monotonic() < deadline:
+            while self.attempts and time.monotonic() < deadline:
                 self.wait(deadline - time.monotonic())
-        self._attempts.clear()
+        self.attempts.clear()
         self._preparing = 0
         with _despite_lost_connection():
-            self._client.close()
+            self.client.close()
         self._give_back()
 
 

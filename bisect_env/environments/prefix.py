@@ -25,8 +25,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import filelock
-
 from bisect_env.containers.trial import Inside
 from bisect_env.environments import (
     bytecode,
@@ -67,6 +65,7 @@ from bisect_env.environments.settings import default_cache_dir, default_cache_li
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
+from bisect_env.temporary import file_locks
 
 # --------------------------------------------------------------------------------------------------
 # Commands in a prefix that is made in one place and used in another.
@@ -141,6 +140,12 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 def make_empty(uv: Uv, place: Path, interpreter: Interpreter, timeout: float) -> None:
     """Make an environment without packages.
+
+    Args:
+        uv: Makes it.
+        place: Must not exist.
+        interpreter: Its Python.
+        timeout: Seconds.
 
     Raises:
         UnbuildableError: uv cannot.
@@ -219,7 +224,7 @@ def _failure(finished: Finished, timeout: float, *, builds: bool) -> Unbuildable
 # --------------------------------------------------------------------------------------------------
 # Prefixes: installed environments on this host, one directory for each lock, shared by every trial.
 
-_unchanged: set[tuple[str, str]] = set()
+UNCHANGED: set[tuple[str, str]] = set()
 """Prefixes, with their snapshots, that this process has seen to be as they were made."""
 _FORMAT = 3  # raise it when prefixes are made differently: older ones are then built anew
 
@@ -265,7 +270,7 @@ def is_still(place: Path, state: str) -> bool:
         known = state in (marker["snapshot"], marker.get("without_bytecode"))
         if known and integrity.is_unchanged(place, marker["snapshot"], ignore=(MARKER,)):
             return True
-    _unchanged.discard((str(place), state))
+    UNCHANGED.discard((str(place), state))
     return False
 
 
@@ -350,7 +355,7 @@ def before_trial(prefix: Prefix, timeout: float = 900.0) -> Prefix:
         return prefix
     problem = ""
     try:
-        with filelock.FileLock(_lock_path(prefix.path.parent, prefix.path.name), timeout=timeout):
+        with file_locks().FileLock(_lock_path(prefix.path.parent, prefix.path.name), timeout=timeout):
             marker = _bare_marker(prefix.path)
             if marker is None:
                 return prefix
@@ -363,7 +368,7 @@ def before_trial(prefix: Prefix, timeout: float = 900.0) -> Prefix:
                 marker |= {"snapshot": snapshot, "without_bytecode": marker["snapshot"]}
             text = json.dumps(marker, indent=1) + "\n"
             _write(prefix.path / MARKER, text.encode(), 0o644)
-    except (OSError, filelock.Timeout) as error:
+    except (OSError, file_locks().Timeout) as error:
         problem = f"modules cannot be compiled: {error}"
     if not problem:
         return prefix
@@ -422,10 +427,10 @@ class _Builder:
         if marker.get("format") != _FORMAT or not self._may_start(python):
             return None
         made = (str(self.final), str(marker.get("snapshot")))
-        if made not in _unchanged:
+        if made not in UNCHANGED:
             if not integrity.is_unchanged(self.final, made[1], ignore=(MARKER,)):
                 return None
-            _unchanged.add(made)
+            UNCHANGED.add(made)
         return Prefix(self.final, python)
 
     def _may_start(self, python: Path) -> bool:
@@ -627,9 +632,11 @@ class _Builder:
     def _exclusive(self) -> Iterator[None]:
         try:
             # Twice the limit: whoever holds it has one build to finish and cleaning up to do.
-            with filelock.FileLock(_lock_path(self.folder, self.lock.content_hash), timeout=2 * self.timeout):
+            with file_locks().FileLock(
+                _lock_path(self.folder, self.lock.content_hash), timeout=2 * self.timeout
+            ):
                 yield
-        except filelock.Timeout as error:
+        except file_locks().Timeout as error:
             raise UnbuildableError(
                 f"another process has been building this prefix for {2 * self.timeout:.0f} s", transient=True
             ) from error
@@ -738,8 +745,8 @@ def _remove_leftovers(folder: Path) -> None:
     """Remove what dead builders left; those alive hold their lock."""
     for content_hash in {path.name.split("-")[1] for path in folder.glob(".build-*-*")}:
         with (
-            contextlib.suppress(filelock.Timeout),
-            filelock.FileLock(_lock_path(folder, content_hash), timeout=0),
+            contextlib.suppress(file_locks().Timeout),
+            file_locks().FileLock(_lock_path(folder, content_hash), timeout=0),
         ):
             _remove_builds(folder, content_hash)
 

@@ -13,7 +13,7 @@ import dask.config
 import psutil
 import pytest
 
-from bisect_env.cluster.local import LocalExecutor, _make_scratch
+from bisect_env.cluster.local import LocalExecutor, make_scratch
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialCompleted, TrialLost
 from bisect_env.errors import InfrastructureError
@@ -55,7 +55,7 @@ def shared_cluster() -> Iterator[LocalExecutor]:
     # multiprocessing's resource tracker belongs to this process, not to the cluster.
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]
-    assert not executor._scratch.exists()
+    assert not executor.scratch.exists()
     with pytest.raises(InfrastructureError, match="closed"):
         executor.submit(request())
 
@@ -91,10 +91,10 @@ class TestLocalExecutor(ExecutorContract):
     ) -> None:
         one = request(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')")
         executor.submit(one)
-        attempt, known = next(iter(executor._attempts.items()))
+        attempt, known = next(iter(executor.attempts.items()))
         wait_until(lambda: known.future.status == "finished")
-        (address,) = executor._client.who_has()[("trial", attempt)]
-        pid = executor._client.run(os.getpid, workers=[address])[address]
+        (address,) = executor.client.who_has()[("trial", attempt)]
+        pid = executor.client.run(os.getpid, workers=[address])[address]
         psutil.Process(pid).kill()
         wait_until(lambda: not psutil.pid_exists(pid))
         (answer,) = collect(executor, 1)
@@ -119,7 +119,7 @@ class TestLocalExecutor(ExecutorContract):
 
 
 def settings_of(executor: LocalExecutor) -> list[bool]:
-    return list(executor._client.run(dask.config.get, "distributed.worker.profile.enabled").values())
+    return list(executor.client.run(dask.config.get, "distributed.worker.profile.enabled").values())
 
 
 def worker_of(trial_id: str) -> psutil.Process:
@@ -161,9 +161,9 @@ if __name__ == "__main__":
     )
     (scratch,) = tmp_path.glob("bisect-env-*")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    path, lock = _make_scratch()
+    path, lock = make_scratch()
     assert list(tmp_path.glob("bisect-env-*")) == [path] != [scratch]
-    second, second_lock = _make_scratch()
+    second, second_lock = make_scratch()
     assert set(tmp_path.glob("bisect-env-*")) == {path, second}
     os.close(lock)
     os.close(second_lock)
@@ -187,7 +187,7 @@ def test_closing_an_inline_executor_ends_its_trials() -> None:
 def test_a_lost_cluster_is_an_error_that_says_what_to_do() -> None:
     executor = LocalExecutor(build, workers=1)
     executor.submit(request(SLEEP))
-    executor._cluster.close()
+    executor.cluster.close()
     with pytest.raises(InfrastructureError, match=r"lost|gone"):
         wait_for_ever(executor)
     executor.close()
