@@ -13,8 +13,8 @@ from collections import Counter
 import numpy as np
 from scipy.special import betainc, betaln
 
-from bisect_env.search.culprits import Check, CulpritSearch, Done
-from bisect_env.search.ratetest import RateTest
+from bisect_env.search.culprits import CheckEnvironment, CulpritSearch, Done
+from bisect_env.search.rate_test import RateTest
 
 LIMIT, ERROR = 0.01, 0.05
 WEIGHT = 0.9
@@ -65,7 +65,7 @@ def verifying(studies: int, seed: int) -> None:
 
 
 def explaining(studies: int, seed: int) -> None:
-    """Print what `explain` finds among planted changes, all hybrids having an environment."""
+    """Print what `explain` finds among planted changes, all intermediates having an environment."""
     print(f"explain, confidence 0.95, both ends tried 60 times, {studies} studies each; seed {seed}")
     for size, culprits, bad, good in (
         (10, 1, 0.85, 0.0),
@@ -79,11 +79,11 @@ def explaining(studies: int, seed: int) -> None:
             planted = frozenset(rng.choice(size, culprits, replace=False).tolist())
             search = CulpritSearch(size, (int(rng.binomial(60, good)), 60), (int(rng.binomial(60, bad)), 60))
             while not isinstance(step := search.next_step(build_cost=5.0), Done):
-                if isinstance(step, Check):
-                    search.mark(step.hybrid, feasible=True)
+                if isinstance(step, CheckEnvironment):
+                    search.mark(step.intermediate, feasible=True)
                     continue
-                rate = bad if planted <= step.hybrid else good
-                search.tell(step.hybrid, hits=int(rng.binomial(step.trials, rate)), trials=step.trials)
+                rate = bad if planted <= step.intermediate else good
+                search.tell(step.intermediate, hits=int(rng.binomial(step.trials, rate)), trials=step.trials)
             wrong += search.answer.changes != planted
             trials.append(sum(n for _, n in search.counts.values()))
             environments.append(len(search.counts))

@@ -31,6 +31,8 @@ from typing import Any
 
 import psutil
 
+from bisect_env.storage.store import Store
+from tests.cluster.dask_processes import DaskProcesses
 from tests.environments.index_server import IndexServer, serve
 
 ROOT = Path(__file__).parents[1]
@@ -330,6 +332,30 @@ def kill_child(*words: str) -> Callable[[Round], None]:
     return fault
 
 
+def kill_of_cluster(who: str) -> Callable[[Round], None]:
+    """SIGKILL to the scheduler, or to the nanny of a worker, of a cluster that others started."""
+
+    def fault(play: Round) -> None:
+        (play.home / "dask").mkdir()
+        env = {"BISECT_ENV_CACHE": str(play.home / "cache"), MARK: play.mark}
+        env["TMPDIR"] = str(play.home / "tmp")
+        with DaskProcesses(play.home / "dask", env=env) as dask:
+            scheduler = dask.scheduler()
+            nannies = [dask.worker() for _ in range(2)]
+            play.options = ("--scheduler", dask.address)
+            running = begun(play)
+            for process in dask.processes:
+                play.note_family(process.pid)
+            (scheduler if who == "scheduler" else play.rng.choice(nannies)).kill()
+            play.counts["kills"] += 1
+            running.end(alone=False)
+        # It goes on without that cluster.
+        play.options = ("--workers", "2")
+        play.count("left processes", running.left())
+
+    return fault
+
+
 def two_commands(play: Round) -> None:
     """Two commands on one study, of which one is killed."""
     first, second = play.start(), play.start()
@@ -400,14 +426,18 @@ def filled(folder: Path, *, inodes: bool) -> Iterator[None]:
 
 
 def database_gone(play: Round) -> None:
-    """The database is deleted, or replaced by something else, under the command."""
+    """The database is deleted, or replaced by something else or by another database, under the command."""
+    other = play.home / "other.sqlite"
+    Store.open(str(other)).close()
+    replaced = play.rng.choice((b"", b"not a database\n" * 100, other.read_bytes()))
     running = begun(play)
-    replaced = play.rng.choice(("", "not a database\n" * 100))
     if play.db.exists():
         play.db.unlink()
         if replaced:
-            play.db.write_text(replaced)
+            play.db.write_bytes(replaced)
     running.end()
+    if replaced and play.db.exists() and play.db.read_bytes() != replaced:
+        play.count("wrong evidence", 1, "something was written into what had taken the database's place")
     for path in play.db.parent.iterdir():
         if replaced or not play.db.exists():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -538,6 +568,8 @@ FAULTS: dict[str, Callable[[Round], None]] = {
     "worker": kill_child("spawn_main"),
     "tracker": kill_child("resource_tracker"),
     "solver": kill_child("uv pip", "/uv "),
+    "scheduler": kill_of_cluster("scheduler"),
+    "nanny": kill_of_cluster("nanny"),
     "two": two_commands,
     "database full": full("db"),
     "cache full": full("cache"),

@@ -1,10 +1,10 @@
-"""`--all`: are several failing corners all found, is anything else named, and what does it cost?
+"""`--all`: are several failing configurations all found, is anything else named, and what does it cost?
 
-`python -m benchmarks.search_all [--studies N] [--seed S] [ROW ...]` plants random corners, none inside
-another, and plays whole studies to their end, one at a time. Of each row it prints, with standard errors, the
-share of studies that found exactly the planted corners, the share that named one that is not among them, the
-share that ended before the budget, and the mean number of trials. A row is `6x6:2:0,1`: lattice, corners,
-rates of good and bad combinations. Without names it plays every row and writes
+`python -m benchmarks.search_all [--studies N] [--seed S] [ROW ...]` plants random failing configurations,
+none inside another, and plays whole studies to their end, one at a time. Of each row it prints, with standard
+errors, the share of studies that found exactly the planted ones, the share that named one that is not among
+them, the share that ended before the budget, and the mean number of trials. A row is `6x6:2:0,1`: lattice,
+configurations, rates of good and bad combinations. Without names it plays every row and writes
 `benchmarks/results/search_all.json`.
 """
 
@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.search_methods import grid_of
 from bisect_env.matrix.grid import Index
-from bisect_env.search.every import SearchAll
+from bisect_env.search.multiple import SearchAll
 from bisect_env.search.searcher import SearchSettings
 
 RESULTS = Path(__file__).parent / "results" / "search_all.json"
@@ -36,7 +36,7 @@ _BUDGET = 3000
 
 
 def drawn(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> list[Index]:
-    """Where random corners begin, none of which lies inside another."""
+    """Where random failing configurations begin, none of which lies inside another."""
     while True:
         starts = [tuple(int(rng.integers(n)) for n in shape) for _ in range(count)]
         if all(map(any, starts)) and all(
@@ -58,7 +58,7 @@ def study(row: str, seed: int) -> dict[str, Any]:
         (cell,) = search.ask(1)
         bad = any(all(a >= b for a, b in zip(cell, start, strict=True)) for start in starts)
         search.tell(cell, hit=bool(rng.random() < (p1 if bad else p0)))
-    # Before the first corner is confirmed none is named.
+    # Before the first configuration is confirmed none is named.
     verdicts = [search.verdict, *search.others] if search.no_other is not None else []
     found = [tuple(int(bad.argmax()) for bad in v.best.hypothesis.sets) for v in verdicts]
     return {

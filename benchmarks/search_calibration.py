@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.search_methods import grid_of
 from bisect_env.matrix.grid import Direction
-from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.searcher import CERTAIN, Search, SearchSettings
 from bisect_env.search.space import HypothesisSpace
 

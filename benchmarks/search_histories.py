@@ -79,7 +79,7 @@ def ended(verdict: Verdict, bad: NDArray[np.bool_]) -> set[str]:
         return {"found" if np.array_equal(said, bad) else "inexact"}
     wrong = np.flatnonzero(said != bad)
     columns = {"one boundary"}
-    if any(one.first[0] <= place <= one.last[0] for one in verdict.assumed for place in wrong):
+    if any(one.first[0] <= place <= one.last[0] for one in verdict.untested for place in wrong):
         columns.add("admitted")
     if len(wrong) > _LONG * len(bad):
         columns.add("long")

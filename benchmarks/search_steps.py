@@ -18,7 +18,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
-from bisect_env.search.zoom import search_for
+from bisect_env.search.coarsening import search_for
 
 REGRESSION, EITHER = Direction.REGRESSION, Direction.EITHER
 

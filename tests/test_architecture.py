@@ -1,6 +1,7 @@
 """The import table of the design: data flows one way, and nothing downstream is imported upstream."""
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
 import bisect_env
@@ -94,3 +95,16 @@ def test_only_the_command_line_prints() -> None:
     ]
     # The supervisor is a program of its own, whose standard output is its answer.
     assert not [p for p in printing if p not in {"trials/supervisor.py", "trials/launch.py"}]
+
+
+def test_a_name_means_one_thing() -> None:
+    """No two modules share a name, whatever their packages, and no two public classes."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in SOURCES:
+        where = str(path.relative_to(ROOT))
+        if path.stem not in {"__init__", "env"}:
+            places[path.stem].append(where)
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(where)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bisect_env import __version__
-from bisect_env.cli.options import Command
+from bisect_env.cli.options import Command, Group
 
 COMMANDS = {
     "init": "init_command",
@@ -64,6 +64,7 @@ def application(word: str | None = None) -> typer.Typer:
     """
     app = typer.Typer(
         name="bisect-env",
+        cls=Group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},

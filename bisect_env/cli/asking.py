@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from bisect_env.matrix.ask import Question
+    from bisect_env.matrix.ask import AskedQuestion
 
 RANGE_HELP = "Package that is asked about, with its range: 'orjson>=3.8', or a name for every release."
 PackagesOption = Annotated[list[str] | None, typer.Option("--package", "-p", help=RANGE_HELP)]
@@ -271,7 +271,7 @@ def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
         UsageError: What was asked cannot be.
     """
     from bisect_env.errors import UsageError
-    from bisect_env.matrix.ask import Commits, matrix_text, package_name
+    from bisect_env.matrix.ask import CommitRange, matrix_text, package_name
     from bisect_env.matrix.load import repository_at
 
     for flag, given in (
@@ -299,7 +299,7 @@ def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
     question = replace(
         question,
         pythons=tuple(one.strip() for text in flags.python for one in text.split(",")),
-        commits=Commits(
+        commits=CommitRange(
             repository, package, flags.first, flags.last or "HEAD", flags.merges, flags.subdirectory
         ),
     )
@@ -329,7 +329,7 @@ def built_package(repository: str, flags: Flags) -> str:
     return package
 
 
-def asked_command(flags: Flags, words: Sequence[str]) -> tuple[Question, dict[str, Path]]:
+def asked_command(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, dict[str, Path]]:
     """What is run, without what is asked about it, and the files that it takes along.
 
     Args:
@@ -340,7 +340,7 @@ def asked_command(flags: Flags, words: Sequence[str]) -> tuple[Question, dict[st
         UsageError: A script does not exist, or a flag is wrong.
     """
     from bisect_env.errors import UsageError
-    from bisect_env.matrix.ask import InlineMetadata, Question, full_command, inline_metadata, travelling
+    from bisect_env.matrix.ask import AskedQuestion, InlineMetadata, full_command, inline_metadata, travelling
 
     try:
         folder = Path.cwd()
@@ -349,7 +349,7 @@ def asked_command(flags: Flags, words: Sequence[str]) -> tuple[Question, dict[st
     command, files = travelling(full_command(words, folder), flags.files, folder)
     scripts = [place for name, place in files.items() if name in command and name.endswith(".py")]
     inline = inline_metadata(scripts[0].read_text("utf-8", "replace"), scripts[0].name) if scripts else None
-    question = Question(
+    question = AskedQuestion(
         packages=(),
         command=command,
         files=tuple(files),

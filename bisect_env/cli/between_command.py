@@ -40,7 +40,7 @@ from bisect_env.cli.options import (
     SchedulerOption,
     WorkersOption,
 )
-from bisect_env.cli.run_command import answer
+from bisect_env.cli.run_command import answer, lacked
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from bisect_env.engine.study import Conclusion
     from bisect_env.matrix.ask import Pair
     from bisect_env.matrix.load import Matrix
-    from bisect_env.storage.records import Study
+    from bisect_env.storage.entries import Study
 
 _ENDS = 2
 SideOption = Annotated[
@@ -203,7 +203,7 @@ class _Session:
         from bisect_env.engine.missing import MissingModules
         from bisect_env.errors import ExitCode
         from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD
-        from bisect_env.report.document import report_document
+        from bisect_env.report.reading import report_document
         from bisect_env.storage.store import Store
 
         matrix = self._matrix(save, hashes=hashes)
@@ -290,11 +290,14 @@ class _Session:
 
     def _study(self, matrix: Matrix, what: str, missing: MissingModules | None = None) -> Conclusion:
         from bisect_env.cli import views
+        from bisect_env.engine import events
 
         self._say(what)
         view: View = views.choose(as_json=False, quiet=self.quiet, plain=True)
 
         def notify(event: events.Event) -> None:
+            if isinstance(event, events.Failed) and missing is not None and lacked(missing, event.exit_code):
+                return  # said in words of its own
             log_event(event)
             view(event)
             if missing is not None:

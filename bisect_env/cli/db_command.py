@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisect_env.cli.options import Command
+from bisect_env.cli.options import Command, Group
 
 if TYPE_CHECKING:
     from bisect_env.storage.transfer import Merged
@@ -17,7 +17,7 @@ DatabaseOption = Annotated[
     typer.Option("--db", envvar="BISECT_ENV_DB", help="Results database: a file or a URL."),
 ]
 
-db_app = typer.Typer(no_args_is_help=True, help="Look after the results database.")
+db_app = typer.Typer(cls=Group, no_args_is_help=True, help="Look after the results database.")
 
 
 @db_app.command(cls=Command)

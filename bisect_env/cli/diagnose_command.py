@@ -161,7 +161,9 @@ def _print(found: Diagnosis, *, as_json: bool) -> None:
         document = json.loads((found.folder / "diagnosis.json").read_text("utf-8"))
         say(json.dumps({**document, "folder": str(found.folder), "files": list(found.files)}))
         return
-    trials = "1 trial" if found.trials == 1 else f"{found.trials} trials"
+    from bisect_env.report.sentence import how_many
+
+    trials = how_many(found.trials, "trial")
     if found.shown:
         say(f"{found.record.outcome} in trial {found.trials}: {found.record.detail}")
     else:

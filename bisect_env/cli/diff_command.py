@@ -16,7 +16,7 @@ from bisect_env.cli.options import CacheOption, DatabaseOption, JsonOption, Stud
 if TYPE_CHECKING:
     from bisect_env.environments.difference import PackageChange, PackageState
     from bisect_env.environments.lock import Lock
-    from bisect_env.storage.records import Study
+    from bisect_env.storage.entries import Study
     from bisect_env.storage.store import Store
 
 _HASH_DIGITS = 8

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from bisect_env.cli.options import Command
+from bisect_env.cli.options import Command, Group
 
 CacheOption = Annotated[
     Path | None, typer.Option("--cache", envvar="BISECT_ENV_CACHE", help="Where environments are built.")
 ]
 
-env_app = typer.Typer(no_args_is_help=True, help="Look after the environments that were built on this host.")
+env_app = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Look after the environments that were built on this host."
+)
 
 _SHOWN = 12
 """Characters of a content hash, as everywhere."""
@@ -32,6 +34,7 @@ def list_entries(
     from bisect_env.cli.output import deliver
     from bisect_env.environments.cache import entries, usage
     from bisect_env.environments.settings import default_cache_dir
+    from bisect_env.report.sentence import how_many
 
     place = (cache or default_cache_dir()).absolute()
     found, total = entries(place), usage(place)
@@ -50,7 +53,9 @@ def list_entries(
         )
     if any(entry.shared for entry in found):
         lines.append("shared: what another environment has, too, and what stays when this one goes\n")
-    lines.append(f"{place} takes {_size(total)}: {len(found)} environments and what they were made from\n")
+    lines.append(
+        f"{place} takes {_size(total)}: {how_many(len(found), 'environment')} and what they were made from\n"
+    )
     deliver("".join(lines), None)
 
 
@@ -73,6 +78,7 @@ def prune(
     from bisect_env.environments.cache import prune as take_away
     from bisect_env.environments.settings import default_cache_dir, parse_size
     from bisect_env.errors import UsageError
+    from bisect_env.report.sentence import how_many
 
     if size is None and older_than is None and not everything:
         raise UsageError("nothing says what may go", remedy="give --size 20GB, --older-than 30 or --all")
@@ -86,7 +92,8 @@ def prune(
     )
     deliver("".join(f"{content_hash}\n" for content_hash in done.prefixes), None)
     would = "would free" if dry_run else "freed"
-    text = f"{would} {_size(done.freed)}: {len(done.prefixes)} environments, {done.archives} archives"
+    went = f"{how_many(len(done.prefixes), 'environment')}, {how_many(done.archives, 'archive')}"
+    text = f"{would} {_size(done.freed)}: {went}"
     if done.in_use:
         text += f"; {len(done.in_use)} in use stay"
     typer.echo(f"{text}; {_size(done.left)} are left", err=True)

@@ -11,7 +11,7 @@ import typer
 from bisect_env.cli.signals import is_stopping
 
 if TYPE_CHECKING:
-    from bisect_env.cluster.choose import Place
+    from bisect_env.cluster.choose import LazyExecutor
     from bisect_env.environments.provider import EnvironmentProvider
     from bisect_env.matrix.load import Matrix
 
@@ -35,17 +35,22 @@ class ExecutionOptions:
         return "starting workers" if self._is_local else "connecting to the Dask cluster"
 
     @property
+    def makes_here(self) -> bool:
+        """Whether trials find the environments that this process makes, where it could make them at once."""
+        return self._is_local and self.offline is None
+
+    @property
     def _is_local(self) -> bool:
         return self.scheduler is None and self.scheduler_file is None
 
-    def open(self, matrix: Matrix) -> tuple[Place, EnvironmentProvider]:
+    def open(self, matrix: Matrix) -> tuple[LazyExecutor, EnvironmentProvider]:
         """The place for trials of a matrix, to be closed by the caller, and who makes environments.
 
         Raises:
             UsageError: Options that exclude each other, or a size that is none.
         """
         # Imported here, so that `bisect-env --help` need not wait for Dask.
-        from bisect_env.cluster.choose import Place, executor_maker, unprotected
+        from bisect_env.cluster.choose import LazyExecutor, executor_maker, unprotected
         from bisect_env.environments.offline import OfflineEnvironments
         from bisect_env.environments.provider import Environments
         from bisect_env.environments.settings import default_cache_dir, parse_size
@@ -70,7 +75,7 @@ class ExecutionOptions:
             provider = Environments(cache_dir, index=matrix.file.index)
         else:
             provider = OfflineEnvironments(offline, matrix.name, cache_dir)
-        place = Place(
+        place = LazyExecutor(
             start,
             gpus_per_trial=matrix.file.trial.gpus,
             gpus=self.gpus,

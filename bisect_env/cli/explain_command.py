@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from bisect_env.engine.explain import Explanation
     from bisect_env.matrix.load import Matrix
-    from bisect_env.storage.records import Study
+    from bisect_env.storage.entries import Study
     from bisect_env.storage.store import Store
 
 _MAX_TRIALS = 2000
@@ -178,11 +178,13 @@ def text_of(found: Explanation) -> str:
     for position, change in enumerate(found.changes):
         lines.append(f"{'→' if position in marked else ' '} {change}{'  (axis)' if change.of_axis else ''}")
     lines += ["", "tried, with what was as in the bad environment:"]
-    for hybrid in sorted(found.hybrids, key=lambda hybrid: (len(hybrid.moved), hybrid.moved)):
-        names = ", ".join(found.changes[i].name for i in hybrid.moved)
-        everything = len(hybrid.moved) == len(found.changes)
+    for intermediate in sorted(
+        found.intermediates, key=lambda intermediate: (len(intermediate.moved), intermediate.moved)
+    ):
+        names = ", ".join(found.changes[i].name for i in intermediate.moved)
+        everything = len(intermediate.moved) == len(found.changes)
         shown = "everything" if everything else names or "nothing"
-        lines.append(f"  {hybrid.counts:>10} bad   {shown}")
+        lines.append(f"  {intermediate.counts:>10} bad   {shown}")
     if found.unsolvable:
-        lines.append(f"  {found.unsolvable} more have no environment")
+        lines.append(f"  {found.unsolvable} more {'has' if found.unsolvable == 1 else 'have'} no environment")
     return "\n".join(lines)

@@ -13,7 +13,9 @@ _LEAST_PIECE = 1000
 
 def fetch(
     matrix: Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")],
-    to: Annotated[Path, typer.Option("--to", help="Directory to write; what it holds already stays.")],
+    to: Annotated[
+        Path, typer.Option("--to", metavar="DIR", help="Directory to write; what it holds already stays.")
+    ],
     piece_size: Annotated[
         str | None,
         typer.Option(help="Cut archives that are larger into pieces, such as 60MB, to copy them one by one."),
@@ -37,6 +39,7 @@ def fetch(
     from bisect_env.environments.settings import default_cache_dir, parse_size
     from bisect_env.errors import UsageError
     from bisect_env.matrix.load import load_matrix
+    from bisect_env.report.sentence import how_many
 
     loaded = load_matrix(matrix)
     pieces = None if piece_size is None else parse_size(piece_size, "--piece-size")
@@ -69,10 +72,12 @@ def fetch(
     )
     for warning in fetched.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    left_out = f" ({fetched.unsolvable} combinations have no solution)" if fetched.unsolvable else ""
+    left_out = (
+        f" (without a solution: {how_many(fetched.unsolvable, 'combination')})" if fetched.unsolvable else ""
+    )
     typer.echo(
         f"{to} holds {fetched.archives} archives ({decimal(fetched.size)}) for "
-        f"{fetched.environments} environments{left_out}\n"
+        f"{how_many(fetched.environments, 'environment')}{left_out}\n"
         f"next: copy it, and there: bisect-env run {shlex.quote(str(matrix))} --offline DIR",
         err=True,
     )

@@ -21,7 +21,7 @@ from bisect_env.cli.asking import (
     WithOption,
     ask,
 )
-from bisect_env.matrix.template import Answers, PackageAnswer, script_template, template
+from bisect_env.matrix.template import PackageAnswer, TemplateAnswers, script_template, template
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -106,7 +106,7 @@ def init(
         raise UsageError(
             f"{script} lies outside {folder}", remedy="put the script beside the matrix, or below it"
         )
-    answers = Answers(
+    answers = TemplateAnswers(
         packages,
         place.resolve().relative_to(folder.resolve()).as_posix(),
         python or _asked("--python", "Python", HERE, default=HERE),

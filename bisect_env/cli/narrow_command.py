@@ -37,7 +37,7 @@ from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_
 if TYPE_CHECKING:
     from bisect_env.engine import events
     from bisect_env.engine.narrow import Releases
-    from bisect_env.matrix.ask import Commits
+    from bisect_env.matrix.ask import CommitRange
 
 
 def narrow(
@@ -80,9 +80,9 @@ def narrow(
     from bisect_env.engine.stored import matrix_of
     from bisect_env.errors import EndsNotAsStatedError, UsageError
     from bisect_env.matrix.load import load_matrix
-    from bisect_env.report.document import report_document
+    from bisect_env.report.reading import report_document
     from bisect_env.report.text import print_report
-    from bisect_env.storage.records import COMMIT
+    from bisect_env.storage.entries import COMMIT
     from bisect_env.storage.store import Store
 
     if not git:
@@ -151,7 +151,7 @@ def narrow(
     raise typer.Exit(int(conclusion.exit_code))
 
 
-def _between(releases: Releases, git: str, first: str, last: str, cache: Path | None) -> Commits:
+def _between(releases: Releases, git: str, first: str, last: str, cache: Path | None) -> CommitRange:
     """The commits of two releases, by their tags where none are named.
 
     Raises:
@@ -161,7 +161,7 @@ def _between(releases: Releases, git: str, first: str, last: str, cache: Path | 
     from bisect_env.environments.repository import Repository
     from bisect_env.environments.settings import default_cache_dir
     from bisect_env.errors import UsageError
-    from bisect_env.matrix.ask import Commits
+    from bisect_env.matrix.ask import CommitRange
     from bisect_env.matrix.load import repository_at
 
     place = repository_at(git, Path.cwd())
@@ -180,4 +180,4 @@ def _between(releases: Releases, git: str, first: str, last: str, cache: Path | 
                     remedy=f"name its commit: `{flag} COMMIT`",
                 )
     repository.resolve(*ends)
-    return Commits(place, releases.package, ends[0], ends[1])
+    return CommitRange(place, releases.package, ends[0], ends[1])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 
 def share(text: str | float) -> float:
@@ -30,35 +30,63 @@ _WORDS = {
     "at": "COMBINATION",
     "cache": "DIR",
     "db": "DB",
+    "end": "VERSION",
+    "env": "NAME=VALUE",
     "env_cache_size": "SIZE",
+    "files": "FILE",
+    "from": "COMMIT",
+    "git": "REPOSITORY",
     "gpus": "GPUS",
+    "index": "URL",
     "lockfiles": "DIR",
     "offline": "DIR",
     "scheduler": "ADDRESS",
-    "to": "DIR",
+    "since": "DAY",
+    "start": "VERSION",
+    "subdirectory": "DIR",
+    "timeout": "TIME",
+    "to": "COMMIT",
     "where": "CONDITION",
     "with": "PACKAGE",
 }
 _WORD_OF_TYPE = {int: "N", float: "NUMBER", Path: "FILE"}
 
 
-class Command(TyperCommand):
-    """A command whose help calls values by words (`--workers N`), not by their types and ranges."""
+def _in_words(parameters: list[Any]) -> None:
+    """Call the values of options by words (`--workers N`), not by types; flags and arguments by none."""
+    for one in parameters:
+        if one.param_type_name == "argument":
+            one.metavar = one.metavar or str(one.name).upper()
+            one.display_type_rich = lambda ctx: None
+            continue
+        kind = one.type_descriptor.annotation
+        if one.metavar is not None or (isinstance(kind, type) and issubclass(kind, Enum)):
+            continue
+        if getattr(one, "is_flag", False):
+            one.metavar = ""
+        else:
+            name = max(one.opts, key=len).lstrip("-").replace("-", "_")
+            one.metavar = _WORDS.get(name) or _WORD_OF_TYPE.get(kind) or name.rpartition("_")[2].upper()
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        parameters: list[Any] = list(self.params)
-        for one in parameters:
-            kind = one.type_descriptor.annotation
-            if one.metavar is not None or (isinstance(kind, type) and issubclass(kind, Enum)):
-                continue
-            if one.param_type_name == "argument":
-                one.metavar = str(one.name).upper()
-            elif getattr(one, "is_flag", False):
-                one.metavar = ""
-            else:
-                name = max(one.opts, key=len).lstrip("-").replace("-", "_")
-                one.metavar = _WORDS.get(name) or _WORD_OF_TYPE.get(kind) or name.rpartition("_")[2].upper()
+
+class Command(TyperCommand):
+    """A command whose help calls values by words."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options and arguments, `--help` among them."""
+        parameters: list[Any] = super().get_params(ctx)
+        _in_words(parameters)
+        return parameters
+
+
+class Group(TyperGroup):
+    """Commands of one name, whose help does the same."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options, `--help` among them."""
+        parameters: list[Any] = super().get_params(ctx)
+        _in_words(parameters)
+        return parameters
 
 
 MatrixArgument = Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")]

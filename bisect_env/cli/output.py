@@ -70,29 +70,38 @@ _TAKES = {
     "--db": (*_ON_HOST, "report", "trials", "studies", "diff", "reproduce", "query", "serve"),
     "--cache": (*_ON_HOST, "plan", "fetch", "diff"),
     "--offline": _ON_HOST,
+    # Without them it would be another question.
+    "--skip": ("run", "map"),
+    "--all": ("run",),
 }
+_FLAGS = {"--all"}
 _COMMAND = re.compile(r"bisect-env (?P<name>[a-z]+)\b(?: (?![ #])[^\s`;)]+)*")
 
 
 def with_options(text: str, arguments: Sequence[str]) -> str:
-    """A text in which each command of ours has the database, cache and offline directory of this one. Pure.
+    """A text in which each command of ours has the options of this one that it needs to go on. Pure.
 
     Args:
         text: A message, or a report.
         arguments: What this command was given.
     """
-    given: dict[str, str] = {}
+    given: dict[str, list[str]] = {}
     for position, word in enumerate(arguments):
         name, separator, value = word.partition("=")
-        if name in _TAKES and (separator or position + 1 < len(arguments)):
-            given[name] = value if separator else arguments[position + 1]
+        if name in _FLAGS and not separator:
+            given[name] = [name]
+        elif name in _TAKES and (separator or position + 1 < len(arguments)):
+            said = f"{name} {shlex.quote(value if separator else arguments[position + 1])}"
+            # Of what can be said once, the last one counts.
+            given[name] = [*(given.get(name, ()) if name == "--skip" else ()), said]
 
     def complete(match: re.Match[str]) -> str:
         words = match[0].split()
         more = [
-            f"{name} {shlex.quote(value)}"
-            for name, value in given.items()
+            said
+            for name, options in given.items()
             if match["name"] in _TAKES[name] and name not in words
+            for said in options
         ]
         # A full stop ends the sentence, not the command.
         command, stop = (match[0][:-1], ".") if match[0].endswith(".") else (match[0], "")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from bisect_env.engine.reproduction import BundleFile, Contrast, Seen
     from bisect_env.engine.stored import StoredCombination
-    from bisect_env.storage.records import Study
+    from bisect_env.storage.entries import Study
     from bisect_env.storage.store import Store
 
 _TARS = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.xz": "w:xz"}
@@ -88,7 +88,7 @@ def _contrast(store: Store, study: Study, one: StoredCombination) -> Contrast | 
     """The last good combination, if this is the first bad one; elsewhere nobody knows the difference."""
     from bisect_env.engine.reproduction import Contrast
     from bisect_env.engine.stored import named_combinations, stored_combination
-    from bisect_env.report.document import load_report
+    from bisect_env.report.reading import load_report
 
     named = named_combinations(study)
     if not {"first-bad", "last-good"} <= named.keys() or named["first-bad"] != one.combination.as_dict():

@@ -9,6 +9,7 @@ import shlex
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from bisect_env.engine.study import Conclusion
     from bisect_env.environments.provider import EnvironmentProvider
     from bisect_env.matrix.load import Matrix
-    from bisect_env.storage.store import Store
 
 WordsArgument = Annotated[
     list[str] | None,
@@ -129,10 +129,10 @@ def run(
         ),
     ] = None,
     cache: CacheOption = None,
-    every_corner: Annotated[
+    every_configuration: Annotated[
         bool,
         typer.Option(
-            "--all", help="Go on to further failing corners until it is sure that there is no other."
+            "--all", help="Go on to further failing configurations until it is sure that there is no other."
         ),
     ] = False,
     fresh: Annotated[
@@ -197,7 +197,7 @@ def run(
             workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline, dask
         ),
         db=db,
-        goal="every-corner" if every_corner else "first-bad",
+        goal="every-configuration" if every_configuration else "first-bad",
         save=save,
         skip=skip or (),
         lockfiles=lockfiles,
@@ -282,7 +282,7 @@ def conduct(
 
     def notify(event: events.Event) -> None:
         nonlocal told
-        if isinstance(event, events.Failed) and missing is not None and missing.module:
+        if isinstance(event, events.Failed) and missing is not None and lacked(missing, event.exit_code):
             return  # said in words of its own
         told = told or isinstance(event, events.Failed)
         log_event(event)
@@ -372,12 +372,13 @@ def answer(
         BisectEnvError: Whatever a user can mend.
     """
     place, provider = where.open(loaded)
-    look_ahead(loaded, provider)
+    look_ahead(loaded, provider, make=where.makes_here)
 
     # Imported here, so that the index answers meanwhile.
     from bisect_env.cluster.pool import default_workers
     from bisect_env.engine.study import run_study
-    from bisect_env.errors import StudyInterruptedError
+    from bisect_env.environments.uv_tool import end_running
+    from bisect_env.errors import EndsNotAsStatedError, StudyInterruptedError
     from bisect_env.search.goals import Goal
     from bisect_env.storage.store import Store
 
@@ -386,8 +387,11 @@ def answer(
     def enough() -> bool:
         return stopped.is_set() or (missing is not None and missing.module is not None)
 
-    store: Store
-    with Store.open(db) as store, view, closing(place):
+    with contextlib.ExitStack() as stack:
+        stack.callback(end_running)  # what is made ahead may not be wanted
+        store = stack.enter_context(Store.open(db))
+        stack.enter_context(view)
+        stack.enter_context(closing(place))
         try:
             return run_study(
                 loaded,
@@ -406,24 +410,41 @@ def answer(
                 careful=careful,
                 posterior=posterior,
             )
-        except StudyInterruptedError:
-            if missing is not None and missing.module is not None and not stopped.is_set():
-                raise forgotten(missing.module) from None
+        except (StudyInterruptedError, EndsNotAsStatedError) as error:
+            if missing is not None and not stopped.is_set() and (module := lacked(missing, error.exit_code)):
+                raise forgotten(module, everywhere=missing.module is not None) from None
             raise
+
+
+def lacked(missing: MissingModules, exit_code: int) -> str | None:
+    """The module for want of which a study ended, None if that is not why."""
+    from bisect_env.errors import ExitCode
+
+    return missing.module or (missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None)
+
+
+LATER = ("storage.store", "engine.study", "report.reading", "report.text")
+"""Modules of ours that a study needs later than its first lock."""
 
 
 def import_ahead() -> None:
     """Import what a study needs later in a thread, while this one waits for the index and for solvers."""
 
     def load() -> None:
-        for module in ("storage.store", "engine.study", "report.document", "report.text"):
+        for module in LATER:
             importlib.import_module(f"bisect_env.{module}")
 
     threading.Thread(target=load, name="import", daemon=True).start()
 
 
-def look_ahead(loaded: Matrix, provider: EnvironmentProvider) -> None:
-    """Ask the index for the releases of the axes' packages meanwhile; whoever needs them waits for that."""
+def look_ahead(loaded: Matrix, provider: EnvironmentProvider, *, make: bool) -> None:
+    """Ask the index for the releases of the axes' packages meanwhile; whoever needs them waits for that.
+
+    Args:
+        loaded: The matrix.
+        provider: Asks.
+        make: Whether the environments of both ends are made, too.
+    """
     from bisect_env.matrix.schema import PackageAxis
     from bisect_env.matrix.versions import Manager
 
@@ -432,23 +453,39 @@ def look_ahead(loaded: Matrix, provider: EnvironmentProvider) -> None:
     ]
     names = [axis.canonical_package for axis in axes if axis.manager is Manager.PYPI]
 
+    # What is wrong is said where the answer is needed.
     def ask(name: str) -> None:
-        # What is wrong is said where the answer is needed.
         with contextlib.suppress(Exception):
             provider.catalogue.versions(name, manager=Manager.PYPI, index=loaded.file.index)
 
+    def make_ends() -> None:
+        from bisect_env.engine.locking import make_ends_ahead
+
+        with contextlib.suppress(Exception):
+            make_ends_ahead(loaded, provider, datetime.now(UTC).replace(microsecond=0))
+
     for name in names:
         threading.Thread(target=ask, args=(name,), name="index", daemon=True).start()
+    if make and names:
+        threading.Thread(target=make_ends, name="ends", daemon=True).start()
 
 
-def forgotten(module: str) -> Exception:
-    """What is said where no environment has a module that the command imports."""
+def forgotten(module: str, *, everywhere: bool) -> Exception:
+    """What is said where environments lack a module that the command imports.
+
+    Args:
+        module: Its name.
+        everywhere: Whether all environments lack it, as far as is known; else the one that should work does.
+    """
     from bisect_env.engine.missing import package_of_module
     from bisect_env.errors import UsageError
 
+    what = f"no environment has the module {module!r}, which the command imports: it fails everywhere alike"
+    if not everywhere:
+        what = f"the environment that should work lacks the module {module!r}, which the command imports"
     return UsageError(
-        f"no environment has the module {module!r}, which the command imports: it fails everywhere alike",
-        tried="several environments, before anything was searched",
+        what,
+        tried="several environments, before anything was searched" if everywhere else None,
         remedy=f"add the package that brings it: --with {package_of_module(module)}",
     )
 

@@ -56,7 +56,7 @@ def trial(
     from bisect_env.engine.state import Tally
     from bisect_env.errors import ExitCode, StudyInterruptedError
     from bisect_env.report.sentence import interval, percent
-    from bisect_env.search.intervals import clopper_pearson
+    from bisect_env.search.numeric import clopper_pearson
 
     start_log("trial", verbose=verbose, log_file=log_file, quiet=quiet)
     where = ExecutionOptions(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)

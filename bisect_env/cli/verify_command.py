@@ -73,7 +73,8 @@ def verify(
     """
     from bisect_env.engine.verify import Verifier
     from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
-    from bisect_env.search.ratetest import RateClaim
+    from bisect_env.report.sentence import how_many
+    from bisect_env.search.rate_test import RateClaim
 
     for name, value, usual in (("--max-rate", max_rate, 0.01), ("--confidence", confidence, 0.95)):
         if not _EXTREME <= value <= 1 - _EXTREME:
@@ -89,7 +90,7 @@ def verify(
             max_trials=max_trials,
             fresh=fresh,
         )
-        again = f", going on after {verifier.resumed} trials" if verifier.resumed else ""
+        again = f", going on after {how_many(verifier.resumed, 'trial')}" if verifier.resumed else ""
         say(
             f"{opened.one.single.combination}: {verifier.clean_needed} trials without a failure would show a "
             f"rate below {max_rate:.4g}{again}",
@@ -100,7 +101,7 @@ def verify(
     say(json.dumps(found.document()) if as_json else told(found))
     if stopped:
         raise StudyInterruptedError(
-            f"interrupted after {found.trials} trials, all of them stored",
+            f"interrupted after {how_many(found.trials, 'trial')}, all of them stored",
             remedy="the same command goes on from here",
         )
     codes = {
@@ -114,7 +115,7 @@ def verify(
 def told(found: Verification) -> str:
     """The outcome of a test as people read it. Pure."""
     from bisect_env.report.sentence import interval, percent
-    from bisect_env.search.ratetest import RateClaim
+    from bisect_env.search.rate_test import RateClaim
 
     name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
     limit, sure = percent(found.max_rate), percent(found.confidence)

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,11 +28,12 @@ from rich.text import Text
 from bisect_env import __version__
 from bisect_env.cli.output import with_options
 from bisect_env.engine import events
-from bisect_env.environments.progress import Step
+from bisect_env.environments.progress import BuildStep
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.history import readable
 from bisect_env.matrix.secrets import public_json, without_passwords, without_passwords_in_code
-from bisect_env.report.sentence import duration, sentence, told_origins
+from bisect_env.report.sentence import duration, how_many, probability, sentence, told_origins
 from bisect_env.report.untrusted import clean
 from bisect_env.trials.records import Evidence
 
@@ -238,7 +239,7 @@ class Doing:
             case _:
                 pass
 
-    def _left(self, lock_hash: str, step: Step) -> str:
+    def _left(self, lock_hash: str, step: BuildStep) -> str:
         now = self._clock()
         began = self._began.setdefault((lock_hash, step.what), now)
         if not step.done or now <= began:
@@ -257,15 +258,18 @@ def describe(event: events.Event) -> str | None:
     """One line for an event, None for events that are too frequent to be lines."""
     match event:
         case events.StudyOpened(study_id, name, resumed):
-            again = f", going on after {resumed} trials" if resumed else ""
+            again = f", going on after {how_many(resumed, 'trial')}" if resumed else ""
             return f"study {study_id} ({name}){again}"
         case events.Reused(trials, origins):
-            return f"starts from {trials} trials that were measured before ({told_origins(origins)})"
+            so_far, told = sum(origin.trials for origin in origins), told_origins(origins)
+            if so_far > trials:
+                return f"{how_many(trials, 'more trial')} measured before, {so_far} by now ({told})"
+            were = "that was" if trials == 1 else "that were"
+            return f"starts from {how_many(trials, 'trial')} {were} measured before ({told})"
         case events.Locked():
             without = f", {event.unsolvable} without a solution" if event.unsolvable else ""
             out = f", {event.excluded} excluded" if event.excluded else ""
-            several = "" if event.combinations == 1 else "s"
-            known = f"{event.combinations} combination{several}{out}{without}"
+            known = f"{how_many(event.combinations, 'combination')}{out}{without}"
             if event.environments is None:
                 return known
             distinct = "environment" if event.environments == 1 else "distinct environments"
@@ -281,20 +285,27 @@ def describe(event: events.Event) -> str | None:
         case events.TrialFinished(record, evidence, _) if evidence is Evidence.BAD:
             return f"{record.outcome}: {record.combination} ({record.detail})"
         case events.Answered():
-            return (
-                f"answer: {sentence(event.document)}; now checking it with up to {event.checks} more trials, "
-                f"for {event.seconds:.0f} s at most (`--quick` leaves that out)"
-            )
+            checks = f"{how_many(event.checks, 'more trial')}, for {event.seconds:.0f} s at most"
+            answer = _told(event.document, event.axes)
+            return f"answer: {answer}; now checking it with up to {checks} (`--quick` leaves that out)"
         case events.Progress():
             words, left = told_passing(event), _what_is_left(event)
             if words or event.ends_after is not None:
-                return "; ".join(filter(None, (f"{event.trials} trials, none of them bad", words, left)))
-            return (
-                f"{event.trials} trials, {event.hits} of them bad; best answer so far "
-                f"{event.document['probability']:.0%}; {left}"
-            )
+                return "; ".join(filter(None, (f"{_seen(event)}, none of them bad", words, left)))
+            best = probability(event.document["probability"])
+            return f"{_seen(event)}, {event.hits} of them bad; best answer so far {best}; {left}"
         case _:
             return None
+
+
+def _told(document: Mapping[str, Any], axes: Sequence[Mapping[str, Any]]) -> str:
+    """The verdict by now, with commits as people read them."""
+    names = {value: label for axis in axes for value, label in (axis.get("labels") or {}).items()}
+    return readable(sentence(document, axes), names)
+
+
+def _seen(progress: events.Progress) -> str:
+    return how_many(progress.trials, "trial")
 
 
 FEW_PASSES = 10
@@ -305,7 +316,7 @@ def told_passing(progress: events.Progress) -> str:
     """What is excluded by a bad end that has only passed so far, and how to end there; else "". Pure."""
     if progress.passing is None or progress.passing[1] < FEW_PASSES:
         return ""
-    from bisect_env.search.intervals import clopper_pearson
+    from bisect_env.search.numeric import clopper_pearson
 
     combination, passes, floor = progress.passing
     _, most = clopper_pearson(0, passes, 0.90)  # one-sided: 95 %
@@ -325,7 +336,9 @@ def _percent(share: float) -> str:
 def _what_is_left(progress: events.Progress) -> str:
     """What would end a study, in words."""
     if progress.ends_after is None:
-        return f"about {progress.document['expected_left']:.0f} trials left"
+        left = round(progress.document["expected_left"])
+        # Of an answer that stands it is not foreseen how much of its checks is wanted.
+        return f"about {how_many(left, 'trial')} left" if left else "checking the answer"
     passes, rate = progress.ends_after
     more = "1 more pass excludes" if passes == 1 else f"{passes} more passes exclude"
     return f"{more} a crash rate of {_percent(rate)} everywhere"
@@ -539,16 +552,14 @@ class LiveView(View):
         return table
 
     def _summary(self, progress: events.Progress) -> Text:
-        document = progress.document
-        left = document["expected_left"]
-        words = told_passing(progress)
+        words, left = told_passing(progress), _what_is_left(progress)
         if words or progress.ends_after is not None:
-            known = (self._elapsed(), f"{progress.trials} trials, none of them bad", clean(words))
-            return Text(" · ".join(filter(None, (*known, _what_is_left(progress)))))
+            known = (self._elapsed(), f"{_seen(progress)}, none of them bad", clean(words))
+            return Text(" · ".join(filter(None, (*known, left))))
         # The sentence says its probability itself.
         return Text(
-            f"{self._elapsed()} · {progress.trials} trials, {progress.hits} bad · about {left:.0f} left · "
-            f"so far: {clean(sentence(document))}"
+            f"{self._elapsed()} · {_seen(progress)}, {progress.hits} bad · {left} · "
+            f"so far: {clean(_told(progress.document, progress.axes))}"
         )
 
     def _elapsed(self) -> str:

@@ -45,7 +45,7 @@ from bisect_env.cluster.worker import (
     perform_on_worker,
     prepare_on_worker,
 )
-from bisect_env.environments.progress import Step
+from bisect_env.environments.progress import BuildStep
 from bisect_env.errors import InfrastructureError
 from bisect_env.trials.records import Machine
 
@@ -386,7 +386,7 @@ class DaskExecutor:
                     # this one, which carries the messages, cancelling would wait for itself.
                     threading.Thread(target=attempt.future.cancel, daemon=True).start()
         elif "building" in said:
-            self._told.put(PrefixProgress(said["building"], Step(**said["step"])))
+            self._told.put(PrefixProgress(said["building"], BuildStep(**said["step"])))
             self._answers.put("")  # wakes `wait`
         elif "aside" in said:
             self._aside[f"{said['host']}/{said['aside']}"] = said["why"]

@@ -22,7 +22,7 @@ import psutil
 
 from bisect_env.cluster.protocol import Executor, trials_per_gpu
 from bisect_env.cluster.starting import Starting
-from bisect_env.environments.images import ensure_environment
+from bisect_env.environments.image_lock import ensure_environment
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.trials.records import Machine
@@ -36,7 +36,7 @@ class _Knows(Protocol):
     def machines(self) -> frozenset[Machine]: ...
 
 
-class Place:
+class LazyExecutor:
     """Where the trials of one command run: the executor, started once, when it is needed.
 
     Args:

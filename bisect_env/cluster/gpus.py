@@ -198,7 +198,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GpuFault:
     """Why a trial on this GPU says nothing.
 
     Attributes:
@@ -212,14 +212,14 @@ class Finding:
     aside: bool
 
 
-def before_trial(reading: Reading) -> Finding | None:
+def before_trial(reading: Reading) -> GpuFault | None:
     """Whether a GPU can be given to a trial at all."""
     if reading.error in _GONE:
-        return Finding(reading.uuid, _GONE[reading.error], aside=True)
+        return GpuFault(reading.uuid, _GONE[reading.error], aside=True)
     return None
 
 
-def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> Finding | None:
+def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> GpuFault | None:
     """Whether what a trial did on a GPU can be believed.
 
     Args:
@@ -230,15 +230,15 @@ def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> Fi
     if (gone := before_trial(after)) is not None:
         return gone
     if sick := sorted(set(xids) & SICK_XIDS):
-        return Finding(after.uuid, f"the driver reported {described(sick)} during the trial", aside=True)
+        return GpuFault(after.uuid, f"the driver reported {described(sick)} during the trial", aside=True)
     if None not in (before.uncorrected, after.uncorrected) and before.uncorrected != after.uncorrected:
         new = (after.uncorrected or 0) - (before.uncorrected or 0)
-        return Finding(after.uuid, f"{new} new uncorrectable memory errors during the trial", aside=True)
+        return GpuFault(after.uuid, f"{new} new uncorrectable memory errors during the trial", aside=True)
     if None not in (before.count, after.count) and before.count != after.count:
         # This one still answers. The lost one is put aside by whoever holds it; putting aside every GPU of
         # the host would end the study for one card.
         reason = f"the host had {before.count} GPUs before the trial and {after.count} after it"
-        return Finding(after.uuid, reason, aside=False)
+        return GpuFault(after.uuid, reason, aside=False)
     return None
 
 
@@ -258,14 +258,14 @@ class Suspicions:
     def __init__(self) -> None:
         self._claims: defaultdict[str, set[str]] = defaultdict(set)
 
-    def lost(self, uuids: Sequence[str], lock_hash: str) -> list[Finding]:
+    def lost(self, uuids: Sequence[str], lock_hash: str) -> list[GpuFault]:
         """A trial of this environment says that its GPU is lost or sick."""
         found = []
         for uuid in uuids:
             self._claims[uuid].add(lock_hash)
             if len(self._claims[uuid]) >= REPORTS_BEFORE_ASIDE:
                 reason = "trials of different environments say that it is lost or sick"
-                found.append(Finding(uuid, reason, aside=True))
+                found.append(GpuFault(uuid, reason, aside=True))
         return found
 
     def used(self, uuids: Iterable[str]) -> None:

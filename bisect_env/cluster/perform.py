@@ -19,11 +19,11 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
 )
 from bisect_env.environments.lock import Lock, UnbuildableError
-from bisect_env.environments.prefix import Prefix, is_still, state_of
+from bisect_env.environments.prefix import Prefix, before_trial, is_still, state_of
 from bisect_env.environments.progress import Seldom, told_to
 from bisect_env.environments.validation import cuda_majors, provided_to_pypi
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
-from bisect_env.trials.harness_marks import Locked
+from bisect_env.trials.harness_marks import LockedDistribution
 from bisect_env.trials.records import Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.run import GpuWatch, TrialCancelledError, harness_error_record, run_trial
 
@@ -31,7 +31,7 @@ from bisect_env.trials.run import GpuWatch, TrialCancelledError, harness_error_r
 # What a lock says of the packages that a script can import. Pure.
 
 
-def importable(lock: Lock) -> tuple[Locked, ...]:
+def importable(lock: Lock) -> tuple[LockedDistribution, ...]:
     """Distributions by the names that their metadata have, and the interpreter, sorted.
 
     None where a container image is the whole environment: what it holds is not in the lock.
@@ -40,15 +40,15 @@ def importable(lock: Lock) -> tuple[Locked, ...]:
         return ()
     cuda = {package.name for package in lock.packages if cuda_majors((package,))}
     conda = [package for package in lock.packages if package.is_conda]
-    found = {"python": Locked("python", lock.python)}
+    found = {"python": LockedDistribution("python", lock.python)}
     for package in conda:
         # One at a time: several conda packages can bring the same distribution, a CUDA build among them.
         for name, version in provided_to_pypi((package,)).items():
-            found[name] = Locked(name, version, package.name in cuda)
+            found[name] = LockedDistribution(name, version, package.name in cuda)
     for package in lock.packages:
         if package.manager == "pip":
             name = str(canonicalize_name(package.name))
-            found[name] = Locked(name, package.version, package.name in cuda)
+            found[name] = LockedDistribution(name, package.version, package.name in cuda)
     return tuple(found[name] for name in sorted(found))
 
 
@@ -138,7 +138,7 @@ def perform(
     if cancelled():
         return TrialLost(spec.trial_id, CANCELLED)
     try:
-        prefix = build(request.lock, allow_source=request.allow_source)
+        prefix = before_trial(build(request.lock, allow_source=request.allow_source))
     except Exception as error:  # noqa: BLE001 - a worker's outermost frame: raised further, a defect in
         # building would look like a lost worker and be tried for ever instead of being shown.
         failure = _build_failed(request, error, spec.trial_id)

@@ -18,7 +18,7 @@ from math import floor
 from typing import Any, Protocol
 
 from bisect_env.environments.lock import Lock
-from bisect_env.environments.progress import Step
+from bisect_env.environments.progress import BuildStep
 from bisect_env.trials.records import TrialRecord, TrialSpec
 
 # --------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class PrefixProgress:
     """
 
     lock_hash: str
-    step: Step
+    step: BuildStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from distributed import Reschedule, Status, get_worker
 
 from bisect_env import __version__
 from bisect_env.cluster.gpus import (
-    Finding,
+    GpuFault,
     Reading,
     Suspicions,
     after_trial,
@@ -242,7 +242,7 @@ class HostGpus:
         self._put_aside(claims)
         return record
 
-    def _put_aside(self, findings: Sequence[Finding]) -> None:
+    def _put_aside(self, findings: Sequence[GpuFault]) -> None:
         for finding in findings:
             with self._lock:
                 new = finding.aside and finding.uuid in self._healthy
@@ -254,7 +254,7 @@ class HostGpus:
                 self.on_aside(finding.uuid, finding.reason, left)
 
 
-def _say(findings: Sequence[Finding]) -> str:
+def _say(findings: Sequence[GpuFault]) -> str:
     return "; ".join(f"{one.uuid}: {one.reason}" for one in findings)
 
 

@@ -24,7 +24,7 @@ _REMEDY = f"install podman or docker, start its daemon, or name the engine with 
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     """How a command of the engine ended.
 
     Attributes:
@@ -68,7 +68,7 @@ class Engine:
         """The argument vector of one of its commands."""
         return [*self.command, *args]
 
-    def ask(self, *args: str, timeout: float = _QUICK) -> Answer:
+    def ask(self, *args: str, timeout: float = _QUICK) -> CommandResult:
         """Run one of its commands to the end.
 
         Args:
@@ -78,7 +78,7 @@ class Engine:
         return ask(self.argv(*args), timeout)
 
 
-def ask(argv: Sequence[str], timeout: float = _QUICK) -> Answer:
+def ask(argv: Sequence[str], timeout: float = _QUICK) -> CommandResult:
     """Run a command to its end: an engine's, or that of a tool which answers and leaves nothing behind.
 
     Args:
@@ -96,10 +96,10 @@ def ask(argv: Sequence[str], timeout: float = _QUICK) -> Answer:
             errors="replace",
         )
     except subprocess.TimeoutExpired:
-        return Answer(None, "", "")
+        return CommandResult(None, "", "")
     except OSError as error:
-        return Answer(127, "", str(error))
-    return Answer(done.returncode, done.stdout, done.stderr)
+        return CommandResult(127, "", str(error))
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 def find_engine(environ: Mapping[str, str] | None = None) -> Engine:

@@ -12,7 +12,7 @@ import re
 import shutil
 from typing import Any
 
-from bisect_env.containers.engine import Answer, Engine, ask
+from bisect_env.containers.engine import CommandResult, Engine, ask
 from bisect_env.errors import InfrastructureError
 
 PULL_TIMEOUT = 3600.0
@@ -92,7 +92,7 @@ def look_up(engine: Engine, name: str) -> str | None:
     raise _failure(name, answer, " ".join(argv))
 
 
-def _failure(name: str, answer: Answer, command: str) -> NoSuchImageError | InfrastructureError:
+def _failure(name: str, answer: CommandResult, command: str) -> NoSuchImageError | InfrastructureError:
     if _MISSING.search(answer.words) or _BROKEN.search(answer.words):
         return NoSuchImageError(f"image {name}: {answer.words}")
     return InfrastructureError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bisect_env.matrix.grid import Combination, Grid, Index
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.verdict import Status
-from bisect_env.storage.records import Decision
+from bisect_env.storage.entries import Decision
 from bisect_env.trials.records import Evidence
 
 ALONE = "alone"

@@ -27,7 +27,7 @@ from bisect_env.matrix.grid import Combination, Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import runs_python_body
 from bisect_env.matrix.signatures import FROM_BAD_END, shown
-from bisect_env.search.amplify import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
+from bisect_env.search.circumstances import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target, judge
 from bisect_env.trials.records import NONE, Evidence, Perturbation, TrialRecord, catalogue

@@ -31,7 +31,7 @@ from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.versions import Manager, host_platform
 from bisect_env.report.sentence import probability
-from bisect_env.storage.records import TRACED, Study
+from bisect_env.storage.entries import TRACED, Study
 from bisect_env.storage.store import Store
 
 _SHOWN = 6
@@ -333,7 +333,7 @@ def surroundings(explanation: Explanation, pair: Pair, moving: Sequence[Moving])
             )
         ] + [("everything else free to follow", _loose(_lacking(pair.bad, without)))]
     culprits = frozenset(explanation.culprits)
-    tried = {frozenset(hybrid.moved) for hybrid in explanation.hybrids}
+    tried = {frozenset(intermediate.moved) for intermediate in explanation.intermediates}
     good = ("everything else as in the good one", _lacking(pair.good, without))
     bad = ("everything else as in the bad one", _lacking(pair.bad, without))
     loose = ("everything else free to follow", _loose(_lacking(pair.bad, without)))

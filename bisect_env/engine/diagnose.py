@@ -28,7 +28,7 @@ from bisect_env.trials.records import Evidence, Outcome, TrialRecord, TrialSpec
 from bisect_env.trials.run import run_trial
 from bisect_env.trials.stacks import sentences
 from bisect_env.trials.tools import find_tool
-from bisect_env.trials.tracebacks import Frame, final_traceback, parse_fatal_dump
+from bisect_env.trials.tracebacks import PythonFrame, final_traceback, parse_fatal_dump
 
 IN_GDB = 20
 """Trials in gdb at most, where no core was left."""
@@ -283,7 +283,7 @@ def findings_of(record: TrialRecord, debug: Debug) -> list[str]:
     return [*debug.on_gpu, *found, *_of_sanitizer(record.stdout)]
 
 
-def _guilty(frame: Frame) -> str:
+def _guilty(frame: PythonFrame) -> str:
     line = f":{frame.line}" if frame.line else ""
     return f"guilty frame: {frame.function} ({frame.file.rpartition('/')[2]}{line})"
 

@@ -39,7 +39,7 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HostCheck:
     """The outcome of one check.
 
     Attributes:
@@ -57,7 +57,7 @@ class Finding:
     remedy: str = ""
 
 
-def findings(cache: Path | None = None, db: str | None = None) -> Iterator[Finding]:
+def findings(cache: Path | None = None, db: str | None = None) -> Iterator[HostCheck]:
     """Run all checks, each when it is asked for.
 
     Args:
@@ -65,7 +65,7 @@ def findings(cache: Path | None = None, db: str | None = None) -> Iterator[Findi
         db: Reference of the results database; the default one if None.
     """
     place = (cache or default_cache_dir()).absolute()
-    checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
+    checks: tuple[tuple[str, Callable[[], HostCheck]], ...] = (
         ("machine", _machine),
         ("cache", lambda: _cache(place)),
         ("database", lambda: _database(db)),
@@ -87,15 +87,17 @@ def findings(cache: Path | None = None, db: str | None = None) -> Iterator[Findi
         try:
             yield check()
         except BisectEnvError as error:
-            yield Finding(name, Health.BROKEN, error.what, error.tried or "", error.remedy or "")
+            yield HostCheck(name, Health.BROKEN, error.what, error.tried or "", error.remedy or "")
         except Exception as error:  # noqa: BLE001 - see the module: this is the outermost frame of a check
-            yield Finding(name, Health.BROKEN, f"{type(error).__name__}: {error}", "the check itself failed")
+            yield HostCheck(
+                name, Health.BROKEN, f"{type(error).__name__}: {error}", "the check itself failed"
+            )
 
 
-def _machine() -> Finding:
+def _machine() -> HostCheck:
     memory = psutil.virtual_memory().total / 1024**3
     cores = len(os.sched_getaffinity(0))
-    return Finding(
+    return HostCheck(
         "machine",
         Health.OK,
         f"{platform.machine()}, {cores} cores, {memory:.0f} GiB of memory, "
@@ -103,10 +105,10 @@ def _machine() -> Finding:
     )
 
 
-def _cache(place: Path) -> Finding:
+def _cache(place: Path) -> HostCheck:
     existing = next(folder for folder in (place, *place.parents) if folder.exists())
     if not os.access(existing, os.W_OK):
-        return Finding(
+        return HostCheck(
             "cache",
             Health.BROKEN,
             f"{place} cannot be written",
@@ -116,7 +118,7 @@ def _cache(place: Path) -> Finding:
     free = shutil.disk_usage(existing).free
     shown = f"{place}, {free / 1024**3:.0f} GiB free"
     if free < LITTLE_DISK:
-        return Finding(
+        return HostCheck(
             "cache",
             Health.MISSING,
             shown,
@@ -124,14 +126,14 @@ def _cache(place: Path) -> Finding:
             "name a directory on a larger disk with BISECT_ENV_CACHE, or bound it with --env-cache-size",
         )
     if not _can_hardlink(existing):
-        return Finding(
+        return HostCheck(
             "cache",
             Health.MISSING,
             f"{shown}, without hardlinks",
             "each environment is a full copy of its packages",
             "name a directory on a local file system with BISECT_ENV_CACHE",
         )
-    return Finding("cache", Health.OK, f"{shown}, with hardlinks")
+    return HostCheck("cache", Health.OK, f"{shown}, with hardlinks")
 
 
 def _can_hardlink(folder: Path) -> bool:
@@ -145,43 +147,45 @@ def _can_hardlink(folder: Path) -> bool:
     return True
 
 
-def _database(db: str | None) -> Finding:
+def _database(db: str | None) -> HostCheck:
     from bisect_env.storage.backend import database_location, shown_location
     from bisect_env.storage.store import Store
 
     shown = shown_location(db)
     location = database_location(db)
     if isinstance(location, Path) and not location.exists():
-        return Finding("database", Health.OK, f"{shown} (made by the first study)")
+        return HostCheck("database", Health.OK, f"{shown} (made by the first study)")
     with Store.open(db, read_only=True) as store:
         count = len(store.studies())
-    return Finding("database", Health.OK, f"{shown}, {count} studies")
+    return HostCheck("database", Health.OK, f"{shown}, {count} studies")
 
 
-def _pythons() -> Finding:
+def _pythons() -> HostCheck:
     from bisect_env.environments.interpreters import machine_interpreters
 
     found = sorted({i.release[:2] for i in machine_interpreters().installed()})
     versions = ", ".join(".".join(str(part) for part in release) for release in found)
-    return Finding("pythons", Health.OK, f"{versions or 'none'}; uv fetches others where there is a network")
+    return HostCheck(
+        "pythons", Health.OK, f"{versions or 'none'}; uv fetches others where there is a network"
+    )
 
 
-def _uv() -> Finding:
+def _uv() -> HostCheck:
     import uv
 
     said = run_tool([uv.find_uv_bin(), "--version"])
     if said.ok:
-        return Finding("uv", Health.OK, said.text.strip())
-    return Finding(
+        return HostCheck("uv", Health.OK, said.text.strip())
+    return HostCheck(
         "uv", Health.BROKEN, said.why, "no PyPI environment can be locked", "install bisect-env again"
     )
 
 
-def _rattler() -> Finding:
+def _rattler() -> HostCheck:
     said = run_tool([sys.executable, "-c", "import rattler; print(rattler.__version__)"])
     if said.ok:
-        return Finding("rattler", Health.OK, f"py-rattler {said.text.strip()}")
-    return Finding(
+        return HostCheck("rattler", Health.OK, f"py-rattler {said.text.strip()}")
+    return HostCheck(
         "rattler",
         Health.MISSING,
         said.why,
@@ -190,13 +194,13 @@ def _rattler() -> Finding:
     )
 
 
-def _conda_solver() -> Finding:
+def _conda_solver() -> HostCheck:
     from bisect_env.environments.conda_lock import find_solver
 
     try:
-        return Finding("conda-lock solver", Health.OK, str(find_solver()))
+        return HostCheck("conda-lock solver", Health.OK, str(find_solver()))
     except BisectEnvError as error:
-        return Finding(
+        return HostCheck(
             "conda-lock solver",
             Health.MISSING,
             error.what,
@@ -205,7 +209,7 @@ def _conda_solver() -> Finding:
         )
 
 
-def _index() -> Finding:
+def _index() -> HostCheck:
     import requests
 
     from bisect_env.environments.settings import configured_index
@@ -214,28 +218,28 @@ def _index() -> Finding:
     address = configured_index(os.environ)
     shown = without_credentials(address)
     if not address.startswith(("http://", "https://")):
-        return Finding("package index", Health.OK, shown)
+        return HostCheck("package index", Health.OK, shown)
     try:
         # Any answer will do: many indexes refuse to list everything they have.
         with requests.get(f"{address.rstrip('/')}/pip/", timeout=(5, 10), stream=True) as answer:
             said = answer.status_code
     except requests.RequestException as error:
-        return Finding(
+        return HostCheck(
             "package index",
             Health.MISSING,
             f"{shown} does not answer ({type(error).__name__})",
             "nothing new can be locked or downloaded",
             "check network and proxy, or run from what `bisect-env fetch` put into a directory (--offline)",
         )
-    return Finding("package index", Health.OK, f"{shown} answers ({said})")
+    return HostCheck("package index", Health.OK, f"{shown} answers ({said})")
 
 
-def _dask() -> Finding:
+def _dask() -> HostCheck:
     version = importlib.metadata.version
-    return Finding("dask", Health.OK, f"dask {version('dask')}, distributed {version('distributed')}")
+    return HostCheck("dask", Health.OK, f"dask {version('dask')}, distributed {version('distributed')}")
 
 
-def _gpus() -> Finding:
+def _gpus() -> HostCheck:
     from bisect_env.cluster.gpus import open_nvml
 
     cost = "matrices with `trial.gpus` need a cluster that has some (--scheduler)"
@@ -243,50 +247,50 @@ def _gpus() -> Finding:
         nvml = open_nvml()
         gpus = nvml.gpus()
     except BisectEnvError as error:
-        return Finding("gpus", Health.MISSING, error.what, cost, error.remedy or "")
+        return HostCheck("gpus", Health.MISSING, error.what, cost, error.remedy or "")
     if not gpus:
-        return Finding("gpus", Health.MISSING, "the driver knows of none", cost, "see `nvidia-smi`")
+        return HostCheck("gpus", Health.MISSING, "the driver knows of none", cost, "see `nvidia-smi`")
     model, driver = nvml.describe([gpu.uuid for gpu in gpus])
-    return Finding("gpus", Health.OK, f"{len(gpus)}: {model}, driver {driver}")
+    return HostCheck("gpus", Health.OK, f"{len(gpus)}: {model}, driver {driver}")
 
 
-def _containers() -> Finding:
+def _containers() -> HostCheck:
     from bisect_env.containers.engine import find_engine
 
     try:
         engine = find_engine()
     except BisectEnvError as error:
-        return Finding(
+        return HostCheck(
             "containers",
             Health.MISSING,
             error.what,
             "matrices with `executor: {kind: container}` cannot run here",
             error.remedy or "",
         )
-    return Finding("containers", Health.OK, " ".join(engine.command))
+    return HostCheck("containers", Health.OK, " ".join(engine.command))
 
 
-def _tool(name: str, cost: str, remedy: str) -> Finding:
+def _tool(name: str, cost: str, remedy: str) -> HostCheck:
     found = find_tool(name)
     if found is None:
-        return Finding(name, Health.MISSING, "not found", cost, remedy)
+        return HostCheck(name, Health.MISSING, "not found", cost, remedy)
     said = run_tool([found, "--version"])
     first = next(iter((said.text or said.why).splitlines()), "")
-    return Finding(name, Health.OK if said.ok else Health.MISSING, first, "" if said.ok else cost)
+    return HostCheck(name, Health.OK if said.ok else Health.MISSING, first, "" if said.ok else cost)
 
 
-def _gdb() -> Finding:
+def _gdb() -> HostCheck:
     return _tool("gdb", "no native stacks of crashes and hangs", "install gdb (apt install gdb)")
 
 
-def _py_spy() -> Finding:
+def _py_spy() -> HostCheck:
     found = _tool(
         "py-spy", "hangs show Python's own stacks at best, without native frames", "pip install py-spy"
     )
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     # 1 allows one's own children, which is what trials are; more allows nobody but root.
     if found.health is Health.OK and os.geteuid() and scope.exists() and int(scope.read_text()) > 1:
-        return Finding(
+        return HostCheck(
             "py-spy",
             Health.MISSING,
             f"{found.detail}; the kernel forbids looking into processes",
@@ -296,11 +300,11 @@ def _py_spy() -> Finding:
     return found
 
 
-def _cores() -> Finding:
+def _cores() -> HostCheck:
     pattern = Path("/proc/sys/kernel/core_pattern").read_text("utf-8").strip()
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     if hard == 0:
-        return Finding(
+        return HostCheck(
             "core files",
             Health.MISSING,
             f"forbidden (limit 0), pattern {pattern!r}",
@@ -308,22 +312,22 @@ def _cores() -> Finding:
             "raise the hard limit (`ulimit -Hc unlimited`) before starting",
         )
     if pattern.startswith("|") and "systemd-coredump" not in pattern:
-        return Finding(
+        return HostCheck(
             "core files",
             Health.MISSING,
             f"handed to another program: {pattern!r}",
             "`diagnose` cannot look into the core of a crash",
             "sysctl kernel.core_pattern=core, or install systemd-coredump",
         )
-    return Finding("core files", Health.OK, f"pattern {pattern!r}")
+    return HostCheck("core files", Health.OK, f"pattern {pattern!r}")
 
 
-def _cuda_tools() -> Finding:
+def _cuda_tools() -> HostCheck:
     names = ("cuda-gdb", "compute-sanitizer")
     missing = [name for name in names if find_tool(name) is None]
     if not missing:
-        return Finding("cuda tools", Health.OK, ", ".join(names))
-    return Finding(
+        return HostCheck("cuda tools", Health.OK, ", ".join(names))
+    return HostCheck(
         "cuda tools",
         Health.MISSING,
         f"without {', '.join(missing)}",
@@ -332,15 +336,15 @@ def _cuda_tools() -> Finding:
     )
 
 
-def _datasette() -> Finding:
+def _datasette() -> HostCheck:
     try:
         version = importlib.metadata.version("datasette")
     except importlib.metadata.PackageNotFoundError:
-        return Finding(
+        return HostCheck(
             "browser view",
             Health.MISSING,
             "datasette is not installed",
             "`bisect-env serve` cannot be used",
             "pip install 'bisect-env[web]'",
         )
-    return Finding("browser view", Health.OK, f"datasette {version}")
+    return HostCheck("browser view", Health.OK, f"datasette {version}")

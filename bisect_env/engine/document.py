@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.every import SearchAll
+from bisect_env.matrix.grid import Grid, GridAxis, Index
 from bisect_env.search.frontier import in_words
-from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.multiple import SearchAll
+from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.table import TableSearch
 from bisect_env.search.verdict import Answer, Verdict
@@ -107,7 +107,7 @@ def verdict_document(
             "trials": one.trials,
             "chance": one.chance,
         }
-        for one in verdict.assumed
+        for one in verdict.untested
     ]
     document["compatibility"] = in_words(grid, best)
     document["certain"] = verdict.certain
@@ -127,6 +127,30 @@ def verdict_document(
         document["others"] = [_other(grid, search, other) for other in search.others]
         document["no_other"] = search.no_other
     return document
+
+
+def axes_document(grid: Grid) -> list[dict[str, Any]]:
+    """The axes of a grid, which a verdict is told with; what an axis does not list is there, too."""
+    return [
+        {
+            "name": axis.name,
+            "kind": str(axis.kind),
+            "direction": str(axis.direction),
+            "values": list(axis.values),
+            **_left_out(axis),
+        }
+        for axis in grid.axes
+    ]
+
+
+def _left_out(axis: GridAxis) -> dict[str, Any]:
+    """What an axis does not list; of commits, which may be many, their number, and what they are called."""
+    if axis.history is None:
+        return {"passed_over": list(axis.passed_over)}
+    return {
+        "labels": {value: axis.history.label(value) for value in axis.values},
+        "left_out": axis.history.left_out(axis.values),
+    }
 
 
 def _table(grid: Grid, search: TableSearch) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bisect_env.environments.progress import Step
+from bisect_env.environments.progress import BuildStep
 from bisect_env.errors import BisectEnvError, MatrixError
 from bisect_env.matrix.grid import Combination
-from bisect_env.storage.records import Origin
+from bisect_env.storage.entries import Origin
 from bisect_env.trials.records import Evidence, TrialRecord
 
 
@@ -108,7 +108,7 @@ class Building:
     """
 
     lock_hash: str
-    step: Step
+    step: BuildStep
     ready: int
     building: int
 
@@ -165,6 +165,7 @@ class Progress:
             failures are looked for; else None.
         ends_after: While nothing has failed: how many more passes end the study, and which crash rate they
             exclude; None where that is not known.
+        axes: Of the grid (see `axes_document`).
     """
 
     trials: int
@@ -175,6 +176,7 @@ class Progress:
     counts: Mapping[Combination, tuple[int, int]] = field(default_factory=dict)
     passing: tuple[Combination, int, float] | None = None
     ends_after: tuple[int, float] | None = None
+    axes: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +187,13 @@ class Answered:
         document: The verdict so far (see `document`).
         checks: Trials that the checks want.
         seconds: How long they may take.
+        axes: Of the grid (see `axes_document`).
     """
 
     document: dict[str, Any]
     checks: int
     seconds: float
+    axes: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)

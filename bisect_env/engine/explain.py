@@ -29,9 +29,9 @@ from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import PackageAxis, ValueAxis
 from bisect_env.report.sentence import probability
-from bisect_env.search.culprits import Check, CulpritSearch, Done
-from bisect_env.search.intervals import clopper_pearson
-from bisect_env.storage.records import (
+from bisect_env.search.culprits import CheckEnvironment, CulpritSearch, Done
+from bisect_env.search.numeric import clopper_pearson
+from bisect_env.storage.entries import (
     EXPLAINED,
     CombinationState,
     CombinationStatus,
@@ -46,7 +46,7 @@ from bisect_env.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ChangedPackage:
     """A package that changed.
 
     Attributes:
@@ -66,7 +66,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Hybrid:
+class IntermediateEnvironment:
     """Trials of an environment between the two.
 
     Attributes:
@@ -99,34 +99,34 @@ class Explanation:
         tied: Further answers that no environment tells from this one.
         probability: Of the answer, those tied to it included.
         is_sure: Whether the confidence was reached.
-        hybrids: What was tried, both ends included.
+        intermediates: What was tried, both ends included.
         unsolvable: How many environments in between the solver refused.
     """
 
     study: str
     good: dict[str, str]
     bad: dict[str, str]
-    changes: tuple[Moved, ...]
+    changes: tuple[ChangedPackage, ...]
     kind: str
     culprits: tuple[int, ...]
     tied: tuple[tuple[int, ...], ...]
     probability: float
     is_sure: bool
-    hybrids: tuple[Hybrid, ...]
+    intermediates: tuple[IntermediateEnvironment, ...]
     unsolvable: int
 
     @property
-    def with_culprits(self) -> Hybrid:
+    def with_culprits(self) -> IntermediateEnvironment:
         """The smallest environment tried that has the culprits: what carries the failure, and little else."""
         wanted = set(self.culprits)
-        having = [h for h in self.hybrids if wanted <= set(h.moved)]
+        having = [h for h in self.intermediates if wanted <= set(h.moved)]
         return min(having, key=lambda h: (len(h.moved), -h.trials))
 
     @property
-    def without_culprits(self) -> Hybrid:
+    def without_culprits(self) -> IntermediateEnvironment:
         """Of those tried without them the one nearest to the bad end."""
         wanted = set(self.culprits)
-        lacking = [h for h in self.hybrids if not self._carries(wanted, set(h.moved))]
+        lacking = [h for h in self.intermediates if not self._carries(wanted, set(h.moved))]
         return max(lacking, key=lambda h: (len(h.moved), h.trials))
 
     def _carries(self, wanted: set[int], moved: set[int]) -> bool:
@@ -155,7 +155,7 @@ class Explanation:
             )
         return f"{self._blame(culprits)} {evidence}; {sure}"
 
-    def _blame(self, culprits: Sequence[Moved]) -> str:
+    def _blame(self, culprits: Sequence[ChangedPackage]) -> str:
         named = _joined(culprits, "and" if self.kind == "any" else "together with")
         alone = {"any": "each carry", "all": "carry" if len(culprits) > 1 else "carries"}[self.kind]
         if len(culprits) == 1:
@@ -175,7 +175,7 @@ class Explanation:
             **dataclasses.asdict(self),
             "hybrids": [
                 {**dataclasses.asdict(h), "interval": list(clopper_pearson(h.bad, h.trials))}
-                for h in self.hybrids
+                for h in self.intermediates
             ],
             "sentence": self.sentence,
         }
@@ -191,18 +191,22 @@ class Explanation:
             study=str(document["study"]),
             good=dict(document["good"]),
             bad=dict(document["bad"]),
-            changes=tuple(Moved(c["name"], c["old"], c["new"], c["of_axis"]) for c in document["changes"]),
+            changes=tuple(
+                ChangedPackage(c["name"], c["old"], c["new"], c["of_axis"]) for c in document["changes"]
+            ),
             kind=str(document["kind"]),
             culprits=tuple(document["culprits"]),
             tied=tuple(tuple(one) for one in document["tied"]),
             probability=float(document["probability"]),
             is_sure=bool(document["is_sure"]),
-            hybrids=tuple(Hybrid(tuple(h["moved"]), h["bad"], h["trials"]) for h in document["hybrids"]),
+            intermediates=tuple(
+                IntermediateEnvironment(tuple(h["moved"]), h["bad"], h["trials"]) for h in document["hybrids"]
+            ),
             unsolvable=int(document["unsolvable"]),
         )
 
 
-def _joined(changes: Iterable[Moved], word: str) -> str:
+def _joined(changes: Iterable[ChangedPackage], word: str) -> str:
     return f" {word} ".join(str(change) for change in changes)
 
 
@@ -213,9 +217,9 @@ def _names(names: Sequence[str]) -> str:
 # --------------------------------------------------------------------------------------------------
 # Environments between two others: the good lock with some of the changed packages as the bad one has them.
 #
-# A hybrid is asked for with every package pinned. What the solver would have to add or change makes it
-# another environment, which is no answer about this one: then there is no such hybrid, as where nothing
-# satisfies the pins.
+# An intermediate environment is asked for with every package pinned. What the solver would have to add or
+# change makes it another environment, which is no answer about this one: then there is no such intermediate
+# environment, as where nothing satisfies the pins.
 
 Changes = frozenset[int]
 
@@ -264,29 +268,29 @@ class Between:
         """All changes: the bad end."""
         return frozenset(range(len(self.changes)))
 
-    def packages(self, hybrid: Changes) -> dict[str, LockedPackage]:
-        """The packages of a hybrid, by normalised name; the interpreter of a PyPI environment is none."""
+    def packages(self, intermediate: Changes) -> dict[str, LockedPackage]:
+        """Packages of an intermediate environment by normalised name; a PyPI environment's Python is none."""
         found = {str(canonicalize_name(p.name)): p for p in self.good.packages}
         theirs = {str(canonicalize_name(p.name)): p for p in self.bad.packages}
-        for position in hybrid:
+        for position in intermediate:
             name = self.changes[position].name
             found.pop(name, None)
             if name in theirs:
                 found[name] = theirs[name]
         return found
 
-    def python(self, hybrid: Changes) -> str:
-        """The interpreter of a hybrid, as a lock names it."""
-        moved = any(self.changes[position].name == "python" for position in hybrid)
+    def python(self, intermediate: Changes) -> str:
+        """The interpreter of an intermediate environment, as a lock names it."""
+        moved = any(self.changes[position].name == "python" for position in intermediate)
         return (self.bad if moved else self.good).python
 
-    def request_for(self, hybrid: Changes) -> EnvironmentRequest:
-        """A hybrid, every package pinned."""
-        packages = self.packages(hybrid)
+    def request_for(self, intermediate: Changes) -> EnvironmentRequest:
+        """An intermediate environment, every package pinned."""
+        packages = self.packages(intermediate)
         wheels = {p.name: p.version for p in packages.values() if p.manager == "pip"}
         return replace(
             self.request,
-            python=self.python(hybrid),
+            python=self.python(intermediate),
             pins=wheels,
             packages=(),
             conda=self._conda({p.name: p for p in packages.values() if p.is_conda}),
@@ -303,31 +307,33 @@ class Between:
             packages=(),
         )
 
-    def check(self, hybrid: Changes, result: LockResult) -> Lock | None:
-        """The lock of a hybrid, None if what was solved is nothing or another environment."""
+    def check(self, intermediate: Changes, result: LockResult) -> Lock | None:
+        """The lock of an intermediate environment, None if nothing was solved, or another one."""
         if not isinstance(result, Lock):
             return None
-        asked = {name: (p.version, p.build) for name, p in self.packages(hybrid).items()}
+        asked = {name: (p.version, p.build) for name, p in self.packages(intermediate).items()}
         solved = {str(canonicalize_name(p.name)): (p.version, p.build) for p in result.packages}
         return result if asked == solved else None
 
-    def leaning_request(self, hybrid: Changes, position: int) -> EnvironmentRequest | None:
-        """One change made in a hybrid, the solver free to move what that forces.
+    def leaning_request(self, intermediate: Changes, position: int) -> EnvironmentRequest | None:
+        """One change made in an intermediate environment, the solver free to move what that forces.
 
         Args:
-            hybrid: Where it is made, or taken back if it holds it.
+            intermediate: Where it is made, or taken back if it holds it.
             position: The change.
 
         Returns:
             None for the interpreter, or where the package is added or taken away: nothing is pinned then.
         """
         change = self.changes[position]
-        wanted = change.before if position in hybrid else change.after
+        wanted = change.before if position in intermediate else change.after
         if change.name == "python" or wanted is None:
             return None
-        after = hybrid ^ {position}
+        after = intermediate ^ {position}
         package = self.packages(after)[change.name]
-        request = replace(self.request, python=self.python(hybrid), packages=self._free(after, change.name))
+        request = replace(
+            self.request, python=self.python(intermediate), packages=self._free(after, change.name)
+        )
         if package.is_conda:
             assert request.conda is not None
             conda = replace(
@@ -339,14 +345,14 @@ class Between:
             conda_part = replace(conda_part, pins={}, builds={})
         return replace(request, pins={package.name: package.version}, conda=conda_part)
 
-    def _free(self, hybrid: Changes, name: str) -> tuple[str, ...]:
+    def _free(self, intermediate: Changes, name: str) -> tuple[str, ...]:
         """Every wheel by name, so that none is dropped; its version is for the solver to choose."""
         return tuple(
-            sorted(p.name for n, p in self.packages(hybrid).items() if n != name and p.manager == "pip")
+            sorted(p.name for n, p in self.packages(intermediate).items() if n != name and p.manager == "pip")
         )
 
     def locate(self, result: LockResult, start: Changes) -> Changes | None:
-        """The hybrid that a solution is, None if it holds a version that neither end has."""
+        """The intermediate environment that was solved, None if it holds a version that neither end has."""
         if not isinstance(result, Lock):
             return None
         solved = {str(canonicalize_name(p.name)): (p.version, p.build) for p in result.packages}
@@ -372,7 +378,7 @@ def _follows(change: PackageChange) -> bool:
 
 
 class Demands:
-    """What the wheels of two ends ask of each other: which hybrids are sound is known without a solver.
+    """What the wheels of two ends ask of each other: it says without a solver which mixtures are sound.
 
     A demand that its own end does not meet, as in an environment that was put together by hand, is none.
 
@@ -424,9 +430,9 @@ class Demands:
             return None
         return asked if _meets(packages, asked) else None
 
-    def unmet(self, hybrid: Changes) -> list[tuple[str, str]]:
-        """Who asks for what a hybrid has not, and for whom; empty where it is sound."""
-        packages = self._between.packages(hybrid)
+    def unmet(self, intermediate: Changes) -> list[tuple[str, str]]:
+        """Who asks for what an intermediate environment has not, and for whom; empty where it is sound."""
+        packages = self._between.packages(intermediate)
         return [
             (name, str(canonicalize_name(asked.name)))
             for name, package in packages.items()
@@ -434,10 +440,10 @@ class Demands:
             if not _meets(packages, asked)
         ]
 
-    def lock(self, hybrid: Changes) -> Lock:
-        """A sound hybrid: archives that the ends have, put together."""
+    def lock(self, intermediate: Changes) -> Lock:
+        """A sound intermediate environment: archives that the ends have, put together."""
         ends = self._between.good, self._between.bad
-        return make_lock(ends[0].python, ends[0].platform, self._between.packages(hybrid).values())
+        return make_lock(ends[0].python, ends[0].platform, self._between.packages(intermediate).values())
 
     def closures(self) -> tuple[list[Changes], list[Changes]]:
         """What each change forces when it is made, and what it takes along when it is taken back.
@@ -474,7 +480,8 @@ def closures(between: Between, provider: EnvironmentProvider) -> tuple[list[Chan
         provider: Solves; it is asked twice for each change, with the end where it starts as its preference.
 
     Returns:
-        Two sets for each change, itself included; it alone where the solver gives no hybrid.
+        Two sets for each change, itself included; it alone where the solver gives no intermediate
+        environment.
     """
     size = len(between.changes)
     ends = (frozenset[int](), between.everything)
@@ -529,7 +536,7 @@ class CulpritStudy:
         matrix: Whose study was answered.
         study: That study.
         store: Open for writing.
-        provider: Solves hybrids.
+        provider: Solves intermediate environments.
         make_trials: Runs their trials.
         tell: Hears, in words, what is being done.
         stopped: Whether the user wants to stop.
@@ -601,7 +608,7 @@ class CulpritStudy:
             confidence=self.confidence,
             min_rate=self.matrix.file.search.min_crash_rate,
             stated_rate=self.matrix.file.search.crash_rate,
-            is_sound=lambda hybrid: self._demands is None or not self._demands.unmet(hybrid),
+            is_sound=lambda intermediate: self._demands is None or not self._demands.unmet(intermediate),
         )
         self._replay(search, own)
         trials = self.make_trials(own.id)
@@ -612,10 +619,10 @@ class CulpritStudy:
             if isinstance(step, Done) or sum(n for _, n in search.counts.values()) >= self.max_trials:
                 is_sure = isinstance(step, Done) and step.is_sure
                 break
-            if isinstance(step, Check):
-                self._solve(search, own, step.hybrid)
+            if isinstance(step, CheckEnvironment):
+                self._solve(search, own, step.intermediate)
             else:
-                self._try(search, own, trials, step.hybrid, step.trials)
+                self._try(search, own, trials, step.intermediate, step.trials)
         found = self._explanation(search, is_sure=is_sure, unsolvable=search.infeasible)
         if not self.stopped():
             self.store.record_decision(self.study.id, EXPLAINED, found.document())
@@ -708,12 +715,12 @@ class CulpritStudy:
                 user=definition.user,
             )
         )
-        for hybrid, lock in self._locks.items():
-            self._save(own, hybrid, lock)
+        for intermediate, lock in self._locks.items():
+            self._save(own, intermediate, lock)
         return own
 
-    def _save(self, own: Study, hybrid: Changes, lock: Lock | None, why: str = "") -> None:
-        combination = self._combination(hybrid)
+    def _save(self, own: Study, intermediate: Changes, lock: Lock | None, why: str = "") -> None:
+        combination = self._combination(intermediate)
         if lock is None:
             state = CombinationState(combination, CombinationStatus.UNSOLVABLE, why)
         else:
@@ -721,57 +728,57 @@ class CulpritStudy:
             state = CombinationState(combination, CombinationStatus.SOLVABLE, "", lock.content_hash)
         self.store.save_combinations(own.id, [state])
 
-    def _combination(self, hybrid: Changes) -> Combination:
+    def _combination(self, intermediate: Changes) -> Combination:
         return Combination(
-            tuple((name, new if i in hybrid else old) for i, (name, old, new) in enumerate(self._names))
+            tuple((name, new if i in intermediate else old) for i, (name, old, new) in enumerate(self._names))
         )
 
-    def _hybrid(self, combination: Combination) -> Changes:
+    def _intermediate(self, combination: Combination) -> Changes:
         values = combination.as_dict()
         return frozenset(i for i, (name, _, new) in enumerate(self._names) if values[name] == new)
 
     def _replay(self, search: CulpritSearch, own: Study) -> None:
         """What an earlier command learnt."""
         for state in self.store.combinations(own.id):
-            hybrid = self._hybrid(state.combination)
+            intermediate = self._intermediate(state.combination)
             if state.lock_hash is None:
-                search.mark(hybrid, feasible=False)
+                search.mark(intermediate, feasible=False)
             elif (lock := self.store.lock(state.lock_hash)) is not None:
-                self._locks[hybrid] = lock
+                self._locks[intermediate] = lock
                 runnable = state.status == CombinationStatus.SOLVABLE
-                search.mark(hybrid, feasible=runnable)
+                search.mark(intermediate, feasible=runnable)
         for combination, counts in self.store.counts(own.id).items():
             if counts.counted:
-                search.tell(self._hybrid(combination), hits=counts.bad, trials=counts.counted)
+                search.tell(self._intermediate(combination), hits=counts.bad, trials=counts.counted)
 
     # -- solving -------------------------------------------------------------------------------------------
 
-    def _solve(self, search: CulpritSearch, own: Study, hybrid: Changes) -> None:
+    def _solve(self, search: CulpritSearch, own: Study, intermediate: Changes) -> None:
         lock: Lock | None
         if self._demands is not None:
-            unmet = self._demands.unmet(hybrid)
-            lock = None if unmet else self._demands.lock(hybrid)
+            unmet = self._demands.unmet(intermediate)
+            lock = None if unmet else self._demands.lock(intermediate)
             why = "; ".join(f"{name} asks for another {wanted}" for name, wanted in unmet)
         else:
-            (result,) = self.provider.lock_many([self._between.request_for(hybrid)])
-            lock = self._between.check(hybrid, result)
+            (result,) = self.provider.lock_many([self._between.request_for(intermediate)])
+            lock = self._between.check(intermediate, result)
             why = "" if isinstance(result, Lock) else result.message
-        self._save(own, hybrid, lock, why or "the solver takes other packages than were asked for")
-        search.mark(hybrid, feasible=lock is not None)
+        self._save(own, intermediate, lock, why or "the solver takes other packages than were asked for")
+        search.mark(intermediate, feasible=lock is not None)
         if lock is not None:
-            self._locks[hybrid] = lock
+            self._locks[intermediate] = lock
 
     # -- trying --------------------------------------------------------------------------------------------
 
     def _try(
-        self, search: CulpritSearch, own: Study, trials: SingleTrials, hybrid: Changes, block: int
+        self, search: CulpritSearch, own: Study, trials: SingleTrials, intermediate: Changes, block: int
     ) -> None:
-        single = self._single(hybrid)
+        single = self._single(intermediate)
         # Idle workers cost nothing, and a block is as long as its longest trial.
         block = max(block, min(trials.slots, _FREE))
-        if hybrid != self._last:
-            self.tell(f"trying {self._in_words(hybrid)}")
-            self._last = hybrid
+        if intermediate != self._last:
+            self.tell(f"trying {self._in_words(intermediate)}")
+            self._last = intermediate
 
         def wanted(tally: Tally, running: int) -> int:
             done = tally.good + tally.bad + tally.other
@@ -780,19 +787,19 @@ class CulpritStudy:
         try:
             tally = trials.run(single, wanted)
         except NoEnvironmentError as error:
-            self._set_aside(search, own, hybrid, CombinationStatus.UNBUILDABLE, error.what)
+            self._set_aside(search, own, intermediate, CombinationStatus.UNBUILDABLE, error.what)
             return
         if tally.good + tally.bad:
-            search.tell(hybrid, hits=tally.bad, trials=tally.good + tally.bad)
+            search.tell(intermediate, hits=tally.bad, trials=tally.good + tally.bad)
         if (why := tally.why_aside()) is not None:
-            self._set_aside(search, own, hybrid, CombinationStatus.SET_ASIDE, why)
+            self._set_aside(search, own, intermediate, CombinationStatus.SET_ASIDE, why)
 
     def _set_aside(
-        self, search: CulpritSearch, own: Study, hybrid: Changes, status: CombinationStatus, why: str
+        self, search: CulpritSearch, own: Study, intermediate: Changes, status: CombinationStatus, why: str
     ) -> None:
-        self.tell(f"warning: {self._in_words(hybrid)}: {why}")
-        self.store.set_combination(own.id, self._combination(hybrid), status, why)
-        search.mark(hybrid, feasible=False)
+        self.tell(f"warning: {self._in_words(intermediate)}: {why}")
+        self.store.set_combination(own.id, self._combination(intermediate), status, why)
+        search.mark(intermediate, feasible=False)
 
     def heard(self, event: events.Event) -> None:
         """Take note of durations; for whoever passes on the events of trials."""
@@ -801,17 +808,17 @@ class CulpritStudy:
         elif isinstance(event, events.TrialFinished):
             self._seconds.trial = event.record.duration
 
-    def _single(self, hybrid: Changes) -> Single:
-        lock = self._locks[hybrid]
+    def _single(self, intermediate: Changes) -> Single:
+        lock = self._locks[intermediate]
         grid = stored_grid(self.study)
         index = grid.index(self._bad.combination)
         key = trial_key(self.matrix, Prepared(grid, {index: lock}, {}, {}), index)
-        return Single(self._combination(hybrid), lock, key, self._values(hybrid))
+        return Single(self._combination(intermediate), lock, key, self._values(intermediate))
 
-    def _values(self, hybrid: Changes) -> Combination:
+    def _values(self, intermediate: Changes) -> Combination:
         """What the command sees of the axes: of each package the version that is there."""
-        moved = {self._between.changes[i].name for i in hybrid}
-        still = {c.name for i, c in enumerate(self._between.changes) if i not in hybrid} - moved
+        moved = {self._between.changes[i].name for i in intermediate}
+        still = {c.name for i, c in enumerate(self._between.changes) if i not in intermediate} - moved
         axes = self.matrix.file.axes
         return Combination(
             tuple(
@@ -822,14 +829,14 @@ class CulpritStudy:
 
     # -- telling -------------------------------------------------------------------------------------------
 
-    def _in_words(self, hybrid: Changes) -> str:
-        names = [self._names[i][0] for i in sorted(hybrid)]
+    def _in_words(self, intermediate: Changes) -> str:
+        names = [self._names[i][0] for i in sorted(intermediate)]
         return f"{', '.join(names)} as in the bad one ({len(names)} of {self.changes})"
 
     def _explanation(self, search: CulpritSearch, *, is_sure: bool, unsolvable: int) -> Explanation:
         answer = search.answer
         moved = [
-            Moved(change.name, old, new, change.of_axis)
+            ChangedPackage(change.name, old, new, change.of_axis)
             for change, (_, old, new) in zip(self._between.changes, self._names, strict=True)
         ]
         tried: Mapping[Changes, tuple[int, int]] = {
@@ -847,8 +854,10 @@ class CulpritStudy:
             tied=tuple(tuple(sorted(other)) for other in answer.tied),
             probability=1.0 if self.changes == 1 else answer.probability,
             is_sure=is_sure or self.changes == 1,
-            hybrids=tuple(
-                Hybrid(tuple(sorted(one)), hits, trials) for one, (hits, trials) in tried.items() if trials
+            intermediates=tuple(
+                IntermediateEnvironment(tuple(sorted(one)), hits, trials)
+                for one, (hits, trials) in tried.items()
+                if trials
             ),
             unsolvable=unsolvable,
         )

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bisect_env.engine.locking import Prepared, environment_request, lock_all
-from bisect_env.environments.bundle import Answers, Bundle, request_digest
+from bisect_env.environments.bundle import Bundle, BundledAnswers, request_digest
 from bisect_env.environments.conda_config import mirrors_of_urls, read_conda_config
 from bisect_env.environments.download import archive_name, download_conda, obtain
-from bisect_env.environments.images import without_image
+from bisect_env.environments.image_lock import without_image
 from bisect_env.environments.interpreters import Interpreters, fetch_python, machine_interpreters
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import build_date
@@ -80,7 +80,7 @@ def fetch_study(
     """
     bundle = Bundle(root)
     try:
-        answers = Answers(matrix.name, _begun(bundle, matrix.name))
+        answers = BundledAnswers(matrix.name, _begun(bundle, matrix.name))
         prepared = _locked(matrix, provider, answers, on_progress)
         locks = {lock.content_hash: lock for lock in prepared.locks.values()}
         bare = [without_image(lock) for lock in locks.values()]
@@ -113,7 +113,7 @@ def _begun(bundle: Bundle, matrix: str) -> datetime:
 def _locked(
     matrix: Matrix,
     provider: EnvironmentProvider,
-    answers: Answers,
+    answers: BundledAnswers,
     on_progress: Callable[[str, int, int], None],
 ) -> Prepared:
     catalogue = RecordingCatalogue(provider.catalogue, answers.catalogue)
@@ -144,7 +144,7 @@ def _locked(
 
 def _archives(
     bundle: Bundle,
-    answers: Answers,
+    answers: BundledAnswers,
     locks: Iterable[Lock],
     cache_dir: Path,
     on_progress: Callable[[str, int, int], None],

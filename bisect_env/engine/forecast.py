@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.coarse import drawn, is_large
 from bisect_env.search.searcher import SearchSettings
 from bisect_env.search.simulate import TimeIsUpError, simulate
-from bisect_env.search.space import HypothesisSpace
+from bisect_env.search.space import HypothesisSpace, drawn, is_large
 
 _DRAWS = 1000
 """Draws from the prior before a grid counts as one on which nothing can be told apart."""

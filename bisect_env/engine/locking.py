@@ -13,17 +13,18 @@ from datetime import datetime
 
 from packaging.utils import canonicalize_name
 
-from bisect_env.environments.commit_source import CommitBuild, CommitSource
+from bisect_env.environments.commit_source import CommitRecipe, CommitSource
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.validation import cuda_version, lock_warnings, virtual_packages
+from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import CommitAxis, DateAxis, EnvironmentAxis, PackageAxis, ValueAxis
 from bisect_env.matrix.versions import Manager
-from bisect_env.storage.records import CombinationState, CombinationStatus
+from bisect_env.storage.entries import CombinationState, CombinationStatus
 
 _MANY = 10_000
 
@@ -137,7 +138,7 @@ def commit_source(matrix: Matrix, axis: CommitAxis, commit: str) -> CommitSource
         axis.package,
         matrix.repository(axis),
         commit,
-        CommitBuild(
+        CommitRecipe(
             subdirectory=axis.subdirectory,
             env=tuple(sorted(build.env.items())),
             requires=build.requires,
@@ -228,6 +229,56 @@ def leaning(matrix: Matrix, grid: Grid, indices: Iterable[Index]) -> tuple[list[
     return ordered, models
 
 
+def make_ends_ahead(matrix: Matrix, provider: EnvironmentProvider, as_of: datetime) -> None:
+    """Lock the two ends of the axes and make their environments, before a study asks for them.
+
+    Nothing is recorded: what is there is found by whoever asks next, and what cannot be had is said then.
+    Only wheels on this host are made ahead; a solver of conda packages takes a core from what it would help.
+
+    Args:
+        matrix: As loaded.
+        provider: Of this host.
+        as_of: See `environment_request`; near the study's own moment.
+
+    Raises:
+        BisectEnvError: An end cannot be had.
+    """
+    file = matrix.file
+    grid = expand(matrix, provider.catalogue, as_of)
+    first, last = (tuple(range(size)[end] for size in grid.shape) for end in (0, -1))
+    first, last = grid.good or first, grid.bad or last
+    if file.uses_conda or matrix.image(grid.combination(first)) or grid.excluded:
+        return
+    allow = file.solver.allow_source
+    allowed = allow if isinstance(allow, bool) else frozenset(allow)
+    known: Lock | None = None
+    with ThreadPoolExecutor(2, thread_name_prefix="ahead") as pool:
+        for index in dict.fromkeys((first, last)):
+            found = provider.lock(environment_request(matrix, grid.combination(index), as_of), known)
+            if isinstance(found, Lock) and not any(one.is_commit or one.is_source for one in found.packages):
+                pool.submit(lambda lock: provider.ensure_prefix(lock, allow_source=allowed).release(), found)
+                known = known or found
+
+
+def unfit(matrix: Matrix, grid: Grid) -> dict[Index, UnsolvableError]:
+    """Combinations of which the index says that a package is not to be had for that Python. Pure."""
+    pythons = [k for k, axis in enumerate(matrix.file.axes.values()) if getattr(axis, "is_python", False)]
+    found: dict[Index, UnsolvableError] = {}
+    for position, axis in enumerate(grid.axes):
+        for version, reasons in axis.unfit.items():
+            if version not in axis.values:
+                continue
+            for python, reason in reasons.items():
+                fixed = {position: version, pythons[0]: python}
+                places = (
+                    (one.values.index(fixed[k]),) if k in fixed else range(len(one.values))
+                    for k, one in enumerate(grid.axes)
+                )
+                error = UnsolvableError(f"{axis.name} {version}: {reason}")
+                found |= dict.fromkeys(itertools.product(*places), error)
+    return {index: error for index, error in found.items() if index not in grid.excluded}
+
+
 SOLVERS = 4
 """Solvers of wheels at the same time, at least."""
 
@@ -272,7 +323,7 @@ class Locking:
         self._pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="lock")
         self.on_done: Callable[[], None] = lambda: None
         self._locks: dict[Index, Lock] = dict((known if whole is None else whole.locks) or {})
-        self._unsolvable: dict[Index, UnsolvableError] = {} if whole is None else dict(whole.unsolvable)
+        self._unsolvable = unfit(matrix, grid) if whole is None else dict(whole.unsolvable)
         self._warnings: dict[Index, tuple[str, ...]] = {} if whole is None else dict(whole.warnings)
         self._running: dict[Index, Future[LockResult]] = {}
         self._waiting: dict[Index, None] = {}
@@ -280,6 +331,7 @@ class Locking:
         # Without days on an axis no two combinations can turn out to be the same environment with the same
         # values: each names other versions, or is asked for as such.
         groups = unlocked(grid).groups if whole is None else whole.groups
+        groups = {index: first for index, first in groups.items() if index not in self._unsolvable}
         self.prepared = Prepared(grid, self._locks, self._unsolvable, groups, self._warnings)
 
     def _request(self, index: Index) -> EnvironmentRequest:

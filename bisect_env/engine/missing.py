@@ -52,14 +52,21 @@ class MissingModules:
     @property
     def module(self) -> str | None:
         """The module that is forgotten, as far as is known by now."""
-        modules = set(self._lacking.values())
-        if self._otherwise or len(modules) != 1:
-            return None
+        module = self.suspect
         both = bool(self.ends) and all(
             {combination[axis] for combination in self._lacking} >= set(ends)
             for axis, ends in self.ends.items()
         )
-        return next(iter(modules)) if both or len(self._lacking) >= _ENOUGH else None
+        return module if both or len(self._lacking) >= _ENOUGH else None
+
+    @property
+    def suspect(self) -> str | None:
+        """The module that every trial so far failed for want of, in however few environments.
+
+        It is to blame where a study ends because the combination that is stated to work does not.
+        """
+        modules = set(self._lacking.values())
+        return next(iter(modules)) if len(modules) == 1 and not self._otherwise else None
 
 
 _NO_ANSWER = {

@@ -13,12 +13,12 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_env.errors import UsageError
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.ask import BAD, GOOD, Commits
+from bisect_env.matrix.ask import BAD, GOOD, CommitRange
 from bisect_env.matrix.grid import AxisKind
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, DateAxis, EnvironmentAxis, PackageAxis
 from bisect_env.matrix.versions import Manager
-from bisect_env.storage.records import Study
+from bisect_env.storage.entries import Study
 
 _TAIL = re.compile(r"(?:^|[/_-]|(?<=[a-z]))[vV]?[_-]?(\d+(?:[._]\w+)*(?:[-+]\w+)?)$")
 
@@ -122,7 +122,7 @@ def _version_in(tag: str, names: set[str]) -> Version | None:
     return None
 
 
-def commits_text(matrix: Matrix, releases: Releases, commits: Commits, *, command_line: str = "") -> str:
+def commits_text(matrix: Matrix, releases: Releases, commits: CommitRange, *, command_line: str = "") -> str:
     """The text of a matrix over the commits between two releases, with everything else as it is there. Pure.
 
     Args:
@@ -160,7 +160,7 @@ def commits_text(matrix: Matrix, releases: Releases, commits: Commits, *, comman
     return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=1000)
 
 
-def _axis_of(commits: Commits) -> dict[str, str]:
+def _axis_of(commits: CommitRange) -> dict[str, str]:
     facts = {"git": commits.git, "package": commits.package, "from": commits.first, "to": commits.last}
     if commits.every:
         facts["history"] = "all"

@@ -18,11 +18,11 @@ import json
 from collections.abc import Collection, Mapping
 
 from bisect_env.engine.locking import Prepared
-from bisect_env.engine.target import Place, StudyTarget
+from bisect_env.engine.target import CombinationKey, StudyTarget
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import ValueAxis
-from bisect_env.storage.records import StoredTrial, WholeTrial
+from bisect_env.storage.entries import StoredTrial, WholeTrial
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import NONE, Evidence, Machine, Outcome, Perturbation, TrialRecord
 
@@ -114,7 +114,7 @@ class Reuse:
             taken += self._take(self._keys.keys() - {self._target.bad_end})
         return taken
 
-    def _take(self, indices: Collection[Place | None]) -> list[StoredTrial]:
+    def _take(self, indices: Collection[CombinationKey | None]) -> list[StoredTrial]:
         keys = {i: key for i, key in self._keys.items() if i in indices and key not in self._incomplete}
         if not keys or not self._machines:
             return []

@@ -27,7 +27,7 @@ from bisect_env.cluster.protocol import (
 )
 from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
-from bisect_env.engine.document import verdict_document
+from bisect_env.engine.document import axes_document, verdict_document
 from bisect_env.engine.locking import Locking, of_commits
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.sharing import Sharing
@@ -39,11 +39,11 @@ from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Direction, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import read_signature, shown
-from bisect_env.search.every import is_zoomed
 from bisect_env.search.goals import Goal, search_towards
+from bisect_env.search.multiple import is_coarsened
 from bisect_env.search.searcher import Search, SearchSettings, StudySearch
 from bisect_env.search.verdict import Status
-from bisect_env.storage.records import (
+from bisect_env.storage.entries import (
     BUILD_FAILED,
     BUILT,
     CombinationStatus,
@@ -238,6 +238,7 @@ class StudyRunner:
         self._locking = locking
         self._prepared = locking.prepared
         self.grid = self._prepared.grid
+        self._axes = axes_document(self.grid)
         self._store = store
         self._study_id = study_id
         self._notify = notify
@@ -489,7 +490,7 @@ class StudyRunner:
             seconds = max(CHECK_SECONDS, CHECK_SHARE * (now - self._began_at))
             self._check_until = now + seconds
             if self.search.checks_left:
-                self._notify(events.Answered(self.document(), self.search.checks_left, seconds))
+                self._notify(events.Answered(self.document(), self.search.checks_left, seconds, self._axes))
         elif now >= self._check_until:
             self.search.end_checks()
 
@@ -761,7 +762,7 @@ class StudyRunner:
         self._shown_at = now
         bad = self.search.probability_bad()
         # Of a large matrix what was tried is drawn.
-        drawn = self.state.tallies if is_zoomed(self.search) else self._prepared.groups
+        drawn = self.state.tallies if is_coarsened(self.search) else self._prepared.groups
         running = Counter(self.grid.combination(i) for i in self.state.running.values())
         shown: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
@@ -779,6 +780,7 @@ class StudyRunner:
                 },
                 self._only_passing(),
                 self._ends_after(now),
+                self._axes,
             )
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from bisect_env.errors import StorageError
 from bisect_env.matrix.grid import Combination
-from bisect_env.storage.records import StoredTrial, Want
+from bisect_env.storage.entries import StoredTrial, Want
 from bisect_env.storage.store import Store
 
 LEASE = 60.0

@@ -38,11 +38,11 @@ from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.at import find_combination
-from bisect_env.matrix.checks import listed_values
+from bisect_env.matrix.contradictions import listed_values
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Combination, Grid, Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.storage.records import CombinationState, CombinationStatus, Study, StudyStatus
+from bisect_env.storage.entries import CombinationState, CombinationStatus, Study, StudyStatus
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import NONE, Evidence, Outcome, Perturbation, TrialRecord
 

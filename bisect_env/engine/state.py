@@ -56,7 +56,7 @@ THOUGHT_THROUGH = 20_000
 _HOSTS = "allow_host:"
 """Stands in what is said of a program that is the host's: no combination can change that."""
 _STRETCH = 2
-"""L of `in_vain`: played for stretches of 4 to 10 among 50, it takes fewer builds than 1, 3 or 4."""
+"""L of `in_vain`: played for intervals of 4 to 10 among 50, it takes fewer builds than 1, 3 or 4."""
 _SHORT = 4
 """Lines of a builder's words that are told as a whole."""
 
@@ -158,8 +158,8 @@ def build_cost(build_seconds: float | None, trial_seconds: float | None) -> floa
 def in_vain(place: int, failed: Collection[int], built: Collection[int]) -> float:
     """How many builds one that succeeds is likely to take at a place near to others that failed.
 
-    Commits that cannot be built come in stretches of unknown length: of those at a distance d from one about
-    d in d + L can be built. Beyond one that was built another stretch would have to begin.
+    Commits that cannot be built come in intervals of unknown length: of those at a distance d from one about
+    d in d + L can be built. Beyond one that was built another interval would have to begin.
 
     Args:
         place: Position on the axis of commits.

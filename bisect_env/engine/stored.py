@@ -13,7 +13,7 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.at import find_combination
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
 from bisect_env.matrix.load import Matrix, load_matrix
-from bisect_env.storage.records import Study
+from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
 
 
@@ -42,7 +42,14 @@ def matrix_of(study: Study, path: Path | None = None) -> Matrix:
         UsageError: It, or one of its files, is another by now; or the database names somebody else's file.
     """
     if path is None:
-        _refuse_strangers(Path(study.definition.matrix_path))
+        recorded = Path(study.definition.matrix_path)
+        _refuse_strangers(recorded)
+        if not recorded.exists():
+            place = "" if recorded.is_absolute() else f" below {Path.cwd()}"
+            raise UsageError(
+                f"the matrix of the study {study.id[:8]} ({study.name}), {recorded}, does not exist{place}",
+                remedy="give the command where the study was begun, or name the file with `--matrix`",
+            )
     loaded = load_matrix(path or study.definition.matrix_path)
     if loaded.digest != study.definition.digest:
         raise UsageError(

@@ -19,10 +19,11 @@ from bisect_env.cluster.starting import Starting
 from bisect_env.engine import events
 from bisect_env.engine.amplify import settle
 from bisect_env.engine.culprit_commit import MOST_UNTRIED, bisect_log, chapter, named_commits
+from bisect_env.engine.document import axes_document
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
 from bisect_env.engine.runner import StudyRunner, TargetSettledError
-from bisect_env.environments.images import moved_tag
+from bisect_env.environments.image_lock import moved_tag
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lockfiles import write_locks
 from bisect_env.environments.provider import EnvironmentProvider
@@ -35,13 +36,14 @@ from bisect_env.errors import (
 )
 from bisect_env.matrix.catalogue import VersionCatalogue
 from bisect_env.matrix.expand import expand, refined, to_refine
-from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
-from bisect_env.search.coarse import is_large
+from bisect_env.report.sentence import how_many
 from bisect_env.search.goals import Goal
+from bisect_env.search.space import is_large
 from bisect_env.search.verdict import Status, Verdict
-from bisect_env.storage.records import (
+from bisect_env.storage.entries import (
     COMMIT,
     CombinationStatus,
     Study,
@@ -49,7 +51,9 @@ from bisect_env.storage.records import (
     StudyStatus,
 )
 from bisect_env.storage.store import Store
+from bisect_env.temporary import remove_left_behind
 from bisect_env.trials.records import Machine
+from bisect_env.trials.workdir import sweep
 
 Notify = Callable[[events.Event], None]
 
@@ -275,7 +279,7 @@ def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
 
 def _report(store: Store, study_id: str, *, posterior: bool) -> dict[str, Any]:
     # Imported here, so that the first trial need not wait for what shows the last one.
-    from bisect_env.report.document import report_document
+    from bisect_env.report.reading import report_document
 
     return report_document(store, study_id, posterior=posterior)
 
@@ -330,27 +334,7 @@ def _now() -> datetime:
 
 def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
     """The axes of a study as they are stored with it."""
-    return [
-        {
-            "name": axis.name,
-            "kind": str(axis.kind),
-            "direction": str(axis.direction),
-            "values": list(axis.values),
-            "package": _package(matrix, axis.name),
-            **_left_out(axis),
-        }
-        for axis in grid.axes
-    ]
-
-
-def _left_out(axis: GridAxis) -> dict[str, Any]:
-    """What an axis does not list; of commits, which may be many, their number, and what they are called."""
-    if axis.history is None:
-        return {"passed_over": list(axis.passed_over)}
-    return {
-        "labels": {value: axis.history.label(value) for value in axis.values},
-        "left_out": axis.history.left_out(axis.values),
-    }
+    return [{**axis, "package": _package(matrix, axis["name"])} for axis in axes_document(grid)]
 
 
 def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool = False) -> StudyDefinition:
@@ -500,7 +484,7 @@ def conclude(
         store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
         raise StudyInterruptedError(
             # Of this study: what it was spared by trials of others was no work of its own.
-            f"stopped after {len(store.trials(study.id))} trials; every one of them is stored",
+            f"stopped after {how_many(len(store.trials(study.id)), 'trial')}; every one of them is stored",
             remedy=_goes_on(matrix, goal),
         )
     while True:
@@ -516,10 +500,11 @@ def conclude(
         if not runner.hear_others():
             break
     if verdict.ends_wrong:
+        likely = "".join(f"{reason}; else " for reason in report["advice"][:1])
         raise EndsNotAsStatedError(
             f"{matrix.path}: {document['reason']}",
             tried=_end_counts(runner, verdict.ends_wrong),
-            remedy="correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
+            remedy=f"{likely}correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
         )
     notify(events.Concluded(report))
     decided = document["status"] != "none"
@@ -595,5 +580,10 @@ class _Cluster:
         return self.begin().get()
 
     def close(self) -> None:
-        if self._starting is not None:
-            self._starting.close()
+        try:
+            if self._starting is not None:
+                self._starting.close()
+        finally:
+            # What killed commands left is gone after the next one, also where that had nothing to run.
+            sweep()
+            remove_left_behind()

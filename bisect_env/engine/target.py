@@ -14,7 +14,7 @@ from bisect_env.trials.judge import Target, judge
 from bisect_env.trials.records import Evidence, TrialRecord
 from bisect_env.trials.signature import signed_again
 
-Place = Index | Combination
+CombinationKey = Index | Combination
 """A combination, as whoever asks for its trials names it."""
 
 
@@ -34,7 +34,9 @@ class StudyTarget:
         bad_end: What `judge` will call the stated bad end; None if it has no environment.
     """
 
-    def __init__(self, rule: Target, wanted: str, store: Store, study_id: str, bad_end: Place | None) -> None:
+    def __init__(
+        self, rule: Target, wanted: str, store: Store, study_id: str, bad_end: CombinationKey | None
+    ) -> None:
         self._rule = replace(rule, signature="")
         self._store = store
         self._study_id = study_id
@@ -85,7 +87,7 @@ class StudyTarget:
         if self.is_open and (settled := self._store.target(self._study_id)) is not None:
             self._signature = _of_this_release(self._store, *settled)
 
-    def judge(self, place: Place | None, record: TrialRecord, *, repeated: bool) -> Evidence:
+    def judge(self, place: CombinationKey | None, record: TrialRecord, *, repeated: bool) -> Evidence:
         """What a trial says; the first failure at the bad end settles the target.
 
         Args:

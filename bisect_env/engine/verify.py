@@ -14,8 +14,8 @@ from typing import Any
 
 from bisect_env.engine.single import One, SingleTrials
 from bisect_env.engine.state import Tally
-from bisect_env.search.intervals import clopper_pearson
-from bisect_env.search.ratetest import RateClaim, RateTest, upper_bound
+from bisect_env.search.numeric import clopper_pearson
+from bisect_env.search.rate_test import RateClaim, RateTest, upper_bound
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 

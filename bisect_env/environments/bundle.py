@@ -45,7 +45,7 @@ _COPY = 1 << 20
 
 
 @dataclass(slots=True)
-class Answers:
+class BundledAnswers:
     """What solvers and indexes answered for a study.
 
     Attributes:
@@ -83,7 +83,7 @@ class Bundle:
         self.archives = root / "archives"
         self.pythons = root / "pythons"
 
-    def write(self, answers: Answers, locks: Iterable[Lock]) -> None:
+    def write(self, answers: BundledAnswers, locks: Iterable[Lock]) -> None:
         """Write what was answered, and what else there is; called when everything is there.
 
         Raises:
@@ -102,7 +102,7 @@ class Bundle:
         }
         _write(self._study_path(answers.matrix), json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
-    def read(self, matrix: str) -> Answers:
+    def read(self, matrix: str) -> BundledAnswers:
         """What was answered for a study.
 
         Raises:
@@ -120,7 +120,7 @@ class Bundle:
         try:
             data = json.loads(path.read_text("utf-8"))
             _check_format(data["format"])
-            return Answers(
+            return BundledAnswers(
                 matrix=str(data["matrix"]),
                 as_of=datetime.fromisoformat(data["as_of"]),
                 catalogue=dict(data["catalogue"]),
@@ -169,7 +169,7 @@ class Bundle:
         """Whether an archive is there in full length, whole or in pieces."""
         return sum(p.stat().st_size for p in self._pieces(sha256, name)) == size
 
-    def missing(self, answers: Answers, *, pythons: bool = True) -> list[str]:
+    def missing(self, answers: BundledAnswers, *, pythons: bool = True) -> list[str]:
         """What has not been copied yet, or was cut short: names of files, sorted.
 
         Args:
@@ -186,7 +186,7 @@ class Bundle:
         absent += [p.name for p in map(self._lock_path, hashes) if not p.exists()]
         return sorted(absent)
 
-    def damaged(self, answers: Answers) -> list[str]:
+    def damaged(self, answers: BundledAnswers) -> list[str]:
         """What is there and is not what was fetched; reads every file."""
         wrong = [
             name
@@ -290,7 +290,7 @@ class Bundle:
         """Where the wheel made from a source distribution lies."""
         return self.folder(sha256) / f"built-{python}"
 
-    def _others(self, answers: Answers) -> dict[str, tuple[int, str]]:
+    def _others(self, answers: BundledAnswers) -> dict[str, tuple[int, str]]:
         """What the directory holds beside archives and locks."""
         built = (path for sha256 in answers.archives for path in self.folder(sha256).glob("built-*/*.whl"))
         pythons = (path for path in self.pythons.rglob("*") if not path.name.startswith("."))

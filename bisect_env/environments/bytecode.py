@@ -25,6 +25,10 @@ _PROCESSES = 4
 _STRIPS = (3, 9)
 """Since then there is `-s`."""
 _MANY = 300  # modules: below, starting processes takes longer than what they save
+SMALL = 6_000_000
+"""Bytes of source that are compiled only when a second trial wants it: that takes a second at most, and where
+a failure is certain most environments see one trial. More is compiled before the first, which could otherwise
+take longer than its time limit."""
 _TIMEOUT = 900.0
 _HEAD = 16  # bytes: magic number, flags, time and size of the source
 
@@ -118,10 +122,8 @@ def compile_modules(place: Path, release: tuple[int, ...], timeout: float) -> st
     Returns:
         "" or why it could not be done to the end.
     """
-    if release[:2] < _OLDEST:
-        return ""
-    modules = [path for site in place.glob("lib/python*/site-packages") for path in _bare_modules(site)]
-    if not modules:
+    modules = bare_modules(place)
+    if release[:2] < _OLDEST or not modules:
         return ""
     # Isolated and without `site`: nothing that packages hook into the start of Python is run.
     args: list[str | Path] = [place / "bin" / "python", "-I", "-S", "-m", "compileall", "-qq"]
@@ -151,8 +153,17 @@ def compile_modules(place: Path, release: tuple[int, ...], timeout: float) -> st
     return ""
 
 
+def bare_modules(place: Path) -> list[str]:
+    """Paths of the modules in the `site-packages` of a prefix that have no bytecode."""
+    return [path for site in place.glob("lib/python*/site-packages") for path in _bare_modules(site)]
+
+
+def is_small(place: Path) -> bool:
+    """Whether the modules of a prefix without bytecode are compiled when a second trial wants it."""
+    return sum(Path(path).stat().st_size for path in bare_modules(place)) <= SMALL
+
+
 def _bare_modules(site: Path) -> Iterator[str]:
-    """Modules without bytecode."""
     for folder, names, files in os.walk(site):
         if BYTECODE in names:
             names.remove(BYTECODE)

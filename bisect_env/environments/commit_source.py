@@ -17,7 +17,7 @@ _PREFIX = "git+"
 
 
 @dataclass(frozen=True, slots=True)
-class CommitBuild:
+class CommitRecipe:
     """How commits are built.
 
     Attributes:
@@ -51,7 +51,7 @@ class CommitBuild:
         facts += [("requires", text) for text in self.requires]
         if self.exclude_newer:
             facts.append(("exclude_newer", self.exclude_newer))
-        if self.time_limit != CommitBuild().time_limit:
+        if self.time_limit != CommitRecipe().time_limit:
             facts.append(("time_limit", f"{self.time_limit:g}"))
         if self.memory:
             facts.append(("memory", str(self.memory)))
@@ -62,7 +62,7 @@ class CommitBuild:
         return urlencode(facts, quote_via=quote, safe="/:,")
 
     @classmethod
-    def of(cls, fragment: str) -> CommitBuild:
+    def of(cls, fragment: str) -> CommitRecipe:
         """Read what `fragment` wrote.
 
         Raises:
@@ -96,7 +96,7 @@ class CommitSource:
     package: str
     repository: str
     commit: str
-    build: CommitBuild = field(default_factory=CommitBuild)
+    build: CommitRecipe = field(default_factory=CommitRecipe)
 
     @property
     def name(self) -> str:
@@ -130,7 +130,7 @@ class CommitSource:
         address, _, fragment = package.url.removeprefix(_PREFIX).partition("#")
         place, at, commit = address.rpartition("@")
         try:
-            build = CommitBuild.of(fragment)
+            build = CommitRecipe.of(fragment)
         except ValueError:
             at = ""
         if not at or not re.fullmatch(r"[0-9a-f]{40}([0-9a-f]{24})?", commit):

@@ -26,7 +26,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.environments.commit_source import CommitBuild, CommitSource
+from bisect_env.environments.commit_source import CommitRecipe, CommitSource
 from bisect_env.environments.download import sha256_of
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import Interpreter
@@ -82,7 +82,7 @@ class BuiltWheel:
         return LockedPackage(package.name, package.version, "pip", self.path.as_uri(), self.sha256)
 
 
-class Commits:
+class CommitBuilder:
     """Builds commits on this host, and keeps what was built.
 
     Args:
@@ -258,7 +258,7 @@ class Commits:
         args: Sequence[str | Path],
         cwd: Path,
         deadline: float,
-        build: CommitBuild,
+        build: CommitRecipe,
         env: Mapping[str, str],
         source: CommitSource,
     ) -> None:

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bisect_env.environments.bundle import Answers, Bundle, request_digest
+from bisect_env.environments.bundle import Bundle, BundledAnswers, request_digest
 from bisect_env.environments.cache import requirements_here
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import Prefix, ensure_prefix
@@ -140,7 +140,7 @@ class OfflineEnvironments:
     def __init__(self, root: Path, matrix: str, cache_dir: Path | None = None) -> None:
         self._bundle = Bundle(root)
         self._cache_dir = (cache_dir or default_cache_dir()).absolute()
-        self._answers: Answers = self._bundle.read(matrix)
+        self._answers: BundledAnswers = self._bundle.read(matrix)
         if missing := self._bundle.missing(self._answers, pythons=False):
             count = len(self._answers.archives)
             raise InfrastructureError(

@@ -17,6 +17,7 @@ import io
 import json
 import os
 import secrets
+import stat
 import tempfile
 import time
 import zipfile
@@ -50,7 +51,7 @@ from bisect_env.environments.cache import (
     normal_label,
 )
 from bisect_env.environments.commit_source import CommitSource
-from bisect_env.environments.commits import Commits
+from bisect_env.environments.commits import CommitBuilder
 from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, remember
 from bisect_env.environments.interpreters import (
@@ -259,8 +260,10 @@ def state_of(place: Path) -> str:
 
 def is_still(place: Path, state: str) -> bool:
     """Whether a prefix still holds what `state_of` said; if not, whoever wants it next makes it anew."""
-    with contextlib.suppress(OSError):
-        if state_of(place) == state and integrity.is_unchanged(place, state, ignore=(MARKER,)):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        marker = json.loads((place / MARKER).read_text("utf-8"))
+        known = state in (marker["snapshot"], marker.get("without_bytecode"))
+        if known and integrity.is_unchanged(place, marker["snapshot"], ignore=(MARKER,)):
             return True
     _unchanged.discard((str(place), state))
     return False
@@ -325,6 +328,67 @@ def ensure_prefix(
         ) from error
 
 
+_NONE, _WANTED = "none, until a second trial", "with the next trial"
+"""What the marker of a prefix says of its bytecode where that is not made with the prefix."""
+
+
+def before_trial(prefix: Prefix, timeout: float = 900.0) -> Prefix:
+    """Have the modules of a small prefix compiled when a second trial is about to use it.
+
+    Most environments of a certain failure see one trial, which compiles what it imports for itself; see
+    `bytecode.SMALL`. A trial that runs meanwhile takes no notice, nor does `is_still`.
+
+    Args:
+        prefix: Leased by the caller.
+        timeout: Seconds.
+
+    Returns:
+        The prefix, with a note if its modules could not be compiled: trials are merely slower then.
+    """
+    marker = _bare_marker(prefix.path)
+    if marker is None or not os.access(prefix.path, os.W_OK):
+        return prefix
+    problem = ""
+    try:
+        with filelock.FileLock(_lock_path(prefix.path.parent, prefix.path.name), timeout=timeout):
+            marker = _bare_marker(prefix.path)
+            if marker is None:
+                return prefix
+            if marker["bytecode"] == _NONE:
+                marker["bytecode"] = _WANTED
+            else:
+                del marker["bytecode"]
+                problem, snapshot = _compile(prefix.path, str(marker["python"]), timeout)
+                # Trials that began before are told by the old one that nothing else has changed.
+                marker |= {"snapshot": snapshot, "without_bytecode": marker["snapshot"]}
+            text = json.dumps(marker, indent=1) + "\n"
+            _write(prefix.path / MARKER, text.encode(), 0o644)
+    except (OSError, filelock.Timeout) as error:
+        problem = f"modules cannot be compiled: {error}"
+    if not problem:
+        return prefix
+    return replace(prefix, notes=(*prefix.notes, f"{prefix.path.name[:12]}: {problem}"))
+
+
+def _bare_marker(place: Path) -> dict[str, object] | None:
+    with contextlib.suppress(OSError, ValueError):
+        marker = json.loads((place / MARKER).read_text("utf-8"))
+        if isinstance(marker, dict) and "bytecode" in marker:
+            return marker
+    return None
+
+
+def _compile(place: Path, version: str, timeout: float) -> tuple[str, str]:
+    for folder in {Path(path).parent for path in bytecode.bare_modules(place)}:
+        folder.chmod(folder.stat().st_mode | stat.S_IWUSR)
+    try:
+        release = tuple(int(piece) for piece in version.split(".")[:2])
+        problem = bytecode.compile_modules(place, release, timeout)
+    finally:
+        snapshot = integrity.snapshot(place, ignore=(MARKER,), protect=True)
+    return problem, snapshot
+
+
 class _Builder:
     def __init__(
         self,
@@ -346,6 +410,7 @@ class _Builder:
         self.folder = cache / "prefixes"
         self.final = self.folder / lock.content_hash
         self.notes: list[str] = []
+        self.is_bare = False
 
     def existing(self) -> Prefix | None:
         python = self.final / "bin" / "python"
@@ -414,7 +479,7 @@ class _Builder:
             return
         if interpreter is None:
             raise UnbuildableError("commits are not built for conda's Python", transient=False)
-        commits = Commits(self.cache, self._uv_tool())
+        commits = CommitBuilder(self.cache, self._uv_tool())
         packages = []
         for package in self.lock.packages:
             if package.is_commit:
@@ -481,16 +546,18 @@ class _Builder:
         for attempt in ("from the cache", "from fresh archives"):
             with self._archives():
                 base = self._fill(place, interpreter)
-            progress.tell(progress.Step("checking"))
+            progress.tell(progress.BuildStep("checking"))
             damaged = self._damaged(place)
             if damaged and self._hold_against_archives(place, damaged):
                 damaged = self._damaged(place)
             if not damaged:
                 self._compare(validation.held_by(place))
-                if keys:
+                # Conda's are remembered whatever their size: rattler takes longer than all else.
+                self.is_bare = interpreter is not None and bytecode.is_small(place)
+                if keys and not self.is_bare:
                     with self._archives():
                         version = interpreter.version if interpreter else self.lock.python
-                        progress.tell(progress.Step("compiling"))
+                        progress.tell(progress.BuildStep("compiling"))
                         if problem := bytecode.add(place, self.cache, keys, version, self.timeout):
                             # Trials are what they are without it, and slower.
                             self.notes.append(f"{self.lock.content_hash[:12]}: {problem}")
@@ -616,6 +683,8 @@ class _Builder:
             "seconds": round(seconds, 3),
             "snapshot": snapshot,
         }
+        if self.is_bare:
+            marker["bytecode"] = _NONE
         (place / MARKER).write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
 
     def _conda_archives(self, joined: Path) -> dict[str, Path]:

@@ -23,7 +23,7 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BuildStep:
     """Where the making of an environment is.
 
     Attributes:
@@ -39,7 +39,7 @@ class Step:
     total: int = 0
 
 
-Listener = Callable[[Step], None]
+Listener = Callable[[BuildStep], None]
 _listener: ContextVar[Listener | None] = ContextVar("_listener", default=None)
 
 
@@ -53,7 +53,7 @@ def told_to(listener: Listener | None) -> Iterator[None]:
         _listener.reset(token)
 
 
-def tell(step: Step) -> None:
+def tell(step: BuildStep) -> None:
     """Say what is done now."""
     if (listener := _listener.get()) is not None:
         listener(step)
@@ -95,7 +95,7 @@ class Archives:
         # The largest is what everybody waits for.
         name = max(self._waiting, key=lambda name: self._sizes[name], default="")
         shown = f"{name} {self._versions.get(name, '')}".strip()
-        tell(Step(self._what, shown, done, total))
+        tell(BuildStep(self._what, shown, done, total))
 
     def _check_room(self, left: int) -> None:
         free = shutil.disk_usage(self._folder).free
@@ -124,7 +124,7 @@ class Seldom:
         self._last: tuple[str, str] | None = None
         self._at = float("-inf")
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: BuildStep) -> None:
         """Hear a step."""
         now = self._clock()
         if (step.what, step.package) != self._last or now >= self._at + EVERY:

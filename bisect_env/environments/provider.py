@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from bisect_env.environments.cache import requirements_here
 from bisect_env.environments.conda_lock import CondaSolver
-from bisect_env.environments.images import ensure_environment, locked_image, without_image
+from bisect_env.environments.image_lock import ensure_environment, locked_image, without_image
 from bisect_env.environments.index import PypiCatalogue, advice
 from bisect_env.environments.interpreters import Interpreters, machine_interpreters
 from bisect_env.environments.lock import (
@@ -331,7 +331,7 @@ class EnvironmentProvider(Protocol):
         ...
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
-        """See `bisect_env.environments.images.ensure_environment`."""
+        """See `bisect_env.environments.image_lock.ensure_environment`."""
         ...
 
     def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
@@ -396,7 +396,7 @@ class Environments:
         return self._locker.lock_many(requests, workers, on_done, prefer=prefer)
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
-        """See `bisect_env.environments.images.ensure_environment`."""
+        """See `bisect_env.environments.image_lock.ensure_environment`."""
         return ensure_environment(
             lock,
             cache_dir=self.cache_dir,

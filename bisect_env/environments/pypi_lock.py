@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from bisect_env.environments import lockfiles
-from bisect_env.environments.commits import Commits
+from bisect_env.environments.commits import CommitBuilder
 from bisect_env.environments.index import advice, choose_wheel, tag_ranks
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
@@ -86,7 +86,7 @@ class PypiSolver:
             own = folder / str(number)
             own.mkdir()
             try:
-                wheel, version = Commits(self._cache_dir, uv).stand_in(source, interpreter, own)
+                wheel, version = CommitBuilder(self._cache_dir, uv).stand_in(source, interpreter, own)
             except UnbuildableError as error:
                 if error.transient:
                     raise InfrastructureError(

@@ -43,7 +43,7 @@ class InlineMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class Commits:
+class CommitRange:
     """Commits that are asked about.
 
     Attributes:
@@ -79,7 +79,7 @@ class Commits:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AskedQuestion:
     """What a command line asks.
 
     Attributes:
@@ -126,7 +126,7 @@ class Question:
     confidence: float | None = None
     name: str = ""
     index: str = ""
-    commits: Commits | None = None
+    commits: CommitRange | None = None
 
 
 def inline_metadata(text: str, name: str = "the script") -> InlineMetadata:
@@ -224,6 +224,12 @@ def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
             "nothing to run was given",
             remedy='name a script (`bisect-env run "PACKAGE>=1" repro.py`) or a command after `--`',
         )
+    if _is_range(words[0]):
+        raise UsageError(
+            f"{words[0]!r} is a package with a range, and stands where a script or a command is expected",
+            remedy='with several packages `-p` names each: -p "A>=1" -p "B>=2" -- COMMAND; what every '
+            "environment holds besides is given with `--with`",
+        )
     first = Path(words[0])
     if first.suffix in (".py", ".pyw") or first.suffix in _SHELLS:
         if not (folder / first).is_file():
@@ -237,7 +243,14 @@ def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
     return tuple(words)
 
 
-def matrix_text(question: Question, *, command_line: str = "", here: str = "") -> str:
+def _is_range(word: str) -> bool:
+    try:
+        return bool(Requirement(word).specifier)
+    except InvalidRequirement:
+        return False
+
+
+def matrix_text(question: AskedQuestion, *, command_line: str = "", here: str = "") -> str:
     """The text of a matrix file that asks a question. Pure.
 
     With neither a good nor a bad version, nobody knows where along an axis the failure lies: it may have come
@@ -303,7 +316,7 @@ def runs_pytest(command: Sequence[str]) -> bool:
     return command[:1] == ("pytest",) or tuple(command[:3]) == ("python", "-m", "pytest")
 
 
-def _trial(question: Question, axes: Iterable[str]) -> list[str]:
+def _trial(question: AskedQuestion, axes: Iterable[str]) -> list[str]:
     """The keys `trial` and `search`."""
     words = ", ".join(_q(_literal(word, axes)) for word in question.command)
     lines = ["trial:", f"  command: [{words}]"]
@@ -422,7 +435,7 @@ def _requirements(texts: Iterable[str], axes: Sequence[str]) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def _package_axis(axis: _Axis, question: Question) -> list[str]:
+def _package_axis(axis: _Axis, question: AskedQuestion) -> list[str]:
     name = str(canonicalize_name(axis.name))
     good, bad = question.good.get(name), question.bad.get(name)
     bounds = [axis.range] if axis.range else []
@@ -453,7 +466,7 @@ def _package_axis(axis: _Axis, question: Question) -> list[str]:
     return [f"  {_key(axis.name)}: {{{', '.join([*facts, f'direction: {direction}'])}}}"]
 
 
-def _ends(axes: Sequence[_Axis], question: Question) -> list[str]:
+def _ends(axes: Sequence[_Axis], question: AskedQuestion) -> list[str]:
     """The stated ends, where they say something of every axis that has several values."""
     lines = []
     for flag, stated in (("good", question.good), ("bad", question.bad)):
@@ -475,7 +488,7 @@ def _python(requires: str, here: str) -> str:
     return here if here in fitting else fitting[0]
 
 
-def _name(question: Question, names: Sequence[str]) -> str:
+def _name(question: AskedQuestion, names: Sequence[str]) -> str:
     own = f"{question.commits.package}-commits" if question.commits else ""
     text = question.name or own or "-".join(names) or "since"
     return (_UNSAFE.sub("-", text.lower()).strip("_-") or "study")[:60]
@@ -592,7 +605,7 @@ class Pair:
 
     good: Whole
     bad: Whole
-    question: Question
+    question: AskedQuestion
     channels: tuple[str, ...] = ()
     dependencies: str = "resolve"
     allow_source: bool = False

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from bisect_env.matrix.catalogue import Release, VersionCatalogue
-from bisect_env.matrix.checks import end_value_problem, listed_values
+from bisect_env.matrix.contradictions import end_value_problem, listed_values
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
 from bisect_env.matrix.load import Matrix
@@ -26,7 +26,7 @@ MAX_COMBINATIONS = 250_000
 MAX_VALUES = 4_000
 """On one axis: the search keeps each place where it may turn bad, with all values."""
 MAX_EITHER = 400
-"""The same where it may turn bad and good again: there are as many stretches as pairs of values."""
+"""The same where it may turn bad and good again: there are as many intervals as pairs of values."""
 
 
 def expand(
@@ -61,6 +61,7 @@ def expand(
         values = listed_values(axis)
         dropped: Mapping[str, str] = {}
         passed_over: tuple[str, ...] = ()
+        unfit: Mapping[str, Mapping[str, str]] = {}
         if isinstance(axis, CommitAxis):
             ends = (settled or {}).get(name, (axis.from_, axis.to))
             history = catalogue.commits(matrix.repository(axis), *ends, every=axis.history == "all")
@@ -70,9 +71,10 @@ def expand(
             assert isinstance(axis, PackageAxis)
             chosen, problem = _range_values(matrix, name, axis, catalogue, as_of, pythons)
             values, dropped, passed_over = chosen.values, chosen.dropped, chosen.passed_over
+            unfit = chosen.unfit
             if problem:
                 problems.append(Problem(problem, matrix.line("axes", name, "versions")))
-        expanded[name] = GridAxis(name, axis.kind, values, axis.direction, dropped, passed_over)
+        expanded[name] = GridAxis(name, axis.kind, values, axis.direction, dropped, passed_over, unfit=unfit)
         if _is_python(axis):
             pythons = values
     axes = [expanded[name] for name in matrix.file.axes]
@@ -203,11 +205,13 @@ class Chosen:
         values: The chosen versions, ascending.
         dropped: Version to reason, for those in the range that were left out.
         passed_over: Releases for which the newest of their group stands, ascending.
+        unfit: Version to Python to reason, for those that fit some of the Pythons and not these.
     """
 
     values: tuple[str, ...]
     dropped: dict[str, str]
     passed_over: tuple[str, ...] = ()
+    unfit: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def select_releases(
@@ -231,6 +235,7 @@ def select_releases(
     specifier = parse_range(axis.versions)
     kept: dict[Version, str] = {}
     dropped: dict[str, str] = {}
+    unfit: dict[str, dict[str, str]] = {}
     for release in releases:
         try:
             version = Version(release.version)
@@ -245,11 +250,14 @@ def select_releases(
         )
         if reason is None:
             kept.setdefault(version, release.version)
+            for python in pythons or ():
+                if (why := _fits_no_python(release, (python,), needs_wheel)) is not None:
+                    unfit.setdefault(release.version, {})[python] = why
         else:
             dropped[release.version] = reason
     values = newest_of_each(kept.values(), axis.step)
     passed_over = tuple(text for _, text in sorted(kept.items()) if text not in set(values))
-    return Chosen(values, dropped, passed_over)
+    return Chosen(values, dropped, passed_over, unfit)
 
 
 def _why_dropped(

@@ -105,6 +105,8 @@ class GridAxis:
         passed_over: Releases of a range that `step` left to the newest of their group, ascending; nothing
             where the range is not to be refined.
         history: Of an axis of commits, all that its values are chosen from.
+        unfit: Value to value of the axis of Python to reason, for values that the index has for some of these
+            alone.
     """
 
     name: str
@@ -114,6 +116,7 @@ class GridAxis:
     dropped: Mapping[str, str] = field(default_factory=dict)
     passed_over: tuple[str, ...] = ()
     history: History | None = field(default=None, compare=False, repr=False)
+    unfit: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from bisect_env.errors import MatrixError, UsageError
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.checks import Parts, cross_checks, listed_values, value_problem
+from bisect_env.matrix.contradictions import Parts, cross_checks, listed_values, value_problem
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.problems import Path as Loc
 from bisect_env.matrix.problems import Problem, matrix_error, near, of_validation
@@ -33,7 +33,7 @@ from bisect_env.matrix.schema import (
     PackageAxis,
     Packages,
     Rule,
-    Search,
+    SearchLimits,
     Solver,
     TargetRule,
     Trial,
@@ -347,7 +347,7 @@ _KEYS_AT: dict[str, tuple[str, ...]] = {
     "executor": _keys(ContainerExecutor),
     "trial": _keys(Trial),
     "trial.bad": _keys(TargetRule),
-    "search": _keys(Search),
+    "search": _keys(SearchLimits),
 }
 
 _FIELDS: dict[str, TypeAdapter[Any]] = {

@@ -521,7 +521,7 @@ class Trial(StrictModel):
         default=1,
         ge=1,
         le=100_000,
-        description="How often the script's body is run within one process, until it fails: for scripts that "
+        description="How often the script is run within one process, until it fails: for scripts that "
         "take longer to start than to run.",
     )
     env: dict[EnvName, Value] = Field(default_factory=dict, description="Environment variables to add.")
@@ -555,7 +555,7 @@ class Trial(StrictModel):
             )
         if self.repeat_within > 1 and not runs_python_body(self.effective_command):
             raise ValueError(
-                "`repeat_within` runs a Python script's body again, and the command is none; "
+                "`repeat_within` runs a Python script again, and the command is none; "
                 "write `python SCRIPT ...`, `python -m MODULE ...` or remove it"
             )
         return self
@@ -757,7 +757,7 @@ class Rule(StrictModel):
     why: Text = Field(description="The reason, shown wherever the combination is missing.")
 
 
-class Search(StrictModel):
+class SearchLimits(StrictModel):
     """When the search may stop."""
 
     confidence: float = Field(
@@ -860,7 +860,7 @@ class MatrixFile(StrictModel):
         default=None, description="Run trials in containers: {kind: container, image: NAME}."
     )
     trial: Trial = Field(description="How the script is run once.")
-    search: Search = Field(default_factory=Search, description="When the search may stop.")
+    search: SearchLimits = Field(default_factory=SearchLimits, description="When the search may stop.")
 
     @property
     def image_is_environment(self) -> bool:

@@ -33,7 +33,7 @@ class PackageAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class TemplateAnswers:
     """What a matrix is made of.
 
     Attributes:
@@ -63,7 +63,7 @@ class Answers:
         return _UNSAFE.sub("_", named.lower()).strip("_-") or "study"
 
 
-def template(answers: Answers) -> str:
+def template(answers: TemplateAnswers) -> str:
     """The text of a matrix file."""
     names = " × ".join(package.name for package in answers.packages)
     first = answers.packages[0]
@@ -115,7 +115,7 @@ def template(answers: Answers) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _python_axis(answers: Answers) -> list[str]:
+def _python_axis(answers: TemplateAnswers) -> list[str]:
     if any(package.name == "python" for package in answers.packages):
         return []
     manager = ", manager: conda" if answers.manager == "conda" else ""

@@ -24,6 +24,7 @@ from bisect_env.report.doubts import (
     machine_warnings,
     other_failures,
     rate_warnings,
+    several_failures,
     stability,
     stability_warnings,
     verdict_warnings,
@@ -52,14 +53,13 @@ from bisect_env.report.model import (
     labels,
 )
 from bisect_env.report.sentence import bad_values_in_words, sentence
-from bisect_env.search.coarse import is_large
-from bisect_env.search.corners import CornerQuestion
-from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.configuration import ConfigurationQuestion
+from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.question import Question
 from bisect_env.search.searcher import Search, SearchSettings
-from bisect_env.search.space import Hypothesis
+from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.trace import trace
-from bisect_env.storage.records import (
+from bisect_env.storage.entries import (
     BUILD_FAILED,
     BUILT,
     COMMIT,
@@ -68,8 +68,8 @@ from bisect_env.storage.records import (
     TRACED,
     CombinationState,
     CombinationStatus,
-    Counts,
     Decision,
+    EvidenceCounts,
     FailureGroup,
     Origin,
     StoredTrial,
@@ -80,11 +80,11 @@ from bisect_env.storage.records import (
 from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence, Machine, Outcome
 
 # --------------------------------------------------------------------------------------------------
-# Under what circumstances a study's trials ran: perturbations, bodies repeated in a process. Pure.
+# Under what circumstances a study's trials ran: perturbations, iterations repeated in a process. Pure.
 
 
-def with_bodies(verdict: dict[str, Any], trials: Sequence[StoredTrial]) -> dict[str, Any]:
-    """Add to the rates at both sides of the boundary those of single bodies, where bodies are repeated.
+def with_iterations(verdict: dict[str, Any], trials: Sequence[StoredTrial]) -> dict[str, Any]:
+    """Add to the rates at both sides of the boundary those of single iterations, where scripts are repeated.
 
     Args:
         verdict: The verdict document.
@@ -93,17 +93,17 @@ def with_bodies(verdict: dict[str, Any], trials: Sequence[StoredTrial]) -> dict[
     found = dict(verdict)
     for key, end in (("bad_rate", "first_bad"), ("good_rate", "last_good")):
         rate, combination = verdict.get(key), verdict.get(end)
-        if rate and combination and (bodies := _bodies(combination, trials)):
-            low, high = clopper_pearson(min(rate["hits"], bodies), bodies)
-            per_body = {"rate": rate["hits"] / bodies, "low": low, "high": high}
-            found[key] = {**rate, "bodies": bodies, "per_body": per_body}
+        if rate and combination and (iterations := _iterations(combination, trials)):
+            low, high = clopper_pearson(min(rate["hits"], iterations), iterations)
+            per_iteration = {"rate": rate["hits"] / iterations, "low": low, "high": high}
+            found[key] = {**rate, "bodies": iterations, "per_body": per_iteration}
     return found
 
 
-def _bodies(combination: Mapping[str, str], trials: Sequence[StoredTrial]) -> int:
+def _iterations(combination: Mapping[str, str], trials: Sequence[StoredTrial]) -> int:
     counted = (Evidence.GOOD, Evidence.BAD)
     return sum(
-        trial.bodies
+        trial.iterations
         for trial in trials
         if trial.evidence in counted and trial.combination.as_dict() == dict(combination)
     )
@@ -207,7 +207,7 @@ def posterior(
     states: Sequence[CombinationState],
     trials: Sequence[StoredTrial],
     *,
-    every_corner: bool,
+    every_configuration: bool,
 ) -> PosteriorReport:
     """Tell the trials again, and follow the answers that led.
 
@@ -216,7 +216,7 @@ def posterior(
         settings: As stored with it: those of the search, and `ends`.
         states: Every combination.
         trials: What the study knows, in the order in which it was told.
-        every_corner: Whether the study looked for further failing corners.
+        every_configuration: Whether the study looked for further failing configurations.
 
     Returns:
         An empty one for a large matrix, whose answers are told apart only as far as they have to be, and for
@@ -230,7 +230,7 @@ def posterior(
         return PosteriorReport()
     names = {field.name for field in dataclasses.fields(SearchSettings)}
     chosen = SearchSettings(**{name: value for name, value in settings.items() if name in names})
-    search = Search(grid, groups, chosen, make=CornerQuestion if every_corner else Question)
+    search = Search(grid, groups, chosen, make=ConfigurationQuestion if every_configuration else Question)
     for state in states:
         index = _index(grid, state.combination)
         if state.status not in _CAN_RUN and index in groups:
@@ -420,7 +420,7 @@ _MISSING: dict[str, Any] = {
 def build_report(
     study: Study,
     states: Sequence[CombinationState],
-    counts: Mapping[Combination, Counts],
+    counts: Mapping[Combination, EvidenceCounts],
     failures: Sequence[tuple[FailureGroup, WholeTrial]],
     environments: int,
     origins: Sequence[Origin] = (),
@@ -457,7 +457,7 @@ def build_report(
     counted = totals[Evidence.GOOD] + totals[Evidence.BAD]
     if study.verdict is None:
         verdict["trials"] = counted
-    verdict = with_bodies(verdict, [*reused, *trials])
+    verdict = with_iterations(verdict, [*reused, *trials])
     combinations = _combinations(states, counts, axes, verdict, trials)
     verdict["sentence"] = sentence(
         verdict,
@@ -501,6 +501,7 @@ def build_report(
         warnings=(
             *amplified(decisions),
             *verdict_warnings(verdict),
+            *several_failures(verdict, axes, [*reused, *trials]),
             *rate_warnings(study.definition.settings.get("crash_rate"), *_of_bad_ones(verdict, counts)),
             *stability_warnings(steady),
             *machine_warnings(trials),
@@ -514,9 +515,10 @@ def build_report(
             study.definition.settings,
             states,
             [*reused, *trials],
-            every_corner="no_other" in verdict,
+            every_configuration="no_other" in verdict,
         )
-        if with_posterior and "table" not in verdict
+        # The answers that are followed are rules: of a staircase, or of two neighbours, they say nothing.
+        if with_posterior and "table" not in verdict and verdict.get("kind") not in ("frontier", "pair")
         else PosteriorReport(),
         timeline=timeline(states, trials, decisions),
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
@@ -562,7 +564,7 @@ def _in_matrix_order(states: Sequence[CombinationState], axes: Sequence[AxisInfo
 
 def _combinations(
     states: Sequence[CombinationState],
-    counts: Mapping[Combination, Counts],
+    counts: Mapping[Combination, EvidenceCounts],
     axes: Sequence[AxisInfo],
     verdict: Mapping[str, Any],
     trials: Sequence[StoredTrial],
@@ -597,16 +599,16 @@ def _combinations(
     return tuple(reports)
 
 
-def _sum(counts: Sequence[Counts]) -> Counts:
+def _sum(counts: Sequence[EvidenceCounts]) -> EvidenceCounts:
     total: Counter[tuple[Evidence, Outcome]] = Counter()
     for one in counts:
         total.update(one.by_outcome)
-    return Counts(dict(total))
+    return EvidenceCounts(dict(total))
 
 
 def _combination(
     state: CombinationState,
-    counts: Counts,
+    counts: EvidenceCounts,
     called_bad: bool | None,
     same_as: Combination | None,
     seconds: float,
@@ -638,7 +640,7 @@ def _combination(
 
 def _outcome_at(
     first_bad: Mapping[str, str] | None,
-    counts: Mapping[Combination, Counts],
+    counts: Mapping[Combination, EvidenceCounts],
     failures: Sequence[tuple[FailureGroup, WholeTrial]],
 ) -> str | None:
     """What the bad trials did, if all did the same: those at the first bad combination, else all."""
@@ -666,7 +668,7 @@ def _failure(group: FailureGroup, example: WholeTrial) -> FailureReport:
     )
 
 
-def _of_bad_ones(verdict: Mapping[str, Any], counts: Mapping[Combination, Counts]) -> tuple[int, int]:
+def _of_bad_ones(verdict: Mapping[str, Any], counts: Mapping[Combination, EvidenceCounts]) -> tuple[int, int]:
     """Bad trials and trials that count of the combinations that a verdict calls bad."""
     if verdict.get("status", "none") == "none":
         return 0, 0
@@ -695,7 +697,7 @@ def _target(decisions: Sequence[Decision]) -> str:
     return shown(str(settled.payload["signature"])) if settled else ""
 
 
-def _warnings(study: Study, counts: Mapping[Combination, Counts]) -> list[str]:
+def _warnings(study: Study, counts: Mapping[Combination, EvidenceCounts]) -> list[str]:
     warnings = []
     often = [
         (combination, count)
@@ -743,7 +745,7 @@ def _mixed(machines: Sequence[Machine]) -> list[str]:
     return [f"{text}if the failure depends on the machine, their rates do not belong together"]
 
 
-def _outcomes(counts: Counts, evidence: Evidence) -> str:
+def _outcomes(counts: EvidenceCounts, evidence: Evidence) -> str:
     found = sorted(
         ((number, str(outcome)) for (said, outcome), number in counts.by_outcome.items() if said is evidence),
         reverse=True,

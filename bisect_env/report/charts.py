@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from bisect_env.matrix.history import readable
 from bisect_env.report import words
+from bisect_env.report.compatibility_table import layout
 from bisect_env.report.model import (
     AxisInfo,
     CombinationReport,
@@ -27,7 +28,6 @@ from bisect_env.report.model import (
     TimelineReport,
 )
 from bisect_env.report.sentence import duration, interval, percent
-from bisect_env.report.table import layout
 from bisect_env.report.untrusted import clean, shortened
 
 
@@ -64,7 +64,7 @@ _NICE_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 36
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class _PlotArea:
     """Where a picture's axes lie within it."""
 
     width: float
@@ -77,11 +77,11 @@ class _Frame:
 
 def posterior_picture(report: Report) -> Markup | None:
     """The probability of each answer against the number of trials; None where nothing was counted."""
-    course = report.posterior
-    if not course.points or not course.answers:
+    trace = report.posterior
+    if not trace.points or not trace.answers:
         return None
-    frame = _Frame(_WIDTH, 320, 62, 700, 14, 270)
-    most = max(course.points[-1].trials, 1)
+    frame = _PlotArea(_WIDTH, 320, 62, 700, 14, 270)
+    most = max(trace.points[-1].trials, 1)
 
     def x(trials: float) -> float:
         return frame.left + (frame.right - frame.left) * trials / most
@@ -90,8 +90,8 @@ def posterior_picture(report: Report) -> Markup | None:
         return frame.bottom - (frame.bottom - frame.top) * probability / 1.02
 
     curves = []
-    for i, answer in enumerate(course.answers):
-        points = " ".join(f"{x(one.trials):.1f},{y(one.probabilities[i]):.1f}" for one in course.points)
+    for i, answer in enumerate(trace.answers):
+        points = " ".join(f"{x(one.trials):.1f},{y(one.probabilities[i]):.1f}" for one in trace.points)
         label = shortened(clean(answer.label), 34)
         curves.append({"points": points, "label": label, "series": i % 6, "dash": _DASHES[i % len(_DASHES)]})
     step = nice_step(most / _TICKS)
@@ -125,7 +125,7 @@ def timeline_picture(report: Report) -> Markup | None:
     left = min(300.0, max(len(name) for name in names) * _LETTER + 20)
     top = 22.0 if cuts else 6.0
     bottom = top + _LANE * len(names)
-    frame = _Frame(_WIDTH, bottom + 48, left, _WIDTH - 30, top, bottom)
+    frame = _PlotArea(_WIDTH, bottom + 48, left, _WIDTH - 30, top, bottom)
     end = at(max(stop for _, stop in _spans(line))) or 1.0
 
     def x(drawn: float) -> float:
@@ -223,7 +223,7 @@ _REASON = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class HeatMapSlice:
     """One heat map.
 
     Attributes:
@@ -250,7 +250,7 @@ class HeatMap:
     across: AxisInfo
     down: AxisInfo | None
     controls: tuple[AxisInfo, ...]
-    slices: tuple[Slice, ...]
+    slices: tuple[HeatMapSlice, ...]
     left_out: int
 
 
@@ -270,7 +270,7 @@ def heat_map(report: Report) -> HeatMap | None:
     for key, members in groups.items():
         if key in shown:
             fixed = {axis.name: value for axis, value in zip(further, key, strict=True)}
-            slices.append(Slice(fixed, _drawn(fixed, members, across, down, report)))
+            slices.append(HeatMapSlice(fixed, _drawn(fixed, members, across, down, report)))
     return HeatMap(
         across,
         down,

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bisect_env.matrix.signatures import shown
+from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.report.model import AxisInfo, FailureReport
-from bisect_env.report.sentence import interval, percent
-from bisect_env.search.intervals import clopper_pearson
+from bisect_env.report.sentence import how_many, interval, percent
+from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.stability import Effect, Told, drift, host_effect
-from bisect_env.storage.records import StoredTrial
+from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome
 
 _SHOWN = 3
@@ -90,20 +90,16 @@ def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
         elif trial.outcome is Outcome.WORKER_LOST and trial.host:
             lost[trial.host] += 1
     warnings = [
-        f"GPU {gpu} on {host or 'an unknown host'} was lost or sick in {_trials(len(details))} "
+        f"GPU {gpu} on {host or 'an unknown host'} was lost or sick in {how_many(len(details), 'trial')} "
         f"({details[-1].partition(' (the script')[0]}); they are void and were run again elsewhere"
         for (gpu, host), details in sorted(sick.items())
     ]
     warnings += [
-        f"host {host} lost its worker or a GPU under {_trials(count)}, void and run again"
+        f"host {host} lost its worker or a GPU under {how_many(count, 'trial')}, void and run again"
         for host, count in sorted(lost.items())
     ]
     more = len(warnings) - _SHOWN
     return [*warnings[:_SHOWN], *([f"{more} more GPUs or hosts were lost under trials"] if more > 0 else [])]
-
-
-def _trials(count: int) -> str:
-    return "1 trial" if count == 1 else f"{count} trials"
 
 
 def other_failures(trials: Sequence[StoredTrial]) -> list[str]:
@@ -120,7 +116,9 @@ def other_failures(trials: Sequence[StoredTrial]) -> list[str]:
             others.setdefault(str(trial.combination), Counter())[what] += 1
     warnings = [
         f"{combination}: besides the failure that the study is about, "
-        + ", ".join(f"{_trials(number)} failed as {what}" for what, number in counts.most_common(_SHOWN))
+        + ", ".join(
+            f"{how_many(number, 'trial')} failed as {what}" for what, number in counts.most_common(_SHOWN)
+        )
         + "; not counted"
         for combination, counts in sorted(others.items(), key=lambda item: -item[1].total())
     ]
@@ -304,6 +302,54 @@ def _two_failures(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> It
     )
 
 
+def several_failures(
+    verdict: Mapping[str, Any], axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]
+) -> list[str]:
+    """Where what an answer calls bad fails in two ways that have nothing in common: two answers, perhaps.
+
+    Args:
+        verdict: The verdict document.
+        axes: Of the study.
+        trials: All of the study.
+
+    Returns:
+        One sentence, with the line of the matrix that asks for one of them alone; nothing where one outcome
+        and exception was seen from one end of the bad values to the other.
+    """
+    culprits = list(verdict.get("culprit_axes") or ())
+    if verdict.get("status", "none") == "none" or len(culprits) != 1:
+        return []
+    axis = next((one for one in axes if one.name == culprits[0]), None)
+    if axis is None or axis.direction == "unordered":
+        return []
+    called = set((verdict.get("bad_values") or {}).get(axis.name) or ())
+    ways: dict[str, dict[str, str]] = {}
+    for trial in trials:
+        value = trial.combination[axis.name]
+        if trial.evidence is Evidence.BAD and trial.signature and value in called:
+            ways.setdefault(value, {}).setdefault(_way(trial.signature), trial.signature)
+    seen = [value for value in axis.values if value in ways]
+    if len(seen) < 2 or set(ways[seen[0]]) & set(ways[seen[-1]]):
+        return []
+    # The stated bad end is the lower one where something was fixed.
+    meant, other = (seen[0], seen[-1]) if axis.direction == "fixed" else (seen[-1], seen[0])
+    kinds = {value: next(iter(ways[value])) for value in (meant, other)}
+    text = (
+        f"what is bad fails in two ways: {axis.name} {other} as {kinds[other]}, {axis.name} {meant} as "
+        f"{kinds[meant]}; if these are two problems, look for the latter alone with "
+        f"`bad: {{signature: {_quoted(shown(ways[meant][kinds[meant]]))}}}` in `trial`"
+    )
+    return [text]
+
+
+def _way(signature: str) -> str:
+    """Outcome and exception of a failure; what others wrote into a database may be anything."""
+    try:
+        return read_signature(signature).kind
+    except (ValueError, TypeError):
+        return signature
+
+
 def _why_never(
     verdict: Mapping[str, Any], failures: Sequence[FailureReport], settings: Mapping[str, Any]
 ) -> Iterator[str]:
@@ -311,14 +357,14 @@ def _why_never(
     if others:
         first = others[0]
         yield (
-            f"{_trials(sum(failure.trials for failure in others))} failed in a way that is not counted, most "
-            f"as {shown(first.signature) or first.outcome}: to count it, say "
+            f"{how_many(sum(failure.trials for failure in others), 'trial')} failed in a way that is not "
+            f"counted, most as {shown(first.signature) or first.outcome}: to count it, say "
             f"`bad: {{outcomes: [{first.outcome}]}}` in `trial`, without a `signature`"
         )
     elif verdict.get("trials"):
         rate = float(settings.get("min_crash_rate") or 0.02)
         yield (
-            f"failures in fewer than {rate:.2g} of the runs were not looked for: say "
+            f"failures in fewer than {percent(rate)} of the runs were not looked for: say "
             f"`search: {{min_crash_rate: {rate / 10:.2g}}}`, or make the failure more frequent with "
             "`search: {amplify: true}`; if it should fail for certain, see whether the script ends with "
             "another status than 0 then"

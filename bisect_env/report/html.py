@@ -20,7 +20,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bisect_env.matrix.history import readable
-from bisect_env.report import table, words
+from bisect_env.report import compatibility_table, words
 from bisect_env.report.charts import cell_note, heat_map, lanes_of, posterior_picture, timeline_picture
 from bisect_env.report.model import CombinationReport, Report, labels
 from bisect_env.report.sentence import duration, interval, percent, probability
@@ -49,17 +49,19 @@ def html_text(report: Report, *, served: bool = False) -> str:
         timing=words.timing(report),
         ends=words.ends(report),
         alternatives=words.alternatives(report),
-        tables=table.slices(report)[: table.MOST_SLICES],
-        tables_left_out=max(0, len(table.slices(report)) - table.MOST_SLICES),
-        table_axes=[clean(axis.name) for axis in table.layout(report)[:2] if axis] if report.axes else [],
-        requirements=table.constraints(report),
-        rules=table.exclude_rules(report),
+        tables=compatibility_table.slices(report)[: compatibility_table.MOST_SLICES],
+        tables_left_out=max(0, len(compatibility_table.slices(report)) - compatibility_table.MOST_SLICES),
+        table_axes=[clean(axis.name) for axis in compatibility_table.layout(report)[:2] if axis]
+        if report.axes
+        else [],
+        requirements=compatibility_table.constraints(report),
+        rules=compatibility_table.exclude_rules(report),
         map=fixed,
         chosen=_chosen(report),
         listed=_listed(report),
         labels=labels(report.axes),
         posterior=posterior_picture(report),
-        course=words.course(report),
+        trace=words.trace(report),
         timeline=timeline_picture(report),
         lanes=_lanes(report),
         machines=words.machines(report),
@@ -105,7 +107,7 @@ def _template() -> Any:
         told_commit=words.commit,
         diffstat=lambda found: words.diffstat(found, 200),
         cell_note=cell_note,
-        mark=lambda cell: cell.text(table.MARKS),
+        mark=lambda cell: cell.text(compatibility_table.MARKS),
         is_address=_is_address,
     )
     return environment.from_string(_own("report.html.j2"))

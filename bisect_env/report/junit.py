@@ -15,7 +15,7 @@ from junitparser.junitparser import FinalResult
 
 from bisect_env.report import words
 from bisect_env.report.model import CombinationReport, Report
-from bisect_env.report.sentence import interval, percent
+from bisect_env.report.sentence import how_many, interval, percent
 from bisect_env.report.untrusted import LINE_WIDTH, clean, clean_lines, shortened, shown_lines
 
 
@@ -107,7 +107,7 @@ def _stack(one: CombinationReport, report: Report) -> str:
     known = [failure for failure in report.failures if failure.evidence == wanted]
     here = [failure for failure in known if failure.combination == one.combination]
     return "\n\n".join(
-        f"{words.described(failure)} ({failure.trials} trials)\n"
+        f"{words.described(failure)} ({how_many(failure.trials, 'trial')})\n"
         f"{shortened(clean(failure.detail), LINE_WIDTH)}\n"
         f"example: {words.named(failure.combination)}, trial {clean(failure.trial)}\n"
         f"{shown_lines(failure.stack)}"
@@ -118,7 +118,7 @@ def _stack(one: CombinationReport, report: Report) -> str:
 def _told(report: Report) -> str:
     """What belongs to the study as a whole."""
     lines = [clean(report.sentence), words.summary(report)]
-    lines += [line for line in (words.reused(report), words.timing(report), words.course(report)) if line]
+    lines += [line for line in (words.reused(report), words.timing(report), words.trace(report)) if line]
     lines += [f"{title}: {what}" for title, what in words.ends(report)]
     lines += [f"or ({chance}): {what}" for chance, what in words.alternatives(report)]
     if report.difference is not None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from bisect_env.report import table, words
+from bisect_env.report import compatibility_table, words
+from bisect_env.report.compatibility_table import MARKS
 from bisect_env.report.model import FailureReport, Report, StepReport
 from bisect_env.report.text import stack_lines
 from bisect_env.report.untrusted import clean, shortened
@@ -42,7 +43,7 @@ def _lines(report: Report, stacks: tuple[int, int]) -> Iterator[str]:
     yield ""
     for line in report.advice:
         yield f"> [!TIP]\n> {escaped(clean(line))}\n"
-    for line in (words.summary(report), words.reused(report), words.timing(report), words.course(report)):
+    for line in (words.summary(report), words.reused(report), words.timing(report), words.trace(report)):
         if line:
             yield f"- {escaped(line)}"
     yield ""
@@ -72,35 +73,36 @@ def _versions(report: Report) -> Iterator[str]:
 
 
 def _compatibility(report: Report) -> Iterator[str]:
-    found = table.slices(report)
+    found = compatibility_table.slices(report)
     if not found:
         return
-    across, down, _ = table.layout(report)
+    across, down, _ = compatibility_table.layout(report)
     yield "### Compatibility\n"
-    for one in found[: table.MOST_SLICES]:
+    for one in found[: compatibility_table.MOST_SLICES]:
         if one.fixed:
             yield f"{code(words.named(one.fixed))}:\n"
         if down is None:
             shown = zip(one.across, one.rows[0], strict=True)
             yield from _table(
-                (escaped(clean(across.name)), ""), [(cell(v), c.text(table.MARKS)) for v, c in shown]
+                (escaped(clean(across.name)), ""),
+                [(cell(v), c.text(MARKS)) for v, c in shown],
             )
             continue
         head = f"{escaped(clean(down.name))} \\ {escaped(clean(across.name))}"
         body = [
-            (cell(value), *(one_cell.text(table.MARKS) for one_cell in row))
+            (cell(value), *(one_cell.text(MARKS) for one_cell in row))
             for value, row in zip(one.down, one.rows, strict=True)
         ]
         yield from _table((head, *map(cell, one.across)), body)
     yield "✓ works, ✗ fails, in brackets: not tried itself, known from others; – cannot be tried.\n"
-    if told := table.constraints(report):
+    if told := compatibility_table.constraints(report):
         yield "Requirements:\n"
         lines = []
         for when, needs in told:
             lines += [f"# {when}"] * bool(when) + needs
         yield from fenced(lines, "text")
         yield ""
-    if rules := table.exclude_rules(report):
+    if rules := compatibility_table.exclude_rules(report):
         yield "As rules of a matrix:\n"
         yield from fenced(rules, "yaml")
         yield ""

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from bisect_env.matrix.history import SHORT
 
 # --------------------------------------------------------------------------------------------------
-# The parts of a report that stand for themselves: packages, the course, the timeline, ways on. Pure.
+# The parts of a report that stand for themselves: packages, the trace of the posterior, the timeline, ways
+# on. Pure.
 
 
 class Frozen(BaseModel):
@@ -88,7 +89,7 @@ class DifferenceReport(Frozen):
     changes: tuple[ChangeReport, ...] = ()
 
 
-class MovedReport(Frozen):
+class ChangedPackageReport(Frozen):
     """A package that changed, as `bisect-env explain` looked at it.
 
     Attributes:
@@ -104,7 +105,7 @@ class MovedReport(Frozen):
     of_axis: bool = False
 
 
-class HybridReport(Frozen):
+class IntermediateReport(Frozen):
     """Trials of an environment between last good and first bad.
 
     Attributes:
@@ -140,13 +141,13 @@ class ExplanationReport(Frozen):
     sentence: str
     good: dict[str, str]
     bad: dict[str, str]
-    changes: tuple[MovedReport, ...] = ()
+    changes: tuple[ChangedPackageReport, ...] = ()
     kind: str
     culprits: tuple[int, ...] = ()
     tied: tuple[tuple[int, ...], ...] = ()
     probability: float
     is_sure: bool
-    hybrids: tuple[HybridReport, ...] = ()
+    hybrids: tuple[IntermediateReport, ...] = ()
     unsolvable: int = 0
 
 
@@ -354,14 +355,14 @@ __all__ = [
     "AnswerReport",
     "AxisInfo",
     "ChangeReport",
+    "ChangedPackageReport",
     "CombinationReport",
     "CommitReport",
     "DifferenceReport",
     "ExplanationReport",
     "FailureReport",
-    "HybridReport",
+    "IntermediateReport",
     "MachineReport",
-    "MovedReport",
     "NamedCommit",
     "OriginReport",
     "PackageReport",

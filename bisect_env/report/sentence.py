@@ -37,6 +37,11 @@ def probability(value: float) -> str:
     return f"{math.floor(value * 100)} %"
 
 
+def how_many(number: int, one: str) -> str:
+    """`1 trial`, `12 trials`: how many of a thing there are, whose plural ends in s."""
+    return f"{number} {one}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """`0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 9.95:
@@ -157,7 +162,8 @@ def _whole_table(verdict: Mapping[str, Any], table: Mapping[str, Any]) -> str:
     number = good + bad
     if not table["complete"]:
         known = f"{number} combinations are known so far, of which {bad} fail"
-        return f"No table yet after {verdict.get('trials', 0)} trials: {verdict.get('reason', '')}; {known}"
+        after = how_many(verdict.get("trials") or 0, "trial")
+        return f"No table yet after {after}: {verdict.get('reason', '')}; {known}"
     if not bad or not good:
         which = "work" if not bad else "fail"
         counted = f"all {number} combinations that can be run {which}"
@@ -204,7 +210,7 @@ def _no_verdict(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any
     if verdict.get("kind") == "explanation":
         return str(reason)
     trials = verdict.get("trials")
-    after = f" after {trials} trials" if trials else ""
+    after = f" after {how_many(trials, 'trial')}" if trials else ""
     text = f"No verdict{after}: {reason}"
     chance = verdict.get("probability")
     if verdict.get("kind") in ("never", "always") and chance:
@@ -219,10 +225,10 @@ def _where(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], *
     bad, good = verdict.get("first_bad") or {}, verdict.get("last_good") or {}
     probably = "" if sure else "probably "
     if told := (verdict.get("compatibility") or {}).get("sentence"):
-        return f"{told} ({probably}broken: {_combined(bad)}; last good: {_combined(good)})"
+        return f"{told} ({probably}broken: {_combined(bad, kinds)}; last good: {_combined(good, kinds)})"
     if verdict.get("kind") in ("frontier", "pair") and bad and good:
         rest = "no simple rule describes the rest"
-        return f"{_combined(bad)} is {probably}broken ({_combined(good)} is not; {rest})"
+        return f"{_combined(bad, kinds)} is {probably}broken ({_combined(good, kinds)} is not; {rest})"
     if len(culprits) != 1:
         word = " or " if verdict.get("kind") == "any" else " with "
         described = word.join(_values(verdict, axis, kinds) for axis in culprits)
@@ -264,8 +270,12 @@ def _untried_before(verdict: Mapping[str, Any], axis: str) -> list[str]:
     return []
 
 
-def _combined(values: Mapping[str, Any]) -> str:
-    return " with ".join(f"{axis} {value}" for axis, value in values.items())
+def _combined(values: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> str:
+    """A combination without what is the same everywhere."""
+    several = {
+        axis: value for axis, value in values.items() if len(kinds.get(axis, {}).get("values", ())) != 1
+    }
+    return " with ".join(f"{axis} {value}" for axis, value in (several or values).items())
 
 
 def _spans(
@@ -382,7 +392,7 @@ def _how_often(verdict: Mapping[str, Any], outcome: str | None) -> str:
         f"95 % interval {interval(bad['low'], bad['high'])})"
     )
     if bad.get("bodies"):
-        text += f", or of {bad['bodies']} bodies ({percent(bad['per_body']['rate'])})"
+        text += f", or of {bad['bodies']} iterations ({percent(bad['per_body']['rate'])})"
     if good and good.get("trials"):
         text += f" against {good['hits']} of {good['trials']} ({interval(good['low'], good['high'])})"
     return text
@@ -432,7 +442,7 @@ def _how_sure(verdict: Mapping[str, Any]) -> str:
     chance = verdict.get("probability")
     text = f"probability {probability(chance)}" if chance is not None else "probability unknown"
     if trials := verdict.get("trials"):
-        text += f" after {trials} trials"
+        text += f" after {how_many(trials, 'trial')}"
     if verdict.get("status") != "confirmed" and verdict.get("reason"):
         text += f" (not confirmed: {verdict['reason']})"
     return text

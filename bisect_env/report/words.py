@@ -28,6 +28,7 @@ from bisect_env.report.model import (
 from bisect_env.report.sentence import (
     do_not_matter,
     duration,
+    how_many,
     interval,
     noun,
     percent,
@@ -35,7 +36,7 @@ from bisect_env.report.sentence import (
     told_origins,
 )
 from bisect_env.report.untrusted import clean, shortened
-from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.numeric import clopper_pearson
 
 # --------------------------------------------------------------------------------------------------
 # The table of combinations, short enough for a terminal. Pure.
@@ -241,10 +242,9 @@ def summary(report: Report) -> str:
     ]
     status = _STATUS_WORDS.get(study.status, clean(study.status))
     beside = f"; not counted: {', '.join(uncounted)}" if uncounted else ""
-    plural = "" if report.environments == 1 else "s"
     return (
-        f"{clean(study.name)} (study {study.id[:SHORT_ID]}, {status}): {report.trials} trials "
-        f"({counts.bad} bad, {counts.good} good{beside}), {report.environments} environment{plural}"
+        f"{clean(study.name)} (study {study.id[:SHORT_ID]}, {status}): {how_many(report.trials, 'trial')} "
+        f"({counts.bad} bad, {counts.good} good{beside}), {how_many(report.environments, 'environment')}"
     )
 
 
@@ -300,7 +300,7 @@ def assumed(report: Report) -> str:
         if not trials:
             texts.append(f"{claim} (no trial there)")
             continue
-        counted = "1 trial" if trials == 1 else f"{trials} trials"
+        counted = how_many(trials, "trial")
         chance = probability(one["chance"])
         texts.append(
             f"{claim} ({counted} there, none failed: probability {chance} where versions do fail)"
@@ -448,14 +448,17 @@ def _version(state: PackageReport | None) -> str:
     return "—" if state is None else clean(state.label)
 
 
-def course(report: Report) -> str:
+def trace(report: Report) -> str:
     """How the probability of the answer moved, at a few numbers of trials; "" where nothing was counted."""
     points = report.posterior.points
     if not points or not report.posterior.answers:
         return ""
     chosen = [points[i] for i in sorted({round(k * (len(points) - 1) / 5) for k in range(6)})]
     told = ", ".join(f"{probability(p.probabilities[0])} after {p.trials}" for p in chosen)
-    return f"{clean(report.posterior.answers[0].label)}: probability {told} trials"
+    text = f"{clean(report.posterior.answers[0].label)}: probability {told} trials"
+    if report.verdict.get("certain"):
+        text += "; here failures may be rare, where the verdict has them for certain"
+    return text
 
 
 def timing(report: Report) -> str:

@@ -81,7 +81,7 @@ def information(
     if_good = counts.if_called_good(None, by_p0, by_rate)
     hit_good = good @ if_good
     known_good = good @ binary_entropy(if_good)
-    for index in counts.own_rate if counts.stray is not None else ():
+    for index in counts.own_rate if counts.contamination is not None else ():
         if_good = counts.if_called_good(index, by_p0, by_rate)
         hit_good[index] = good[index] @ if_good
         known_good[index] = good[index] @ binary_entropy(if_good)

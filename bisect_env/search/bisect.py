@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.search.classes import simplest
 from bisect_env.search.families import FloatArray
 from bisect_env.search.space import Hypothesis, HypothesisSpace
 from bisect_env.search.staircase import Staircase, ordered_axes, staircases
@@ -355,12 +356,7 @@ class Bisection:
         for extreme in (self._space.never, self._space.always):
             if extreme in among:
                 return self._space.hypothesis(extreme)
-        among = among[np.argsort(-self._space.prior[among], kind="stable")][:8]
-        return min((self._space.hypothesis(int(n)) for n in among), key=self._splits)
-
-    def _splits(self, hypothesis: Hypothesis) -> int:
-        bad, flat = hypothesis.bad_cells().ravel(), self._group.ravel()
-        return int(np.count_nonzero(bad[flat >= 0] != bad[flat[flat >= 0]]))
+        return simplest(self._space, among, self._group)
 
     def _open_cells(
         self, limit: int | None = None, allowed: NDArray[np.bool_] | None = None

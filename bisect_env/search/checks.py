@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
-from bisect_env.search.ratetest import share, upper_bound
+from bisect_env.search.rate_test import share, upper_bound
 from bisect_env.search.stopping import SearchSettings
-from bisect_env.search.stretches import checks as stretches
+from bisect_env.search.untested_intervals import checks as interval_checks
 from bisect_env.search.verdict import Answer, Cleared
 
 Tally = Callable[[Index], tuple[int, int]]
@@ -141,11 +141,11 @@ def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally:
     the far end of the others: whether it agrees tells a corner from a frontier.
     """
     if sum(n > 1 for n in grid.shape) == 1:
-        found = stretches(best, grid, can_run, tally, 1.0)
+        found = interval_checks(best, grid, can_run, tally, 1.0)
         return [Check(cell, 1, "untested") for cell, _ in found[:1]]
     if best.hypothesis.kind in ("any", "frontier") and best.first_bad is not None:
         # Where one axis alone should suffice, and where none does: beyond a second frontier it is otherwise.
-        untried = [cell for cell in _corners(best, best.first_bad) if can_run[cell] and not tally(cell)[1]]
+        untried = [cell for cell in _mixed_ends(best, best.first_bad) if can_run[cell] and not tally(cell)[1]]
         return [Check(cell, 1, "untested") for cell in untried[:1]]
     if best.hypothesis.kind != "all" or best.first_bad is None:
         return []
@@ -157,7 +157,7 @@ def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally:
     return [Check(cell, 1, "untested") for cell in elsewhere[:1]]
 
 
-def _corners(best: Answer, first_bad: Index) -> list[Index]:
+def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:
     """Both ends of every culprit axis, each with each, at the first bad combination on the others."""
     ends = [
         (0, len(best.hypothesis.sets[axis]) - 1) if axis in best.hypothesis.culprits else (place,)

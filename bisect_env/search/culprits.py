@@ -1,19 +1,21 @@
 """Which of the packages that changed carries the failure? A search over sets of changes. Pure.
 
-Between a good environment and a bad one n packages changed. A *hybrid* is the good environment with a set S
-of the changes made. A hypothesis is a smallest set C that carries the failure:
+Between a good environment and a bad one n packages changed. An *intermediate environment* is the good one
+with a set S of the changes made. A hypothesis is a smallest set C that carries the failure:
 
     all of C:  S is bad iff C ⊆ S        (one package, or two or three that have to meet)
     any of C:  S is bad iff C ∩ S ≠ ∅    (either of two packages does it)
     whole:     S is bad iff it has every change
 
-The counts of all hybrids give the posterior as they do for combinations: with the rates of bad hybrids drawn
-around a common one (see `rates.py`), and the trials at both ends known beforehand,
+The counts of all intermediate environments give the posterior as they do for combinations: with the rates of
+bad intermediate environments drawn around a common one (see `rates.py`), and the trials at both ends known
+beforehand,
 
     P(C | counts) ∝ P(C) · Σ_{j,k} P(m_j, σ_j, p0_k | ends) · Π_{S bad under C} B_j(S) · Π_{others} G_k(S)
 
-which is a product of three small matrices for all hypotheses at once. Not every hybrid has an environment;
-what a solver refuses is never asked again, and hypotheses that no hybrid tells apart end as one answer.
+which is a product of three small matrices for all hypotheses at once. Not every intermediate environment
+can be made; what a solver refuses is never asked again, and hypotheses that no intermediate environment
+tells apart end as one answer.
 
 Next is tried what tells most per cost: the mutual information between "S is bad" and the number of failures
 in a block of trials, over the block's length plus the price of building S. Delta debugging (A. Zeller and
@@ -43,31 +45,31 @@ _WHOLE = 0.02
 _THREES_UP_TO = 45
 """Changes up to which three that have to meet are considered: beyond it there are too many threes."""
 _LEADERS = 40
-"""Hypotheses for which hybrids are thought up."""
+"""Hypotheses for which intermediate environments are thought up."""
 _BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 _WORTH = 0.01
 """Tied hypotheses are named if they are at least so probable, as a share of the first."""
 _NOTHING = 1e-3
-"""Bits below which a hybrid is not worth an environment."""
+"""Bits below which an intermediate environment is not worth making."""
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Find out whether a hybrid has an environment."""
+class CheckEnvironment:
+    """Find out whether an intermediate environment can be made."""
 
-    hybrid: Changes
+    intermediate: Changes
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """Run trials of a hybrid that has an environment.
+    """Run trials of an intermediate environment that can be made.
 
     Attributes:
-        hybrid: Which one.
+        intermediate: Which one.
         trials: How many; looking at the answer earlier may save some.
     """
 
-    hybrid: Changes
+    intermediate: Changes
     trials: int
 
 
@@ -90,8 +92,8 @@ class Culprit:
         kind: `all`, `any` or `whole`.
         changes: C; every change for `whole`.
         probability: Posterior.
-        tied: Further hypotheses that no hybrid tells from this one, the more probable first; the probability
-            is that of all of them.
+        tied: Further hypotheses that no intermediate environment tells from this one, the more probable
+            first; the probability is that of all of them.
     """
 
     kind: str
@@ -125,10 +127,10 @@ class CulpritSearch:
         confidence: Posterior at which the search ends.
         min_rate: The smallest crash rate that is looked for.
         stated_rate: How often the bad end fails, if the user says so.
-        is_sound: Says at once whether a hybrid can have an environment; True where nobody knows.
+        is_sound: Says at once whether an intermediate environment can be made; True where nobody knows.
 
     Attributes:
-        counts: Bad trials and trials of each hybrid tried.
+        counts: Bad trials and trials of each intermediate environment tried.
     """
 
     size: int
@@ -140,7 +142,7 @@ class CulpritSearch:
     confidence: float = 0.95
     min_rate: float = 0.02
     stated_rate: float | None = None
-    is_sound: Callable[[Changes], bool] = lambda _hybrid: True
+    is_sound: Callable[[Changes], bool] = lambda _intermediate: True
     counts: dict[Changes, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -156,27 +158,27 @@ class CulpritSearch:
 
     # -- telling -------------------------------------------------------------------------------------------
 
-    def mark(self, hybrid: Changes, *, feasible: bool) -> None:
-        """Say whether a hybrid has an environment."""
-        self._feasible[hybrid] = feasible
+    def mark(self, intermediate: Changes, *, feasible: bool) -> None:
+        """Say whether an intermediate environment can be made."""
+        self._feasible[intermediate] = feasible
 
-    def tell(self, hybrid: Changes, *, hits: int, trials: int) -> None:
-        """Add trials of a hybrid.
+    def tell(self, intermediate: Changes, *, hits: int, trials: int) -> None:
+        """Add trials of an intermediate environment.
 
         Raises:
             ValueError: No such counts.
         """
         if not 0 <= hits <= trials:
             raise ValueError(f"{hits} of {trials} are no counts")
-        before = self.counts.get(hybrid, (0, 0))
-        self.counts[hybrid] = (before[0] + hits, before[1] + trials)
-        self._feasible[hybrid] = True
-        self._built.add(hybrid)
+        before = self.counts.get(intermediate, (0, 0))
+        self.counts[intermediate] = (before[0] + hits, before[1] + trials)
+        self._feasible[intermediate] = True
+        self._built.add(intermediate)
         self._refresh()
 
     # -- asking --------------------------------------------------------------------------------------------
 
-    def next_step(self, *, build_cost: float = 5.0) -> Check | Try | Done:
+    def next_step(self, *, build_cost: float = 5.0) -> CheckEnvironment | Try | Done:
         """What to do next.
 
         Args:
@@ -188,15 +190,17 @@ class CulpritSearch:
         best = self._most_telling(candidates, build_cost)
         if best is None:
             return Done(is_sure=self.answer.probability >= self.confidence)
-        _, hybrid, block = best
-        return Try(hybrid, block) if self._feasible.get(hybrid) else Check(hybrid)
+        _, intermediate, block = best
+        return (
+            Try(intermediate, block) if self._feasible.get(intermediate) else CheckEnvironment(intermediate)
+        )
 
-    def _may_be_had(self, hybrid: Changes) -> bool:
-        if hybrid in self._feasible:
-            return self._feasible[hybrid]
-        if hybrid not in self._sound:
-            self._sound[hybrid] = self.is_sound(hybrid)
-        return self._sound[hybrid]
+    def _may_be_had(self, intermediate: Changes) -> bool:
+        if intermediate in self._feasible:
+            return self._feasible[intermediate]
+        if intermediate not in self._sound:
+            self._sound[intermediate] = self.is_sound(intermediate)
+        return self._sound[intermediate]
 
     @property
     def best(self) -> Culprit:
@@ -206,8 +210,8 @@ class CulpritSearch:
 
     @property
     def answer(self) -> Culprit:
-        """The same with hypotheses of the same size that no hybrid that can be had tells from it."""
-        known = [hybrid for hybrid, feasible in self._feasible.items() if feasible]
+        """The same with hypotheses of the same size that no environment that can be had tells from it."""
+        known = [intermediate for intermediate, feasible in self._feasible.items() if feasible]
         best = self.best
         if not known or best.probability >= self.confidence:
             return best
@@ -245,12 +249,12 @@ class CulpritSearch:
 
     @property
     def infeasible(self) -> int:
-        """Number of hybrids without an environment."""
+        """Number of intermediate environments that cannot be made."""
         return sum(not feasible for feasible in (self._sound | self._feasible).values())
 
-    def chance_of_being_bad(self, hybrid: Changes) -> float:
-        """Posterior probability that a hybrid is bad."""
-        return float((self._labels([hybrid]) @ self._posterior)[0])
+    def chance_of_being_bad(self, intermediate: Changes) -> float:
+        """Posterior probability that an intermediate environment is bad."""
+        return float((self._labels([intermediate]) @ self._posterior)[0])
 
     # -- the posterior -------------------------------------------------------------------------------------
 
@@ -259,7 +263,8 @@ class CulpritSearch:
         with np.errstate(divide="ignore"):
             log_joint = np.log(grid.joint)
         log_joint += grid.if_bad(*self.bad)[0][:, None] + grid.if_good(*self.good)[None, :]
-        # One hybrid is the bad end itself; its trials are known twice over then, never counted twice.
+        # One intermediate environment is the bad end itself; its trials are known twice over then, never
+        # counted twice.
         tried = [h for h in self.counts if h not in (self._everything, frozenset())]
         ends = {self._everything: 0, frozenset(): 1}
         for end, which in ends.items():
@@ -288,11 +293,11 @@ class CulpritSearch:
         self._columns: FloatArray = columns / columns.sum()
         self._background: FloatArray = background / background.sum()
 
-    def _labels(self, hybrids: Sequence[Changes]) -> FloatArray:
-        """Whether each hypothesis calls each hybrid bad: shape (hybrids, hypotheses)."""
-        inside = np.zeros((len(hybrids), self.size))
-        for row, hybrid in enumerate(hybrids):
-            inside[row, list(hybrid)] = 1.0
+    def _labels(self, intermediates: Sequence[Changes]) -> FloatArray:
+        """Whether each hypothesis calls each environment bad: shape (intermediates, hypotheses)."""
+        inside = np.zeros((len(intermediates), self.size))
+        for row, intermediate in enumerate(intermediates):
+            inside[row, list(intermediate)] = 1.0
         members = self._hypotheses.members.astype(np.float64)
         missing = (1.0 - inside) @ members.T
         common = inside @ members.T
@@ -302,19 +307,20 @@ class CulpritSearch:
     def _most_telling(
         self, candidates: Sequence[Changes], build_cost: float
     ) -> tuple[float, Changes, int] | None:
-        """Score, hybrid and block of the candidate that tells most per cost; None if none tells anything.
+        """Score, environment and block of the candidate that tells most per cost; None where none does.
 
-        A block tells the mutual information between whether the hybrid is bad and its number of failures. The
-        rate of a bad hybrid is taken beta-distributed with the mean and the variance of the posterior.
+        A block tells the mutual information between whether the intermediate environment is bad and its
+        number of failures. The rate of a bad intermediate environment is taken beta-distributed with the mean
+        and the variance of the posterior.
         """
         if not candidates:
             return None
         chance = self._labels(candidates) @ self._posterior
-        price = np.array([0.0 if hybrid in self._built else build_cost for hybrid in candidates])
-        # Hybrids with equal counts have equal rates, and mostly these are none.
+        price = np.array([0.0 if intermediate in self._built else build_cost for intermediate in candidates])
+        # Intermediate environments with equal counts have equal rates, and mostly these are none.
         alike: dict[tuple[int, int], list[int]] = {}
-        for position, hybrid in enumerate(candidates):
-            alike.setdefault(self.counts.get(hybrid, (0, 0)), []).append(position)
+        for position, intermediate in enumerate(candidates):
+            alike.setdefault(self.counts.get(intermediate, (0, 0)), []).append(position)
         background = _mean_and_variance(self._grid.p0, self._background)
         best: tuple[float, Changes, int] | None = None
         for counts, positions in alike.items():
@@ -331,10 +337,10 @@ class CulpritSearch:
                     best = (float(scores[top]), candidates[positions[top]], block)
         return best
 
-    # -- hybrids -------------------------------------------------------------------------------------------
+    # -- intermediate environments ---------------------------------------------------------------------------
 
     def _candidates(self) -> list[Changes]:
-        """Hybrids that may tell the leading hypotheses apart, each once, without the ends."""
+        """Environments that may tell the leading hypotheses apart, each once, without the ends."""
         leaders = np.argsort(-self._posterior)[:_LEADERS].tolist()
         sets = [self._members(i) for i in leaders]
         share = self._posterior @ self._hypotheses.members

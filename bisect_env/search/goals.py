@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.every import SearchAll
+from bisect_env.search.coarsening import search_for
+from bisect_env.search.multiple import SearchAll
 from bisect_env.search.searcher import SearchSettings, StudySearch
 from bisect_env.search.table import TableSearch
-from bisect_env.search.zoom import search_for
 
 
 class Goal(StrEnum):
@@ -17,7 +17,7 @@ class Goal(StrEnum):
 
     FIRST_BAD = "first-bad"
     """Where it begins to fail."""
-    EVERY_CORNER = "every-corner"
+    EVERY_CONFIGURATION = "every-configuration"
     """The same, and where else it does."""
     TABLE = "table"
     """Which combinations fail, and which do not."""
@@ -30,7 +30,7 @@ def search_towards(
     match goal:
         case Goal.TABLE:
             return TableSearch(grid, groups, settings)
-        case Goal.EVERY_CORNER:
+        case Goal.EVERY_CONFIGURATION:
             return SearchAll(grid, groups, settings)
         case _:
             return search_for(grid, groups, settings)

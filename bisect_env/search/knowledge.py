@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.classes import Classes
 from bisect_env.search.families import Family, FloatArray
-from bisect_env.search.history import Histories, Values, looked_at
-from bisect_env.search.posterior import Belief, Counts, Patterns, share, update, with_strays
+from bisect_env.search.nonmonotone import Histories, Values, looked_at
+from bisect_env.search.posterior import Belief, Counts, Patterns, share, update, with_contamination
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis, HypothesisSpace
 
@@ -36,7 +36,8 @@ class Knowledge:
         stated_rate: How often it fails where it does, if the user says so.
         nothing: Prior of *never bad*; None leaves what the space gives it.
         any_of: Whether one answer may name several causes that suffice each.
-        stray: Prior of each share of combinations that are bad for a reason that the answer is not about.
+        contamination: Prior of each share of combinations that are bad for a reason that the answer is not
+            about.
         families: As for `HypothesisSpace`.
     """
 
@@ -49,7 +50,7 @@ class Knowledge:
         stated_rate: float | None = None,
         nothing: float | None,
         any_of: bool,
-        stray: Mapping[float, float] | None,
+        contamination: Mapping[float, float] | None,
         families: Sequence[Family] | None = None,
     ) -> None:
         self._grid = grid
@@ -64,12 +65,12 @@ class Knowledge:
         self._looked_at: (
             tuple[Histories, list[Index], HypothesisSpace, NDArray[np.bool_], Patterns] | None
         ) = None
-        # Several corners explain a rate of its own by another corner.
-        self.rates = RateGrid.default(min_rate, stated_rate, two_steps=stray is None)
+        # Several configurations explain a rate of its own by another configuration.
+        self.rates = RateGrid.default(min_rate, stated_rate, two_steps=contamination is None)
         shares = None
-        if stray is not None:
-            self.rates, shares = with_strays(self.rates, stray)
-        self._counts = Counts(grid.shape, self.rates, stray=shares)
+        if contamination is not None:
+            self.rates, shares = with_contamination(self.rates, contamination)
+        self._counts = Counts(grid.shape, self.rates, contamination=shares)
         self._patterns = Patterns.before(self._space)
         self._group = np.full(grid.shape, -1, dtype=np.intp)
         for index, stands_for in groups.items():
@@ -107,12 +108,12 @@ class Knowledge:
 
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial of a combination: good or bad. Other outcomes and void trials are never told."""
-        self._counts.add(self.standing_for(index), int(hit), 1)
+        self._counts.add(self.representative_of(index), int(hit), 1)
         self.forget(classes=False)
 
     def tell_counts(self, index: Index, hits: int, trials: int) -> None:
         """Count several trials of a combination at once."""
-        self._counts.add(self.standing_for(index), hits, trials)
+        self._counts.add(self.representative_of(index), hits, trials)
         self.forget(classes=False)
 
     def can_be_told(self, index: Index) -> bool:
@@ -141,7 +142,7 @@ class Knowledge:
         ):
             self.__dict__.pop(name, None)
 
-    def standing_for(self, index: Index) -> Index:
+    def representative_of(self, index: Index) -> Index:
         """The cell that stands for a combination's group.
 
         Raises:
@@ -161,7 +162,7 @@ class Knowledge:
         found: dict[Index, int] = {}
         for index, number in numbers.items():
             if self.can_run(index):
-                cell = self.standing_for(index)
+                cell = self.representative_of(index)
                 found[cell] = found.get(cell, 0) + number
         return found
 
@@ -252,7 +253,7 @@ class Knowledge:
 
     def counts(self, index: Index) -> tuple[int, int]:
         """Hits and counted trials of a combination (those of its whole group)."""
-        cell = self.standing_for(index)
+        cell = self.representative_of(index)
         return int(self._counts.hits[cell]), int(self._counts.trials[cell])
 
     def probability_bad(self) -> FloatArray:

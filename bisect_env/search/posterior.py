@@ -38,10 +38,10 @@ class Counts:
     Args:
         shape: Of the lattice.
         grid: Rates to score.
-        stray: For each column of p0 the chance that a cell which an answer calls good is bad for another
-            reason, each by itself, shape (K,); None for never:
+        contamination: For each column of p0 the chance that a cell which an answer calls good is bad for
+            another reason, each by itself, c of shape (K,); None for never:
 
-            P(counts | good, p0) → (1 − stray) · P(counts | good, p0) + stray · P(counts | bad)
+            P(counts | good, p0) → (1 − c) · P(counts | good, p0) + c · P(counts | bad)
 
     Attributes:
         hits: Target outcomes per cell, shape of the lattice.
@@ -51,9 +51,11 @@ class Counts:
         own_rate: For cells with trials: posterior of the cell's own rate if bad, shape (J, R).
     """
 
-    def __init__(self, shape: tuple[int, ...], grid: RateGrid, *, stray: FloatArray | None = None) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], grid: RateGrid, *, contamination: FloatArray | None = None
+    ) -> None:
         self.grid = grid
-        self.stray = stray
+        self.contamination = contamination
         self.hits = np.zeros(shape)
         self.trials = np.zeros(shape)
         self.log_bad = np.zeros((*shape, len(grid.m)))
@@ -67,10 +69,10 @@ class Counts:
         y, n = float(self.hits[index]), float(self.trials[index])
         self.log_bad[index], self.own_rate[index] = self.grid.if_bad(y, n)
         self.log_good[index] = self.grid.if_good(y, n)
-        if self.stray is not None:
+        if self.contamination is not None:
             _, otherwise = self._own_marginal(index)
             self.log_good[index] = np.logaddexp(
-                self.log_good[index] + np.log1p(-self.stray), otherwise + np.log(self.stray)
+                self.log_good[index] + np.log1p(-self.contamination), otherwise + np.log(self.contamination)
             )
 
     def _own_marginal(self, index: Index) -> tuple[FloatArray, float]:
@@ -84,12 +86,14 @@ class Counts:
         """Log probability of a tried cell's counts if it is bad, all else unknown."""
         return self._own_marginal(index)[1]
 
-    def astray(self, index: Index) -> FloatArray:
+    def contaminated(self, index: Index) -> FloatArray:
         """Posterior, for each p0, that a tried cell that is called good is bad for another reason."""
-        if self.stray is None:
+        if self.contamination is None:
             return np.zeros(len(self.grid.p0))
         _, evidence = self._own_marginal(index)
-        return np.asarray(np.exp(evidence + np.log(self.stray) - self.log_good[index]), dtype=np.float64)
+        return np.asarray(
+            np.exp(evidence + np.log(self.contamination) - self.log_good[index]), dtype=np.float64
+        )
 
     def if_called_good(self, index: Index | None, by_p0: FloatArray, by_rate: FloatArray) -> FloatArray:
         """Chances of what comes next at a cell that is called good, for each p0.
@@ -100,21 +104,21 @@ class Counts:
             by_rate: Chances at each rate of bad cells, shape (R, B).
 
         Returns:
-            Shape (K, B); `by_p0` itself where no cell is stray.
+            Shape (K, B); `by_p0` itself where there is no contamination.
         """
-        if self.stray is None:
+        if self.contamination is None:
             return by_p0
         if index is None:
             columns, own, share = (
                 self.grid.joint.sum(axis=1),
                 self.grid.kernel,
-                self.stray,
+                self.contamination,
             )
         else:
             columns, _ = self._own_marginal(index)
-            own, share = self.own_rate[index], self.astray(index)
-        astray = columns @ (own @ by_rate)
-        return np.asarray((1 - share[:, None]) * by_p0 + share[:, None] * astray, dtype=np.float64)
+            own, share = self.own_rate[index], self.contaminated(index)
+        contaminated = columns @ (own @ by_rate)
+        return np.asarray((1 - share[:, None]) * by_p0 + share[:, None] * contaminated, dtype=np.float64)
 
     def at(self, values: Sequence[Sequence[int]]) -> Counts:
         """The same on some values of each axis; for a posterior, not to be added to.
@@ -123,7 +127,7 @@ class Counts:
             values: Per axis, positions.
         """
         part = object.__new__(Counts)
-        part.grid, part.stray = self.grid, self.stray
+        part.grid, part.contamination = self.grid, self.contamination
         here = np.ix_(*values)
         part.hits, part.trials = self.hits[here], self.trials[here]
         part.log_bad, part.log_good = self.log_bad[here], self.log_good[here]
@@ -133,14 +137,14 @@ class Counts:
     def copy(self) -> Counts:
         """An independent copy, for looking ahead."""
         twin = object.__new__(Counts)
-        twin.grid, twin.stray = self.grid, self.stray
+        twin.grid, twin.contamination = self.grid, self.contamination
         twin.hits, twin.trials = self.hits.copy(), self.trials.copy()
         twin.log_bad, twin.log_good = self.log_bad.copy(), self.log_good.copy()
         twin.own_rate = dict(self.own_rate)
         return twin
 
 
-def with_strays(grid: RateGrid, shares: Mapping[float, float]) -> tuple[RateGrid, FloatArray]:
+def with_contamination(grid: RateGrid, shares: Mapping[float, float]) -> tuple[RateGrid, FloatArray]:
     """Rates together with how many of the cells that an answer calls good are bad for another reason.
 
     Args:

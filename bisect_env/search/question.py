@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.acquisition import BLOCKS, ONE, choose, information, scores
-from bisect_env.search.explain import log10_bayes_factor, unexplained
 from bisect_env.search.families import Family, FloatArray
-from bisect_env.search.history import DOUBT, could_be_better
+from bisect_env.search.goodness_of_fit import log10_bayes_factor, unexplained
 from bisect_env.search.knowledge import Knowledge, position
+from bisect_env.search.nonmonotone import DOUBT, could_be_better
 from bisect_env.search.posterior import Belief, Counts
 from bisect_env.search.stopping import (
     CAUTION,
@@ -24,7 +24,7 @@ from bisect_env.search.stopping import (
     quantile,
     required_confidence,
 )
-from bisect_env.search.stretches import assumed, checks, passes
+from bisect_env.search.untested_intervals import checks, passes, untested_intervals
 from bisect_env.search.verdict import Answer, Status, Verdict, answer, capacity, entropy_bits
 
 # How sure the prior must be of an end before trials go there first.
@@ -63,7 +63,7 @@ class Question(Knowledge):
         settings: When to stop.
         nothing: Prior of *never bad*; None leaves what the space gives it.
         any_of: Whether one answer may name several causes that suffice each.
-        stray: As for `Knowledge`.
+        contamination: As for `Knowledge`.
         families: Of value sets, one per axis, instead of those that belong to the axes' directions.
 
     Attributes:
@@ -81,7 +81,7 @@ class Question(Knowledge):
         *,
         nothing: float | None = None,
         any_of: bool = True,
-        stray: Mapping[float, float] | None = None,
+        contamination: Mapping[float, float] | None = None,
         families: Sequence[Family] | None = None,
     ) -> None:
         self.settings = settings or SearchSettings()
@@ -92,7 +92,7 @@ class Question(Knowledge):
             stated_rate=self.settings.crash_rate,
             nothing=nothing,
             any_of=any_of,
-            stray=stray,
+            contamination=contamination,
             families=families,
         )
 
@@ -126,7 +126,7 @@ class Question(Knowledge):
             return []
         ahead = self._counts.copy()
         for index, running in (pending or {}).items():
-            ahead.add(self.standing_for(index), 0, running)
+            ahead.add(self.representative_of(index), 0, running)
         cost = self.prices(build_cost)
         chosen: list[Index] = []
         part = -(-count // _UPDATES)
@@ -182,7 +182,9 @@ class Question(Knowledge):
             return []
         cost = self.prices(build_cost)
         bad = self.probability_bad()
-        cells = sorted({self.standing_for(index) for index in pending}, key=lambda cell: (-bad[cell], cell))
+        cells = sorted(
+            {self.representative_of(index) for index in pending}, key=lambda cell: (-bad[cell], cell)
+        )
         wanted: list[Index] = []
         for cell in cells[:_FORESEEN]:
             ahead = self._counts.copy()
@@ -195,7 +197,7 @@ class Question(Knowledge):
         cost = np.zeros(self._grid.shape)
         for index, price in (build_cost or {}).items():
             if self._group[index] >= 0:
-                cost[self.standing_for(index)] = price
+                cost[self.representative_of(index)] = price
         return cost
 
     def _next(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
@@ -233,9 +235,9 @@ class Question(Knowledge):
         good = good if good is not None and lowest[good] <= 1 - _END_CERTAINTY else None
         bad = bad if bad is not None and highest[bad] >= _END_CERTAINTY else None
         if self._grid.good is not None and self._group[self._grid.good] >= 0:
-            good = self.standing_for(self._grid.good)
+            good = self.representative_of(self._grid.good)
         if self._grid.bad is not None and self._group[self._grid.bad] >= 0:
-            bad = self.standing_for(self._grid.bad)
+            bad = self.representative_of(self._grid.bad)
         return good, bad
 
     def _to_certify(self, ahead: Counts) -> Index | None:
@@ -269,7 +271,7 @@ class Question(Knowledge):
         if not pairs and best.first_bad is not None and best.last_good is not None:
             pairs = [(best.first_bad, best.last_good)]
         for pair in pairs:
-            bad, good = (self.standing_for(cell) for cell in pair)
+            bad, good = (self.representative_of(cell) for cell in pair)
             if not self._has_failed(bad):
                 wanted.append((bad, math.inf))
             wanted.append((good, self._clean))
@@ -283,7 +285,7 @@ class Question(Knowledge):
             wanted.append((end, max(controls, min(self._clean, _CONTROLS) if passed.any() else 0)))
         if self._whole:
             checked = checks(best, self._grid, self._group >= 0, self.counts, self.typical_rates()[0])
-            wanted += [(self.standing_for(cell), trials) for cell, trials in checked]
+            wanted += [(self.representative_of(cell), trials) for cell, trials in checked]
         return wanted
 
     def _has_failed(self, cell: Index) -> bool:
@@ -409,7 +411,9 @@ class Question(Knowledge):
             against_nothing=log10_bayes_factor(*beliefs, these, self._no_difference),
             against_next=None if len(order) < 2 else log10_bayes_factor(*beliefs, these, of == order[1]),
             unexplained=unexplained(best.hypothesis, self._counts),
-            assumed=assumed(best, self._grid, self._group >= 0, self.counts, bad_rate) if self._whole else (),
+            untested=untested_intervals(best, self._grid, self._group >= 0, self.counts, bad_rate)
+            if self._whole
+            else (),
             monotone=self._is_plain(int(order[0])),
         )
 

@@ -35,9 +35,9 @@ _STEPS_AN_OCTAVE = 3
 _LEAST_BACKGROUND = 0.1
 # Prior weights. More on "certain" and on "shared" saves trials where they hold, and is paid for in wrong
 # answers where they do not: at a rate of one half, and where the rates of bad combinations differ. That good
-# combinations never fail is hardly believed beforehand: a study in which they do would otherwise take its first
-# lucky passes for proof. Low rates are less likely than high ones, by the square root: the density of
-# Jeffreys' prior near zero. `benchmarks/search_priors.py` shows what each choice costs. Real failures differ more
+# combinations never fail is hardly believed beforehand: a study in which they do would take its first lucky
+# passes for proof. Low rates are less likely than high ones, by the square root: the density of Jeffreys'
+# prior near zero. `docs/decisions/search/rates.md` has what each choice costs. Real failures differ more
 # than planted ones (a load axis trebles the rate of one and the same bug), hence the weight on wide spreads.
 _NO_BACKGROUND = 0.04
 _DETERMINISTIC = 0.35

@@ -37,13 +37,13 @@ from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.bisect import Bisection
 from bisect_env.search.checks import Check, clean_checks, cleared, untested_checks
 from bisect_env.search.families import Family, FloatArray
-from bisect_env.search.history import RARE, Histories, histories
 from bisect_env.search.labels import chances, labels, usual_trials
+from bisect_env.search.nonmonotone import RARE, Histories, histories
 from bisect_env.search.question import Question
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.stopping import SearchSettings
-from bisect_env.search.stretches import assumed
+from bisect_env.search.untested_intervals import untested_intervals
 from bisect_env.search.verdict import Answer, Status, Verdict
 
 __all__ = ["Search", "SearchSettings", "StudySearch"]
@@ -54,8 +54,8 @@ is 0.04 for an axis, it takes a Bayes factor of 24: *strong* evidence in the sca
 CERTAIN = 0.85
 """Prior that a failure is certain. Of twelve upgrade failures collected from issue trackers ten were."""
 _USUAL_ERROR, _DOUBTS, _OF_ERROR = 0.05, 5, 0.125
-"""A failure that comes in half of all runs looks certain in the first eight trials of one study in seven. So the
-error that is left to answers about certain failures shrinks faster than what is stated, down to an eighth of it."""
+"""A failure that comes in half of all runs looks certain in the first eight trials of one study in seven. So
+the error that is left to answers about certain failures shrinks faster than what is stated, to an eighth."""
 _FAILURES = 2
 """How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly."""
 _UNSEEN = 8
@@ -67,7 +67,7 @@ _MOST_SWEPT = 64
 
 
 class StudySearch(Protocol):
-    """What a study asks and tells: `Search`, `ZoomedSearch` and `SearchAll` are such."""
+    """What a study asks and tells: `Search`, `CoarsenedSearch` and `SearchAll` are such."""
 
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial of a combination: good or bad."""
@@ -301,7 +301,7 @@ class Search:
         if best.first_bad is None:
             return []
         bad_sides = (best.first_bad, *(b.bad for b in best.boundaries))
-        sides = dict.fromkeys(map(self._narrow.standing_for, bad_sides))
+        sides = dict.fromkeys(map(self._narrow.representative_of, bad_sides))
         again = [(cell, _FAILURES) for cell in sides if self.counts(cell)[0] < _FAILURES]
         if again:
             return again
@@ -321,7 +321,7 @@ class Search:
         end = self._grid.good
         if end is None or not self._narrow.can_run(end):
             return None
-        cell = self._narrow.standing_for(end)
+        cell = self._narrow.representative_of(end)
         return cell if self._bisection.labels.get(cell) else None
 
     @property
@@ -341,9 +341,7 @@ class Search:
         doubt, doubtful = self._doubts(int(self._narrow.total_hits))
         return best / (1.0 + doubt), doubtful
 
-    def _doubts(
-        self, failures: int, passes: Mapping[Index, int] | None = None
-    ) -> tuple[float, Index | None]:
+    def _doubts(self, failures: int, passes: Mapping[Index, int] | None = None) -> tuple[float, Index | None]:
         """Weight of all rivals in that of the answer, and the good combination of which most say it is bad.
 
         Args:
@@ -507,7 +505,7 @@ class Search:
         wanted += clean_checks(verdict.best, can_run, self.counts, self.settings)
         found: dict[Index, Check] = {}
         for check in wanted:
-            cell = self._narrow.standing_for(check.cell)
+            cell = self._narrow.representative_of(check.cell)
             before = found.get(cell)
             if before is None or before.wanted < check.wanted:
                 found[cell] = Check(cell, check.wanted, check.why)
@@ -544,7 +542,7 @@ class Search:
         bad_rate, background = self._narrow.rates_under(best.hypothesis)
         sides = [cell for b in best.boundaries for cell in (b.bad, b.good)]
         sides += [cell for cell in (best.first_bad, best.last_good) if cell is not None and not sides]
-        surely = [chance.get(self._narrow.standing_for(cell), 0.5) for cell in dict.fromkeys(sides)]
+        surely = [chance.get(self._narrow.representative_of(cell), 0.5) for cell in dict.fromkeys(sides)]
         sure = math.prod(max(p, 1.0 - p) for p in surely) if found.settled else best.probability
         best = replace(best, probability=sure)
         status, reason = _certain_status(found.how, best, stands)
@@ -596,7 +594,7 @@ class Search:
             expected_environments=0 if stands else math.ceil(found.bits - 1e-9) + len(found.untried),
             against_nothing=self._against_nothing(),
             monotone=found.how in ("rule", "none"),
-            assumed=assumed(best, self._grid, self._narrow.group >= 0, self.counts, 0.999),
+            untested=untested_intervals(best, self._grid, self._narrow.group >= 0, self.counts, 0.999),
             certain=True,
         )
         return self._with_cleared(verdict)
@@ -721,5 +719,5 @@ def _certain_status(how: str, best: Answer, stands: bool) -> tuple[Status, str]:
     if stands:
         return Status.CONFIRMED, _HOW[how]
     if best.probability <= 0.5:
-        return Status.NONE, f"the best answer holds {best.probability:.2f} of the probability"
+        return Status.NONE, "no answer is likely enough yet"
     return Status.LIKELY, "both sides of the boundary, or versions far from it, need more trials"

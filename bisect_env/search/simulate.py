@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from bisect_env.matrix.grid import Grid, Index
+from bisect_env.search.coarsening import search_for
 from bisect_env.search.families import FloatArray
 from bisect_env.search.searcher import SearchSettings
 from bisect_env.search.verdict import Verdict
-from bisect_env.search.zoom import search_for
 
 
 @dataclass(frozen=True, slots=True)

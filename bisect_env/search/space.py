@@ -2,7 +2,8 @@
 
 Four kinds:
 
-* *all of* (and): bad iff every axis's value lies in that axis's set. The corner of a regression.
+* *all of* (and): bad iff every axis's value lies in that axis's set. A minimal failing configuration and all
+  beyond it.
 * *any of* (or): bad iff at least one axis's value lies in its set; at least two axes matter. Two causes, or
   a fix that needs several axes at once.
 * *never bad*, *always bad*.
@@ -16,6 +17,7 @@ other direction (how much posterior weight calls a cell bad) use the transposes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +25,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_env.matrix.grid import Direction, Index
+from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.families import Family, FloatArray, family
 
 NEVER_PRIOR = 0.015
@@ -33,6 +35,8 @@ _ANY_OF_PRIOR = 0.07
 EXTRA_AXIS_ODDS = 0.4
 # Gaps double the sets of an axis; on several such axes a step would take longer than a trial.
 _MOST_WITH_GAPS = 20_000
+MOST_EXACT = 60_000
+"""Hypotheses up to which every one has a row of its own."""
 
 
 def _mode_products(tensor: FloatArray, matrices: Sequence[FloatArray]) -> FloatArray:
@@ -312,3 +316,32 @@ def _outer(vectors: Sequence[FloatArray]) -> FloatArray:
 def _normalised(weights: FloatArray) -> FloatArray:
     total = weights.sum()
     return weights / total if total > 0 else weights
+
+
+def is_large(shape: Sequence[int], directions: Sequence[Direction]) -> bool:
+    """Whether a lattice has more hypotheses than are kept one by one."""
+    return 2 * math.prod(_sets(d, n) for d, n in zip(directions, shape, strict=True)) > MOST_EXACT
+
+
+def _sets(direction: Direction, size: int) -> int:
+    """Number of sets in a family without gaps."""
+    match direction:
+        case Direction.EITHER:
+            return 1 + 2 * (size - 1) + (size - 1) * (size - 2) // 2
+        case Direction.UNORDERED:
+            return 1 + (2 * size if size > 2 else size if size == 2 else 0)
+        case _:
+            return size
+
+
+def drawn(grid: Grid, rng: np.random.Generator) -> Hypothesis:
+    """A hypothesis drawn from the prior of a large lattice, "never", "always" and *any of* left out."""
+    families = [family(axis.direction, len(axis.values), gaps=False) for axis in grid.axes]
+    while True:
+        chosen = []
+        for one in families:
+            weights = np.where(np.arange(len(one.sets)) == 0, 1.0, EXTRA_AXIS_ODDS * one.prior)
+            chosen.append(int(rng.choice(len(weights), p=weights / weights.sum())))
+        if any(chosen):
+            sets = tuple(one.sets[row] > 0 for one, row in zip(families, chosen, strict=True))
+            return Hypothesis("all", sets, tuple(i for i, row in enumerate(chosen) if row))

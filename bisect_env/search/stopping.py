@@ -99,7 +99,7 @@ def judge(best: Answer, *, required: float, agreed: bool, lacking: bool) -> tupl
         best: The most probable answer.
         required: Posterior at which it is sure.
         agreed: Whether it is the best one under every model of the rates that is still believed.
-        lacking: Whether a side of its boundary, or a stretch far from it, was tried too little.
+        lacking: Whether a side of its boundary, or an interval far from it, was tried too little.
     """
     sure = best.probability >= required
     if best.hypothesis.kind == "never":
@@ -111,7 +111,7 @@ def judge(best: Answer, *, required: float, agreed: bool, lacking: bool) -> tupl
             "always bad: every combination shows the failure" if sure else "no combination was seen to pass"
         )
     if best.probability <= 0.5:
-        return Status.NONE, f"the best answer holds {best.probability:.2f} of the probability"
+        return Status.NONE, "no answer is likely enough yet"
     if not best.boundaries:
         return Status.LIKELY, (
             "of combinations that can be run, no two that differ on one axis alone lie on both sides"

@@ -479,7 +479,7 @@ class TableSearch:
         else:
             corners = [(0,) * len(last), tuple(last)]
         stated = [end for end in (self._grid.good, self._grid.bad) if end is not None]
-        ends = [self._known.standing_for(end) for end in stated if self._known.can_run(end)]
+        ends = [self._known.representative_of(end) for end in stated if self._known.can_run(end)]
         places = np.array(visible)
         near = [visible[int(np.abs(places - np.array(corner)).sum(axis=1).argmin())] for corner in corners]
         return list(dict.fromkeys([*ends, *near]))
@@ -560,7 +560,7 @@ class TableSearch:
         found: dict[Index, Called] = {}
         exceptional = self._checks[1] if description is not None and self.is_complete else 0.5
         for index in self._cells(self._known.group >= 0):
-            cell = self._known.standing_for(index)
+            cell = self._known.representative_of(index)
             if cell in self._labels:
                 bad = self._labels[cell]
                 sure = chance[cell] if bad else 1.0 - chance[cell]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Index
 from bisect_env.search.classes import boundary_pairs
-from bisect_env.search.explain import Unexplained
 from bisect_env.search.families import FloatArray
+from bisect_env.search.goodness_of_fit import Unexplained
 from bisect_env.search.space import Hypothesis
 
 # Bad cells that are compared with all good ones where no boundary can be run.
@@ -87,8 +87,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Assumed:
-    """A stretch of combinations along one axis of which an answer says more than trials do.
+class UntestedInterval:
+    """An interval of combinations along one axis of which an answer says more than trials do.
 
     Attributes:
         axis: Position of the axis.
@@ -148,7 +148,7 @@ class Verdict:
         against_next: The same against the second answer.
         unexplained: Combinations whose trials `best` does not explain.
         monotone: Whether ordered axes change as their directions say under `best`.
-        assumed: Per ordered culprit axis the longest stretch that `best` takes for granted, if any.
+        untested: Per ordered culprit axis the longest interval that `best` takes for granted, if any.
         cleared: Of a confirmed answer the last good combinations, with what their trials exclude.
         certain: Whether every bad combination failed and every good one passed, each time.
     """
@@ -168,7 +168,7 @@ class Verdict:
     against_next: float | None = None
     unexplained: tuple[Unexplained, ...] = ()
     monotone: bool = True
-    assumed: tuple[Assumed, ...] = ()
+    untested: tuple[UntestedInterval, ...] = ()
     cleared: tuple[Cleared, ...] = ()
     certain: bool = False
 

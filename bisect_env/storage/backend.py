@@ -109,11 +109,7 @@ def storage_error(shown: str, error: DBAPIError) -> StorageError:
     if found := _of_server(shown, error):
         return found
     if "Could not decode to UTF-8" in str(error.orig):
-        return StorageError(
-            f"the database {shown} is damaged: it holds text that is not UTF-8",
-            tried=f"{error.orig}",
-            remedy="another program changed it: take it from a backup, or " + ANOTHER,
-        )
+        return _no_text(shown, f"{error.orig}")
     if "no such table" in str(error.orig) or "no such column" in str(error.orig):
         return StorageError(
             f"the database {shown} lacks a part that it should have",
@@ -121,6 +117,14 @@ def storage_error(shown: str, error: DBAPIError) -> StorageError:
             remedy="another program changed it: take it from a backup, or " + ANOTHER,
         )
     return StorageError(f"the database {shown} failed", tried=f"{error.orig}", remedy=ANOTHER)
+
+
+def _no_text(shown: str, tried: str) -> StorageError:
+    return StorageError(
+        f"the database {shown} is damaged: it holds text that is not UTF-8",
+        tried=tried,
+        remedy="another program changed it: take it from a backup, or " + ANOTHER,
+    )
 
 
 @contextlib.contextmanager
@@ -136,6 +140,9 @@ def speaking(shown: str) -> Iterator[None]:
         raise
     except DBAPIError as error:
         raise storage_error(shown, error) from error
+    except UnicodeDecodeError as error:
+        # SQLite quotes a damaged schema in a message that Python's driver cannot read.
+        raise _no_text(shown, str(error)) from error
     except DamageError as damage:
         raise StorageError(
             f"the database {shown} is damaged: {damage.where}, column {damage.column}: {damage.why}",
@@ -390,10 +397,8 @@ def stored_version(connection: Connection, shown: str) -> int:
     Raises:
         StorageError: It does not say.
     """
-    try:
+    with speaking(shown):
         value = fact(connection, "schema")
-    except DBAPIError as error:
-        raise storage_error(shown, error) from error
     if value is None or not value.isdecimal():
         raise StorageError(
             f"the database {shown} does not say which schema it has",

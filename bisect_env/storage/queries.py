@@ -12,7 +12,7 @@ from sqlmodel import Session, col, func, select
 
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage import blobs, rows
-from bisect_env.storage.records import Counts, FailureGroup, StoredTrial, WholeTrial
+from bisect_env.storage.entries import EvidenceCounts, FailureGroup, StoredTrial, WholeTrial
 from bisect_env.storage.tables import ArtefactRow, BlobRow, CombinationRow, ReusedRow, TrialRow
 from bisect_env.storage.values import member
 from bisect_env.trials.records import Evidence, Machine, Outcome
@@ -61,7 +61,7 @@ def has_trial(session: Session, trial_id: str) -> bool:
     return session.exec(select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)).first() is not None
 
 
-def counts(session: Session, study_id: str) -> dict[Combination, Counts]:
+def counts(session: Session, study_id: str) -> dict[Combination, EvidenceCounts]:
     """As `Store.counts`."""
     own = (
         select(CombinationRow.key, TrialRow.evidence, TrialRow.outcome, func.count())
@@ -84,7 +84,8 @@ def counts(session: Session, study_id: str) -> dict[Combination, Counts]:
             gathered.setdefault(key, Counter())[said] += number
     where = f"study {study_id}"
     return {
-        rows.combination_from(key, where): Counts(dict(by_outcome)) for key, by_outcome in gathered.items()
+        rows.combination_from(key, where): EvidenceCounts(dict(by_outcome))
+        for key, by_outcome in gathered.items()
     }
 
 

@@ -18,7 +18,7 @@ from bisect_env.environments.lock import Lock, LockFileError
 from bisect_env.environments.lockfiles import parse_lock
 from bisect_env.matrix.grid import AxisKind, Combination, Direction
 from bisect_env.matrix.secrets import shared_matrix_text, without_credentials, without_passwords
-from bisect_env.storage.records import (
+from bisect_env.storage.entries import (
     BUILD_FAILED,
     BUILT,
     TARGET,
@@ -112,7 +112,7 @@ class _Unexplained(TypedDict):
     chance: _NUMBER | None
 
 
-class _Assumed(TypedDict):
+class _UntestedInterval(TypedDict):
     axis: str
     first: dict[str, str]
     last: dict[str, str]
@@ -141,7 +141,7 @@ class _Verdict(_Candidate, total=False):
     miss: _NUMBER | None
     monotone: bool | _NUMBER | None
     unexplained: list[_Unexplained]
-    assumed: list[_Assumed]
+    assumed: list[_UntestedInterval]
     others: list[_Candidate]
 
 
@@ -261,8 +261,8 @@ def _named(kind: str, row_id: object) -> str:
 
 LOGS = ("stdout", "stderr", "stack")
 """Artefacts that every trial may have."""
-BODIES = "bodies"
-"""In the column `copies`: how often the body was begun, where it is repeated."""
+ITERATIONS = "bodies"
+"""In the column `copies`: how many iterations of the script were begun, where it is repeated."""
 IMPORTED = "imported"
 """The artefact that holds, as JSON, the versions that the script imported; mostly the same for all trials
 of a combination, and then stored once."""
@@ -452,9 +452,9 @@ def trial_row(
 
 
 def _copies(record: TrialRecord) -> dict[str, int]:
-    """Copies by outcome; beside them the bodies, where they are more than the processes."""
+    """Copies by outcome; beside them the iterations, where they are more than the processes."""
     copies = {str(Outcome(outcome)): int(number) for outcome, number in record.copies.items()}
-    return copies if not record.bodies else {**copies, BODIES: record.bodies}
+    return copies if not record.iterations else {**copies, ITERATIONS: record.iterations}
 
 
 def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
@@ -498,9 +498,9 @@ def stored_trial(row: TrialRow, key: str, evidence: str | None = None) -> Stored
         copies={
             member(Outcome, outcome, where): number
             for outcome, number in row.copies.items()
-            if outcome != BODIES
+            if outcome != ITERATIONS
         },
-        bodies=row.copies.get(BODIES, 0),
+        iterations=row.copies.get(ITERATIONS, 0),
         host=row.host,
         worker=row.worker,
         gpu=row.gpu,
@@ -535,7 +535,7 @@ def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> Wh
         killed_by_us=light.killed_by_us,
         hash_seed=light.hash_seed,
         copies=light.copies,
-        bodies=light.bodies,
+        iterations=light.iterations,
         host=light.host,
         worker=light.worker,
         gpu=light.gpu,

@@ -42,12 +42,12 @@ from bisect_env.matrix.grid import Combination
 from bisect_env.storage import blobs, queries, rows
 from bisect_env.storage.backend import LOG_LIMIT, Database, speaking
 from bisect_env.storage.connect import open_database
-from bisect_env.storage.records import (
+from bisect_env.storage.entries import (
     TARGET,
     CombinationState,
     CombinationStatus,
-    Counts,
     Decision,
+    EvidenceCounts,
     FailureGroup,
     News,
     Origin,
@@ -816,7 +816,7 @@ class Store:
         with self._reading() as session:
             return queries.trial(session, trial_id, self._database.folder)
 
-    def counts(self, study_id: str) -> dict[Combination, Counts]:
+    def counts(self, study_id: str) -> dict[Combination, EvidenceCounts]:
         """How many trials of each combination said what, reused ones included.
 
         Combinations without trials are left out.

@@ -22,7 +22,7 @@ from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage import blobs, maintenance, rows
 from bisect_env.storage.backend import Database, speaking
 from bisect_env.storage.connect import open_any_schema, open_database
-from bisect_env.storage.records import CombinationStatus
+from bisect_env.storage.entries import CombinationStatus
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import (
     ArtefactRow,

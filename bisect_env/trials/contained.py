@@ -24,7 +24,7 @@ from bisect_env.containers.trial import (
 )
 from bisect_env.trials.child_env import TRIAL_ID
 from bisect_env.trials.exit_record import ExitRecord
-from bisect_env.trials.launch import Elsewhere, Launch, LaunchError
+from bisect_env.trials.launch import ContainerCommands, Launch, LaunchError
 from bisect_env.trials.records import TrialSpec
 from bisect_env.trials.workdir import REMOVAL, WorkDir
 
@@ -147,7 +147,7 @@ def contain(
         {**os.environ, TRIAL_ID: spec.trial_id},
         directory.top,
         scratch=directory.top,
-        elsewhere=Elsewhere(
+        elsewhere=ContainerCommands(
             abort=engine.argv("kill", "--signal", "ABRT", name),
             kill=engine.argv("kill", name),
             state=engine.argv("inspect", name),

@@ -13,8 +13,8 @@ PATIENCE = 10.0
 """Seconds for each command of the engine."""
 
 
-class Elsewhere:
-    """The container; see `launcher.Elsewhere`.
+class ContainerHold:
+    """The container; see `ContainerCommands` in `launch.py`.
 
     Args:
         commands: Of the engine, by what they do, and the file to hold.

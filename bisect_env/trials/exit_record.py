@@ -32,7 +32,7 @@ class ExitRecord:
         stderr: Kept part, decoded.
         stacks: What the deadline's stack hook returned, or "".
         pid: Of the process; of a container, its client's.
-        bodies: How often the script's body was begun; 1 where it is not repeated.
+        iterations: How many iterations of the script were begun; 1 where it is not repeated.
         state: What a container's engine said of it after its end, or "".
         marks: What the harness inside the interpreter left.
         expected: What the modules that it looked for should have been.
@@ -56,7 +56,7 @@ class ExitRecord:
     stderr: str = ""
     stacks: str = ""
     pid: int = 0
-    bodies: int = 1
+    iterations: int = 1
     state: str = ""
     marks: Marks = NO_MARKS
     expected: Mapping[str, Expected] = field(default_factory=dict)

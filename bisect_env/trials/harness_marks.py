@@ -215,7 +215,7 @@ _NOBODYS = frozenset({"test", "tests", "testing", "doc", "docs", "example", "exa
 
 
 @dataclass(frozen=True, slots=True)
-class Locked:
+class LockedDistribution:
     """What a lock says of a distribution that can be imported.
 
     Attributes:
@@ -239,13 +239,13 @@ class Expected:
         installed: Version by the metadata in that directory.
     """
 
-    locked: Locked
+    locked: LockedDistribution
     site: str = ""
     installed: str = ""
 
 
 @functools.lru_cache(_KEPT)
-def expected_imports(prefix: Path, locked: tuple[Locked, ...]) -> Mapping[str, Expected]:
+def expected_imports(prefix: Path, locked: tuple[LockedDistribution, ...]) -> Mapping[str, Expected]:
     """Modules of an environment, by name, as its distributions list them. Nothing in it is run.
 
     Args:
@@ -354,14 +354,14 @@ def _same_public(one: str, other: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Running a script's body several times within one process: how it is asked for, and what it notes.
+# Running a script several times within one process: how it is asked for, and what it notes.
 
 REPEAT_SOURCE = Path(__file__).parent / "harness" / "repeat.py"
 NOTES = "bodies"
 
 
 def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[str], Path]:
-    """The interpreter's arguments under which it runs the body several times.
+    """The interpreter's arguments under which it runs the script several times.
 
     Args:
         arguments: What follows the interpreter, of a command that can be repeated.
@@ -369,14 +369,14 @@ def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[st
         place: A directory that the trial may write to; the runner is put there.
 
     Returns:
-        The arguments, and the file for `bodies_begun`.
+        The arguments, and the file for `iterations_begun`.
 
     Raises:
         ValueError: This command cannot be repeated.
     """
     end = options_end(arguments)
     if end is None:
-        raise ValueError("the body of this command cannot be run again: it is no Python script")
+        raise ValueError("this command cannot be run again in its process: it is no Python script")
     folder = place / "repeat"
     folder.mkdir()
     runner, notes = folder / "repeat.py", folder / NOTES
@@ -385,8 +385,8 @@ def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[st
     return [*arguments[:end], str(runner), str(count), str(notes), *arguments[end:]], notes
 
 
-def bodies_begun(notes: Path) -> int:
-    """How many bodies were begun; 0 when the interpreter did not come so far."""
+def iterations_begun(notes: Path) -> int:
+    """How many iterations were begun; 0 when the interpreter did not come so far."""
     try:
         return int(notes.read_text("utf-8"))
     except (OSError, ValueError):

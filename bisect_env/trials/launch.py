@@ -153,7 +153,7 @@ class LaunchError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class ContainerCommands:
     """How a supervisor reaches a process that does not run below the client which it started: a container.
 
     Attributes:
@@ -194,10 +194,10 @@ class Launch:
     cpus: Sequence[int] = ()
     nice: int = 0
     scratch: Path | None = None
-    elsewhere: Elsewhere | None = None
+    elsewhere: ContainerCommands | None = None
 
 
-def _as_json(elsewhere: Elsewhere | None) -> dict[str, object] | None:
+def _as_json(elsewhere: ContainerCommands | None) -> dict[str, object] | None:
     if elsewhere is None:
         return None
     return {

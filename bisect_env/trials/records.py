@@ -26,7 +26,7 @@ class Perturbation:
     Attributes:
         name: For people; also what it is called in the database.
         copies: Copies started at once for each that the matrix asks for.
-        repeats: How often the body is run within one process.
+        repeats: How often the script is run within one process.
         env: Environment variables, under those of the matrix.
         load: Processes beside it that do nothing but use CPU.
         cpus: CPUs that it may use, counted from the first; 0 for all.
@@ -71,7 +71,7 @@ def catalogue(cpus: int, seeds: Sequence[int] = (), *, can_repeat: bool = False)
     Args:
         cpus: CPUs that trials may use.
         seeds: Hash seeds of trials that failed: with one of them a failure may be certain.
-        can_repeat: Whether the script's body can be run again within its process.
+        can_repeat: Whether the script can be run again within its process.
     """
     found = [
         Perturbation("2 copies at once", copies=2),
@@ -201,7 +201,7 @@ class TrialSpec:
         env: Added to the child's allow-listed environment (the matrix's `trial.env`, `BISECT_ENV_<AXIS>`).
         timeout: Wall-clock limit in seconds.
         concurrency: Copies started at once; together they are one trial.
-        repeats: How often the body is run within one process, until it fails.
+        repeats: How often the script is run within one process, until it fails.
         gpus: How many GPUs the trial sees; below 1, the share of one that it is lent.
         hash_seed: `PYTHONHASHSEED` of the child, recorded so that a trial can be repeated.
         output_limit: Bytes kept of each of stdout and stderr.
@@ -251,7 +251,8 @@ class TrialRecord:
         killed_by_us: Whether the watcher ended it (deadline or cancel).
         hash_seed: `PYTHONHASHSEED` of the child.
         copies: Outcome to number of copies; sums to the spec's concurrency.
-        bodies: How often the body was begun, in all copies together; 0 where it is not repeated.
+        iterations: How many iterations of the script were begun, in all copies together; 0 where it is not
+            repeated.
         host: Host name.
         worker: Name of the worker on it.
         gpu: UUIDs of the GPUs seen, comma-separated, or "".
@@ -276,7 +277,7 @@ class TrialRecord:
     killed_by_us: bool = False
     hash_seed: int = 0
     copies: Mapping[Outcome, int] = field(default_factory=dict)
-    bodies: int = 0
+    iterations: int = 0
     host: str = ""
     worker: str = ""
     gpu: str = ""

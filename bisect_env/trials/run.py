@@ -29,12 +29,12 @@ from bisect_env.trials.cores import Debug
 from bisect_env.trials.exit_record import ExitRecord
 from bisect_env.trials.harness_marks import (
     Expected,
-    Locked,
-    bodies_begun,
+    LockedDistribution,
     expected_imports,
     imported_versions,
     install,
     is_watched,
+    iterations_begun,
     read_marks,
     repeated,
 )
@@ -224,7 +224,7 @@ __all__ = ["TrialCancelledError", "harness_error_record", "run_trial"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Execution:
     """Where and with what a trial runs; the same for all its copies."""
 
     prefix: Path
@@ -250,7 +250,7 @@ def run_trial(
     worker: str = "",
     debug: Debug | None = None,
     inside: Inside | None = None,
-    locked: tuple[Locked, ...] = (),
+    locked: tuple[LockedDistribution, ...] = (),
     gpu_watch: GpuWatch | None = None,
 ) -> TrialRecord:
     """Run a trial and classify it. Safe to call from several threads at once.
@@ -286,7 +286,9 @@ def run_trial(
         around = spec.perturbation
         cpus = some_cpus(around.cpus, cpus, spec.trial_id)
         look = live_stacks if debug is None else debug.on_deadline
-        place = _Place(prefix, interpreter, gpus, cpus, cancelled, look, debug, inside, expected, gpu_watch)
+        place = _Execution(
+            prefix, interpreter, gpus, cpus, cancelled, look, debug, inside, expected, gpu_watch
+        )
         with load_beside(around.load, cpus, spec.timeout + 60.0):
             exits = _run_copies(spec, place)
         record = _record(spec, exits, started_at, time.monotonic() - clock)
@@ -320,7 +322,7 @@ def harness_error_record(
     )
 
 
-def _run_copies(spec: TrialSpec, place: _Place) -> list[ExitRecord]:
+def _run_copies(spec: TrialSpec, place: _Execution) -> list[ExitRecord]:
     if spec.concurrency == 1:
         return [_run_copy(spec, place)]
     with ThreadPoolExecutor(spec.concurrency, thread_name_prefix="trial-copy") as pool:
@@ -328,7 +330,7 @@ def _run_copies(spec: TrialSpec, place: _Place) -> list[ExitRecord]:
     return [copy.result() for copy in copies]
 
 
-def _run_copy(spec: TrialSpec, place: _Place) -> ExitRecord:
+def _run_copy(spec: TrialSpec, place: _Execution) -> ExitRecord:
     rates: list[float | None] = []
 
     def at_deadline(pid: int) -> str:
@@ -346,7 +348,7 @@ def _run_copy(spec: TrialSpec, place: _Place) -> ExitRecord:
     return replace(seen, expected=place.expected, gpu_rate=rates[0] if rates else None, xids=xids)
 
 
-def _run_here(spec: TrialSpec, place: _Place, directory: WorkDir) -> ExitRecord:
+def _run_here(spec: TrialSpec, place: _Execution, directory: WorkDir) -> ExitRecord:
     env = child_env(
         os.environ,
         prefix_bin=place.prefix / "bin",
@@ -397,7 +399,7 @@ def _not_found(program: str) -> str:
     )
 
 
-def _outside(spec: TrialSpec, place: _Place, program: str, cwd: Path) -> str:
+def _outside(spec: TrialSpec, place: _Execution, program: str, cwd: Path) -> str:
     return why_outside(
         program,
         spec.command[0],
@@ -409,7 +411,7 @@ def _outside(spec: TrialSpec, place: _Place, program: str, cwd: Path) -> str:
 
 
 def _arguments(spec: TrialSpec, place: Path) -> tuple[Sequence[str], Path | None]:
-    """What follows the program, and where the number of bodies is noted if they are repeated."""
+    """What follows the program, and where the number of iterations is noted if they are repeated."""
     if spec.repeats == 1:
         return spec.command[1:], None
     return repeated(spec.command[1:], spec.repeats, place)
@@ -418,10 +420,10 @@ def _arguments(spec: TrialSpec, place: Path) -> tuple[Sequence[str], Path | None
 def _with_notes(seen: ExitRecord, marks: Path | None, notes: Path | None) -> ExitRecord:
     if marks is not None:
         seen = replace(seen, marks=read_marks(marks))
-    return seen if notes is None else replace(seen, bodies=bodies_begun(notes))
+    return seen if notes is None else replace(seen, iterations=iterations_begun(notes))
 
 
-def _run_contained(spec: TrialSpec, place: _Place, inside: Inside, directory: WorkDir) -> ExitRecord:
+def _run_contained(spec: TrialSpec, place: _Execution, inside: Inside, directory: WorkDir) -> ExitRecord:
     env = container_env(
         tmp=directory.tmp,
         hash_seed=spec.hash_seed,
@@ -491,7 +493,7 @@ def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elap
         killed_by_us=one.killed_by_us,
         hash_seed=spec.hash_seed,
         copies={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
-        bodies=sum(one.bodies for one in exits) if spec.repeats > 1 else 0,
+        iterations=sum(one.iterations for one in exits) if spec.repeats > 1 else 0,
         host=socket.gethostname(),
         imported=imported_versions(one.expected, one.marks.imported),
     )
@@ -503,7 +505,7 @@ def _detail(chosen: Classification, one: ExitRecord, counts: Counter[Outcome], s
     else:
         detail = chosen.detail
     if spec.repeats > 1 and chosen.outcome is not Outcome.PASS:
-        detail += f", in body {one.bodies} of {spec.repeats}"
+        detail += f", in iteration {one.iterations} of {spec.repeats}"
     if spec.concurrency > 1:
         detail += f" ({counts[chosen.outcome]} of {spec.concurrency} copies)"
     return detail

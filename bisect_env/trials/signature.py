@@ -16,7 +16,7 @@ from bisect_env.trials.classify import Classification, abort_cause, signal_name
 from bisect_env.trials.exit_record import ExitRecord
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.stacks import native_frames
-from bisect_env.trials.tracebacks import Frame, final_traceback, parse_fatal_dump
+from bisect_env.trials.tracebacks import PythonFrame, final_traceback, parse_fatal_dump
 
 FRAMES = 3
 SIMILAR = 0.8
@@ -95,7 +95,7 @@ def _frames(record: ExitRecord, found: Classification) -> tuple[str, ...]:
     return (normalise_native(re.sub(r"^.*?: (?=\w+\(\))", "", cause)),) if cause else ()
 
 
-def normalise_python(frame: Frame) -> str:
+def normalise_python(frame: PythonFrame) -> str:
     """`package/module.py:function`: no line, no prefix, the same on every host and in every version."""
     file = frame.file
     for mark in ("/site-packages/", "/dist-packages/"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from bisect_env.trials.tools import Said, find_tool, go_on, is_stopped, run_tool, unwinds_natively
+from bisect_env.trials.tools import ToolOutput, find_tool, go_on, is_stopped, run_tool, unwinds_natively
 
 # --------------------------------------------------------------------------------------------------
 # Reading native stacks as gdb prints them. Pure.
@@ -407,7 +407,7 @@ def _of_one(pid: int) -> str:
     return f"Process {pid}: no stacks from outside ({'; '.join(failures)})"
 
 
-def with_py_spy(tool: str, pid: int) -> Said:
+def with_py_spy(tool: str, pid: int) -> ToolOutput:
     """All threads as py-spy sees them, with who waits for whom.
 
     Args:
@@ -423,8 +423,8 @@ def with_py_spy(tool: str, pid: int) -> Said:
     try:
         found = with_waits(pid, of_py_spy(json.loads(said.text)))
     except (ValueError, KeyError) as error:
-        return Said(False, "", f"its answer cannot be read: {error!r}")
-    return Said(True, render(pid, found))
+        return ToolOutput(False, "", f"its answer cannot be read: {error!r}")
+    return ToolOutput(True, render(pid, found))
 
 
 def sentences(text: str) -> list[str]:
@@ -441,7 +441,7 @@ def sentences(text: str) -> list[str]:
     return found
 
 
-def with_gdb(tool: str, pid: int) -> Said:
+def with_gdb(tool: str, pid: int) -> ToolOutput:
     """All threads as gdb sees them: native frames alone.
 
     Args:
@@ -450,8 +450,8 @@ def with_gdb(tool: str, pid: int) -> Said:
     """
     said = run_tool([tool, *_GDB, "-p", str(pid), "-ex", "thread apply all bt 40"])
     if "#0" not in said.text:
-        return Said(False, "", said.why or "no frames")
-    return Said(True, f"Process {pid}, by gdb:\n{only_threads(said.text)}")
+        return ToolOutput(False, "", said.why or "no frames")
+    return ToolOutput(True, f"Process {pid}, by gdb:\n{only_threads(said.text)}")
 
 
 def only_threads(text: str) -> str:

@@ -123,7 +123,7 @@ class Supervisor:
         self.wakeup = _wakeup()
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if request["elsewhere"]:
-            self.elsewhere = _elsewhere().Elsewhere(request["elsewhere"], request["env"])
+            self.elsewhere = _elsewhere().ContainerHold(request["elsewhere"], request["env"])
         if not self._start(request):
             return True
         reported = self._watch()

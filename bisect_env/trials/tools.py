@@ -24,7 +24,7 @@ _KEPT = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ToolOutput:
     """What a tool printed.
 
     Attributes:
@@ -45,7 +45,7 @@ def find_tool(name: str) -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
 
 
-def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> Said:
+def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> ToolOutput:
     """Run a tool to its end, or to the limit.
 
     Args:
@@ -54,12 +54,12 @@ def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> Said:
     """
     answer = ask(argv, limit)
     if answer.returncode is None:
-        return Said(False, "", f"no answer in {limit:.0f} s")
+        return ToolOutput(False, "", f"no answer in {limit:.0f} s")
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
     # A tool says what is wrong first; a traceback says it last.
     told = lines[-1] if lines and lines[0].startswith("Traceback (") else next(iter(lines), "")
     why = "" if answer.ok else (told or f"exit code {answer.returncode}")
-    return Said(answer.ok, answer.stdout[:_KEPT].replace("\0", "\ufffd"), why)
+    return ToolOutput(answer.ok, answer.stdout[:_KEPT].replace("\0", "\ufffd"), why)
 
 
 def unwinds_natively() -> bool:

@@ -79,7 +79,7 @@ _DUMP_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in 
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PythonFrame:
     """One Python frame."""
 
     function: str
@@ -101,7 +101,7 @@ class Frame:
         return self.function == "<module>" and not self.file.startswith("<")
 
 
-class Origin(StrEnum):
+class TracebackSource(StrEnum):
     """Who printed a traceback."""
 
     UNCAUGHT = "uncaught"
@@ -122,10 +122,10 @@ class Traceback:
         text: From the first exception of its chain to the end of the message.
     """
 
-    frames: tuple[Frame, ...]
+    frames: tuple[PythonFrame, ...]
     exception: str
     message: str
-    origin: Origin
+    origin: TracebackSource
     text: str
 
     @property
@@ -160,7 +160,7 @@ class ThreadStack:
     """One thread of a faulthandler dump, innermost frame first; without the outermost if it is cut."""
 
     current: bool
-    frames: tuple[Frame, ...]
+    frames: tuple[PythonFrame, ...]
     cut: bool = False
 
 
@@ -200,15 +200,15 @@ class FatalDump:
         return Phase.IMPORT if any(frame.is_importlib for frame in self.current.frames) else Phase.BODY
 
 
-def _is_runpy(frame: Frame) -> bool:
+def _is_runpy(frame: PythonFrame) -> bool:
     return frame.file.startswith("<frozen runpy") or frame.file.endswith("/runpy.py")
 
 
-def _is_top_level(frame: Frame) -> bool:
+def _is_top_level(frame: PythonFrame) -> bool:
     return frame.function == "<module>" or frame.function == "_run_module_as_main"
 
 
-def _waits_for_threads(frame: Frame) -> bool:
+def _waits_for_threads(frame: PythonFrame) -> bool:
     return frame.function in ("_shutdown", "_exitfunc") and frame.file.endswith("/threading.py")
 
 
@@ -252,7 +252,7 @@ def _from_header(line: str) -> str:
     return line if line.startswith((" ", "+")) else _HEADER
 
 
-def _frames(lines: list[str], position: int) -> tuple[list[Frame], int]:
+def _frames(lines: list[str], position: int) -> tuple[list[PythonFrame], int]:
     """Frames from here on, and where the first line that is not indented is."""
     frames = []
     while position < len(lines) and (lines[position].startswith(" ") or not lines[position]):
@@ -260,13 +260,15 @@ def _frames(lines: list[str], position: int) -> tuple[list[Frame], int]:
         if match:
             following = lines[position + 1] if position + 1 < len(lines) else ""
             source = following.strip() if following.startswith("    ") else ""
-            frames.append(Frame(match["function"] or "<module>", match["file"], int(match["line"]), source))
+            frames.append(
+                PythonFrame(match["function"] or "<module>", match["file"], int(match["line"]), source)
+            )
         position += 1
     return _of_script(frames), position
 
 
-def _of_script(frames: list[Frame]) -> list[Frame]:
-    """Without what runs a body again: the stack is then that of the script alone."""
+def _of_script(frames: list[PythonFrame]) -> list[PythonFrame]:
+    """Without what runs a script again: the stack is then that of the script alone."""
     return [frame for frame in frames if not frame.file.endswith("/repeat/repeat.py")]
 
 
@@ -288,15 +290,15 @@ def _end_of_message(lines: list[str], position: int) -> int:
     return position
 
 
-def _origin(lines: list[str], start: int) -> Origin:
+def _origin(lines: list[str], start: int) -> TracebackSource:
     before = lines[start - 1] if start else ""
     aside = ("Exception ignored ", "Exception in thread ", "Error in atexit", "Unhandled exception in thread")
-    return Origin.ASIDE if before.startswith(aside) else Origin.UNCAUGHT
+    return TracebackSource.ASIDE if before.startswith(aside) else TracebackSource.UNCAUGHT
 
 
 def final_traceback(text: str) -> Traceback | None:
     """The last traceback that can be why the process ended."""
-    return next((t for t in reversed(parse_tracebacks(text)) if t.origin is Origin.UNCAUGHT), None)
+    return next((t for t in reversed(parse_tracebacks(text)) if t.origin is TracebackSource.UNCAUGHT), None)
 
 
 def parse_fatal_dump(text: str) -> FatalDump | None:
@@ -309,7 +311,7 @@ def parse_fatal_dump(text: str) -> FatalDump | None:
     lines[start] = header["text"]
     threads: list[ThreadStack] = []
     current, inside, cut, end = False, False, False, start + 1
-    frames: list[Frame] = []
+    frames: list[PythonFrame] = []
     for index in range(start + 1, len(lines)):
         line = lines[index]
         if match := _THREAD.match(line):
@@ -318,7 +320,7 @@ def parse_fatal_dump(text: str) -> FatalDump | None:
             inside, current, cut, frames = True, match["which"] == "Current thread", False, []
         elif inside and (match := _DUMP_FRAME.match(line)):
             number = int(match["line"]) if match["line"].isdigit() else 0
-            frames.append(Frame(match["function"], match["file"], number))
+            frames.append(PythonFrame(match["function"], match["file"], number))
         elif inside and line == "  ...":
             cut = True
         elif line and not line.startswith(

@@ -38,7 +38,7 @@ def serve(
     with _file(reference) as (path, note), listening(port) as listener:
         import uvicorn
 
-        from bisect_env.web.app import make_app, our_pages
+        from bisect_env.web.pages import make_app, our_pages
 
         with our_pages(path):
             token = secrets.token_urlsafe(24) if with_token else None

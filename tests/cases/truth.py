@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from bisect_env.matrix.checks import listed_values
+from bisect_env.matrix.contradictions import listed_values
 from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.load import load_matrix
 

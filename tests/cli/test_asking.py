@@ -105,6 +105,7 @@ def test_a_script_says_what_it_needs_itself(user: Asking) -> None:
         (("app>=90", "repro.py"), "the index has 1 to 7"),
         (("ap>=1", "repro.py"), "did you mean app?"),
         (("app=>1", "repro.py"), "'app=>1' is no package with versions"),
+        (("app>=1", "other>=2", "repro.py"), '-p "A>=1" -p "B>=2" -- COMMAND'),
         (("app>=1", "repro.py", "--rate", "0.5", "--always"), "--always is --rate 1"),
         (("app>=1", "repro.py", "--rate", "0"), "--rate 0"),
         (("app>=1", "repro.py", "--env", "X"), "--env X is no variable"),

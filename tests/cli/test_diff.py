@@ -9,7 +9,7 @@ import pytest
 
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
-from bisect_env.storage.records import CombinationState, CombinationStatus, StudyDefinition
+from bisect_env.storage.entries import CombinationState, CombinationStatus, StudyDefinition
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand
 from tests.environments.test_difference import wheel

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.engine.doctor import Finding, Health, findings
+from bisect_env.engine.doctor import Health, HostCheck, findings
 from bisect_env.matrix.load import load_matrix
-from bisect_env.matrix.template import Answers, PackageAnswer, template
+from bisect_env.matrix.template import PackageAnswer, TemplateAnswers, template
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand
 from tests.engine.studies import Studies
@@ -86,7 +86,7 @@ def test_nothing_is_overwritten_unasked(here: Path, run: RunCommand) -> None:
 
 
 def test_names_become_names_of_studies_and_axes() -> None:
-    text = template(Answers([PackageAnswer("Ruamel.Yaml", "0.17.0")], "my script.py", "3.11"))
+    text = template(TemplateAnswers([PackageAnswer("Ruamel.Yaml", "0.17.0")], "my script.py", "3.11"))
     assert "name: ruamel_yaml\n" in text
     assert "  ruamel-yaml:\n" in text
 
@@ -137,7 +137,7 @@ def test_a_doctor_says_what_is_missing_and_what_it_costs(
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def broken() -> Finding:
+    def broken() -> HostCheck:
         raise RuntimeError("the check is ill")
 
     monkeypatch.setattr("bisect_env.engine.doctor._gpus", broken)

@@ -99,9 +99,13 @@ def test_without_an_installation_there_is_a_version_all_the_same() -> None:
 
 def test_help_calls_values_by_words(run: RunCommand) -> None:
     _, out, _ = run("run", "--help")
-    assert "--workers" in out
-    assert "INTEGER" not in out
-    assert "<int" not in out
+    words = " ".join(out.split())
+    for option in ("--workers N", "--to COMMIT", "--good,--start VERSION", "--env NAME=VALUE"):
+        assert option in words
+    for command in ((), ("run",), ("plan",), ("diff",), ("env",), ("env", "prune")):
+        _, out, _ = run(*command, "--help")
+        for name in ("INTEGER", "<int", "<bool>", "<str>", "<path>", "<list"):
+            assert name not in out, command
 
 
 @pytest.mark.parametrize(
@@ -121,6 +125,15 @@ def test_help_calls_values_by_words(run: RunCommand) -> None:
 def test_commands_to_be_given_next_carry_the_options_of_this_one(text: str, expected: str) -> None:
     assert with_options(text, ["run", "m.yaml", "--db", "a b.sqlite", "--cache=c", "--quiet"]) == expected
     assert with_options(text, ["run", "m.yaml", "--quiet"]) == text
+
+
+def test_a_command_that_goes_on_asks_the_same_question() -> None:
+    given = ["run", "m.yaml", "--skip", "2.1.0", "--all", "--skip=lib=1 2", "--db", "a", "--db", "b"]
+    text = "`bisect-env run m.yaml` goes on; `bisect-env report 12` shows it"
+    assert with_options(text, given) == (
+        "`bisect-env run m.yaml --skip 2.1.0 --skip 'lib=1 2' --all --db b` goes on; "
+        "`bisect-env report 12 --db b` shows it"
+    )
 
 
 @pytest.mark.integration

@@ -14,7 +14,7 @@ from bisect_env.cli.one_session import TrialLines
 from bisect_env.cli.verify_command import told
 from bisect_env.engine import events
 from bisect_env.engine.verify import Verification
-from bisect_env.search.ratetest import RateClaim
+from bisect_env.search.rate_test import RateClaim
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome
 from tests.cli.calls import RunCommand

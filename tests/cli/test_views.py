@@ -12,8 +12,9 @@ from rich.console import Console
 
 from bisect_env.cli.views import JsonView, LiveView, PlainView, QuietView, as_json, bar, describe, interesting
 from bisect_env.engine import events
-from bisect_env.environments.progress import Step
+from bisect_env.environments.progress import BuildStep
 from bisect_env.matrix.grid import Combination
+from bisect_env.storage.entries import Origin
 from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
 
 A, B, C = (Combination((("pkg", v),)) for v in ("1", "2", "3"))
@@ -100,7 +101,7 @@ def test_without_a_terminal_each_step_of_a_build_is_a_line_and_the_same_step_sel
     view = PlainView(stream, clock=lambda: now)
 
     def build(what: str, package: str = "", done: int = 0, total: int = 0) -> None:
-        view(events.Building("abc", Step(what, package, done, total), ready=1, building=1))
+        view(events.Building("abc", BuildStep(what, package, done, total), ready=1, building=1))
 
     view(events.LockProgress(2, 4))
     now = 1.0
@@ -119,7 +120,7 @@ def test_without_a_terminal_each_step_of_a_build_is_a_line_and_the_same_step_sel
 
 def test_a_build_is_an_event_for_programs() -> None:
     stream = io.StringIO()
-    event = events.Building("abc", Step("unpacking", "torch 2.11.0", 1, 2), ready=0, building=2)
+    event = events.Building("abc", BuildStep("unpacking", "torch 2.11.0", 1, 2), ready=0, building=2)
     JsonView(stream)(event)
     said = json.loads(stream.getvalue())
     said.pop("time")
@@ -267,3 +268,39 @@ def test_the_remedy_of_an_error_carries_the_options_in_json_too(monkeypatch: pyt
     monkeypatch.setattr(sys, "argv", ["bisect-env", "run", "m.yaml", "--db", "my.sqlite", "--json"])
     event = events.Failed(130, "stopped", None, "`bisect-env report` shows it")
     assert as_json(event)["remedy"] == "`bisect-env report --db my.sqlite` shows it"
+
+
+def test_an_answer_on_the_way_is_told_as_the_report_tells_it() -> None:
+    axes = [{"name": "pkg", "kind": "value", "direction": "either", "values": ["1", "2", "3", "4"]}]
+    gap = document(
+        status="confirmed",
+        kind="all",
+        first_bad={"pkg": "4"},
+        last_good={"pkg": "3"},
+        culprit_axes=["pkg"],
+        bad_values={"pkg": ["1", "4"]},
+        directions={"pkg": "either"},
+        boundaries=[{"axis": "pkg", "bad": {"pkg": "4"}, "good": {"pkg": "3"}, "between": []}],
+        probability=0.99,
+    )
+    line = describe(events.Answered(gap, 1, 10.0, axes)) or ""
+    assert "pkg is broken up to 1 and from 4 on" in line
+    assert "up to 1 more trial, for 10 s" in line
+    with LiveView(Console(file=io.StringIO(), force_terminal=True)) as view:
+        view(replace(progress(**{"1": 0.5}), document=gap, axes=axes))
+        drawn = Console(file=io.StringIO(), width=160)
+        drawn.print(view._draw())
+    assert "pkg is broken up to 1 and from 4 on" in drawn.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_one_is_not_told_as_several() -> None:
+    one = replace(progress(), trials=1, document=document(expected_left=1.2, probability=0.999))
+    assert describe(one) == "1 trial, 1 of them bad; best answer so far 99.9 %; about 1 trial left"
+    answered = replace(one, document=document(expected_left=0.0, probability=1.0 - 1e-6))
+    assert describe(answered) == "1 trial, 1 of them bad; best answer so far > 99.9 %; checking the answer"
+    assert describe(events.StudyOpened("abc", "x", 1)) == "study abc (x), going on after 1 trial"
+    origins = tuple(Origin(study_id, "x", "ann", "box", 3) for study_id in ("a", "b"))
+    assert (describe(events.Reused(6, origins)) or "").startswith(
+        "starts from 6 trials that were measured before (3 by"
+    )
+    assert (describe(events.Reused(1, origins)) or "").startswith("1 more trial measured before, 6 by now (3")

@@ -11,7 +11,7 @@ from bisect_env.cluster.choose import executor_maker
 from bisect_env.cluster.local import LocalExecutor
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.remote import RemoteExecutor
-from bisect_env.environments.images import ensure_environment
+from bisect_env.environments.image_lock import ensure_environment
 from bisect_env.errors import ExitCode, InfrastructureError, UsageError
 
 

@@ -153,7 +153,12 @@ if __name__ == "__main__":
         command.send_signal(how)
     wait_until(lambda: not any(process.is_running() for process in everything))
     assert not processes_of(one.spec.trial_id)
-    # The trial's directory is gone; the cluster's own is left to the next cluster.
+    # The trial's directory goes with its supervisor, which may outlive those above by a moment; the cluster's
+    # own is left to the next cluster.
+    wait_until(
+        lambda: len(list(tmp_path.glob("bisect-env-*"))) == 1,
+        said=lambda: f"left: {sorted(path.name for path in tmp_path.iterdir())}",
+    )
     (scratch,) = tmp_path.glob("bisect-env-*")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path, lock = _make_scratch()

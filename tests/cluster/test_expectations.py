@@ -12,7 +12,7 @@ from bisect_env.cluster.perform import importable, perform
 from bisect_env.cluster.protocol import TrialCompleted, TrialRequest
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.prefix import Prefix
-from bisect_env.trials.harness_marks import Locked
+from bisect_env.trials.harness_marks import LockedDistribution
 from bisect_env.trials.records import Outcome
 from tests.trials.trial_support import PREFIX, make_spec
 
@@ -43,9 +43,9 @@ def test_names_are_those_of_the_metadata() -> None:
         )
     )
     assert found == (
-        Locked("python", PYTHON),
-        Locked("torch", "2.4.0+cu121", cuda=True),
-        Locked("zope-interface", "7.0"),
+        LockedDistribution("python", PYTHON),
+        LockedDistribution("torch", "2.4.0+cu121", cuda=True),
+        LockedDistribution("zope-interface", "7.0"),
     )
     (torch,) = importable(lock(conda("pytorch", "2.3.0", "cuda120_py311", "python"), python=""))[1:] or (
         None,
@@ -55,7 +55,7 @@ def test_names_are_those_of_the_metadata() -> None:
 
 def test_a_cuda_build_of_conda_is_one() -> None:
     found = importable(lock(conda("pytorch", "2.3.0", "cuda120_py311", "python")))
-    assert Locked("torch", "2.3.0", cuda=True) in found
+    assert LockedDistribution("torch", "2.3.0", cuda=True) in found
 
 
 @pytest.mark.integration

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.choose import Place
+from bisect_env.cluster.choose import LazyExecutor
 from bisect_env.cluster.gpus import Nvml, Reading
 from bisect_env.cluster.local import LocalExecutor
 from bisect_env.cluster.pool import PoolExecutor
@@ -85,7 +85,7 @@ def test_a_place_without_gpus_needs_no_executor() -> None:
     def never() -> PoolExecutor:
         raise AssertionError("nothing was to be started")
 
-    with closing(Place(never, gpus_per_trial=0, gpus=None, is_remote=False)) as place:
+    with closing(LazyExecutor(never, gpus_per_trial=0, gpus=None, is_remote=False)) as place:
         assert place.machines() == {HERE}
 
 
@@ -96,7 +96,7 @@ def test_a_place_starts_its_executor_once(tmp_path: Path) -> None:
         started.append(PoolExecutor(partial(ensure_prefix, cache_dir=tmp_path)))
         return started[-1]
 
-    with closing(Place(start, gpus_per_trial=0, gpus=None, is_remote=True)) as place:
+    with closing(LazyExecutor(start, gpus_per_trial=0, gpus=None, is_remote=True)) as place:
         # An executor that cannot tell has no machines that are known well enough.
         assert place.machines() == frozenset()
         assert place.executor() is place.executor()

@@ -16,7 +16,7 @@ import filelock
 import platformdirs
 import pytest
 
-from bisect_env.containers.engine import Answer, Engine
+from bisect_env.containers.engine import CommandResult, Engine
 from tests.containers.real_engine import unavailable
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ def own_image(
         engine.ask("rmi", "--force", IMAGE, f"{BASE}-ca", BASE)
 
 
-def run(engine: Engine, *words: str, options: tuple[str, ...] = (), timeout: float = 300) -> Answer:
+def run(engine: Engine, *words: str, options: tuple[str, ...] = (), timeout: float = 300) -> CommandResult:
     return engine.ask("run", "--rm", *engine.run_args, *options, IMAGE, *words, timeout=timeout)
 
 

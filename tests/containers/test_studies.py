@@ -13,7 +13,7 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.containers.engine import Engine
 from bisect_env.engine import events
 from bisect_env.engine.study import Conclusion
-from bisect_env.environments.images import ensure_environment
+from bisect_env.environments.image_lock import ensure_environment
 from bisect_env.errors import ExitCode, NoEnvironmentError
 from bisect_env.storage.store import Store
 from tests.cli.calls import caller

@@ -10,7 +10,7 @@ import pytest
 from bisect_env.engine import events, specs
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage import store as store_module
-from bisect_env.storage.records import Want
+from bisect_env.storage.entries import Want
 from bisect_env.storage.store import Store
 from bisect_env.trials import run
 from tests.engine.studies import Studies

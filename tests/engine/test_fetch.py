@@ -20,7 +20,7 @@ import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine.fetch import Fetched, addresses_of, fetch_study
-from bisect_env.environments.bundle import Answers, Bundle
+from bisect_env.environments.bundle import Bundle, BundledAnswers
 from bisect_env.environments.download import download_conda, obtain
 from bisect_env.environments.interpreters import Interpreters, fetch_python, offline_environment
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
@@ -371,7 +371,7 @@ def test_an_interpreter_travels_too(
     assert len(list((bundle / "pythons").glob("*python.tar.gz"))) == 1
     assert fetch_python("3.99", bundle) != ""
     whole = Bundle(bundle)
-    whole.write(Answers("planted", datetime.now(UTC)), [])
+    whole.write(BundledAnswers("planted", datetime.now(UTC)), [])
     (kept,) = (bundle / "pythons").glob("*python.tar.gz")
     assert (whole.missing(whole.read("planted")), whole.damaged(whole.read("planted"))) == ([], [])
     archive_before = kept.read_bytes()

@@ -34,6 +34,14 @@ def test_what_every_environment_lacks_was_forgotten():
     assert told(record("1", NUMPY), record("9", NUMPY), app=("1", "9")) == "numpy"
 
 
+def test_what_every_trial_lacked_so_far_is_suspected():
+    missing = MissingModules(("app",), {})
+    missing.tell(record("1", NUMPY))
+    assert missing.suspect == "numpy"
+    missing.tell(record("2", "", Outcome.PASS))
+    assert missing.suspect is None
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -16,12 +16,12 @@ from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import Matrix, load_matrix
-from bisect_env.report.document import report_document
 from bisect_env.report.model import Report
+from bisect_env.report.reading import report_document
 from bisect_env.report.sentence import told_origins
 from bisect_env.report.text import report_text
+from bisect_env.storage.entries import Origin
 from bisect_env.storage.query import ask
-from bisect_env.storage.records import Origin
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome

@@ -1,4 +1,7 @@
 import json
+import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from bisect_env.errors import (
 )
 from bisect_env.search.goals import Goal
 from bisect_env.storage.store import Store
+from bisect_env.temporary import PREFIX, TRIAL, make_held
 from bisect_env.trials.records import Evidence
 from tests.engine.studies import Studies
 
@@ -65,6 +69,16 @@ def test_an_end_that_is_not_as_stated(studies: Studies, end: str, script: str) -
     path = studies.matrix(script, rest=f"{end}: {{level: {level}}}\nsearch: {{min_crash_rate: 0.5}}")
     with pytest.raises(EndsNotAsStatedError, match=f"the stated {end} combination"):
         studies.run(path)
+
+
+def test_an_end_that_is_not_as_stated_comes_with_the_likely_reason(studies: Studies) -> None:
+    path = studies.matrix("open('data.txt')", rest="good: {level: 0}\nbad: {level: 9}")
+    with pytest.raises(EndsNotAsStatedError) as caught:
+        studies.run(path)
+    assert "data.txt]` in `trial`; else correct `good`" in str(caught.value.remedy)
+    # Three looks at each end say so: nothing between them is tried many times.
+    with Store.open(str(studies.db), read_only=True) as store:
+        assert len(store.trials(store.study().id)) <= 12
 
 
 def test_the_budget_of_trials_ends_the_study(studies: Studies) -> None:
@@ -154,6 +168,22 @@ def test_a_finished_study_answers_at_once(studies: Studies) -> None:
     assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
 
 
+def test_a_command_that_runs_nothing_takes_away_what_killed_ones_left(
+    studies: Studies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = studies.matrix(CRASH_FROM_SIX)
+    studies.run(path)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    for prefix in (TRIAL, PREFIX):
+        _, lock = make_held(prefix)
+        os.close(lock)
+    mine, lock = make_held(TRIAL)
+    studies.run(path, slots=0)
+    assert list((tmp_path / "tmp").iterdir()) == [mine], "what somebody holds stays"
+    os.close(lock)
+
+
 def test_an_answer_needs_no_environment_any_more(studies: Studies) -> None:
     path = studies.matrix(CRASH_FROM_SIX)
     before = studies.run(path).report
@@ -177,7 +207,7 @@ def test_every_trial_is_stored_before_it_is_told(studies: Studies) -> None:
 
 
 @pytest.mark.slow
-def test_every_failing_corner_is_found_one_after_the_other(studies: Studies) -> None:
+def test_every_failing_configuration_is_found_one_after_the_other(studies: Studies) -> None:
     """Mode 1 fails from level 3 on, mode 0 from level 7 on, and mode 2 never."""
     axes = "level: {values: [0, 1, 2, 3, 4, 5, 6, 7, 8]}\nmode: {values: [a, b, c], direction: unordered}"
     script = """
@@ -187,7 +217,7 @@ def test_every_failing_corner_is_found_one_after_the_other(studies: Studies) -> 
             os.abort()
     """
     path = studies.matrix(script, axes=axes)
-    conclusion = studies.run(path, goal=Goal.EVERY_CORNER)
+    conclusion = studies.run(path, goal=Goal.EVERY_CONFIGURATION)
     verdict = conclusion.report["verdict"]
     assert verdict["status"] == "confirmed"
     found = [verdict, *verdict["others"]]
@@ -216,7 +246,7 @@ def test_rates_of_processes_and_of_bodies(studies: Studies) -> None:
     assert bad["rate"] > 0.5
     assert bad["per_body"]["low"] < 0.06 < bad["per_body"]["high"] + 0.04
     assert bad["hits"] <= bad["bodies"] <= 60 * bad["trials"]
-    assert f"of {bad['bodies']} bodies" in verdict["sentence"]
+    assert f"of {bad['bodies']} iterations" in verdict["sentence"]
     good = verdict["good_rate"]
     assert good["bodies"] == 60 * good["trials"]
 

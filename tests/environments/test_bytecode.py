@@ -14,7 +14,7 @@ import pytest
 from bisect_env.environments import bytecode, install_manifest
 from bisect_env.environments.cache import verify
 from bisect_env.environments.integrity import remove_tree
-from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.prefix import before_trial, ensure_prefix, is_still, state_of
 from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.uv_tool import Finished
@@ -27,6 +27,12 @@ __all__ = ["cache", "lock"]
 pytestmark = pytest.mark.integration
 
 WHERE = "def where():\n    return where.__code__.co_filename\n"
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch):
+    """Let every environment count as a large one."""
+    monkeypatch.setattr(bytecode, "SMALL", -1)
 
 
 @pytest.fixture
@@ -207,3 +213,51 @@ def test_of_two_builders_at_once_one_keeps_its_bytecode(index, python, cache, mo
         assert imports(prefix, "shared") == bytecode_of(module_of(prefix, "shared"))
         prefix.release()
     assert all(not checked.damaged for checked in verify(cache))
+
+
+class TestSmall:
+    @pytest.fixture(autouse=True)
+    def large(self):
+        """None of these is."""
+
+    def test_the_first_trial_does_without_and_the_second_has_it_made(self, lock, cache, compiled):
+        prefix = before_trial(ensure_prefix(lock, cache_dir=cache))
+        assert compiled == []
+        assert imports(prefix, "demo") is None
+        state = state_of(prefix.path)
+        second = before_trial(ensure_prefix(lock, cache_dir=cache))
+        assert sorted(compiled) == ["below.py", "demo.py"]
+        module = module_of(second, "demo")
+        assert imports(second, "demo") == bytecode_of(module)
+        assert not (bytecode_of(module).stat().st_mode | module.parent.stat().st_mode) & 0o222
+        assert is_still(prefix.path, state), "the first trial has not changed it, and nobody else"
+        forget()
+        third = before_trial(ensure_prefix(lock, cache_dir=cache))
+        assert third.build_seconds == 0
+        assert third.notes == ()
+        assert len(compiled) == 2
+
+    def test_two_at_once_compile_once(self, lock, cache, compiled):
+        before_trial(ensure_prefix(lock, cache_dir=cache))
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: before_trial(ensure_prefix(lock, cache_dir=cache)), range(8)))
+        assert sorted(compiled) == ["below.py", "demo.py"]
+        assert all(imports(prefix, "demo") for prefix in found)
+
+    def test_what_was_written_to_is_noticed(self, lock, cache):
+        for _ in range(2):
+            prefix = before_trial(ensure_prefix(lock, cache_dir=cache))
+        state = state_of(prefix.path)
+        spoil(bytecode_of(module_of(prefix, "demo")))
+        assert not is_still(prefix.path, state)
+        again = ensure_prefix(lock, cache_dir=cache)
+        assert again.build_seconds > 0
+        assert run(again, "import demo, below; print(below.version)") == "2.0"
+
+    def test_trials_go_on_where_it_cannot_be_made(self, lock, cache, monkeypatch):
+        monkeypatch.setattr(bytecode, "run_tool", lambda *_, **__: Finished(-9, "", "", timed_out=True))
+        before_trial(ensure_prefix(lock, cache_dir=cache))
+        prefix = before_trial(ensure_prefix(lock, cache_dir=cache))
+        (note,) = prefix.notes
+        assert "compiling modules took longer than" in note
+        assert run(prefix, "import demo, below; print(below.version)") == "2.0"

@@ -119,7 +119,7 @@ def test_what_was_added_to_a_prefix_is_noticed(lock, cache):
 def test_bytecode_that_python_writes_is_no_damage(lock, cache):
     prefix = ensure_prefix(lock, cache_dir=cache)
     folder = module_of(prefix, "demo").parent / "__pycache__"
-    folder.chmod(0o755)
+    folder.parent.chmod(0o755)
     subprocess.run([prefix.python, "-O", "-c", "import demo"], env={}, check=True)
     assert [path.name for path in folder.glob("demo.*opt-1.pyc")]
     forget()

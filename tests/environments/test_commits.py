@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks.commits import compiled
 from benchmarks.repositories import Change, in_tree, pure, write
-from bisect_env.environments.commit_source import CommitBuild, CommitSource
-from bisect_env.environments.commits import Commits, build_limit, package_of_project, stated_metadata
+from bisect_env.environments.commit_source import CommitRecipe, CommitSource
+from bisect_env.environments.commits import CommitBuilder, build_limit, package_of_project, stated_metadata
 from bisect_env.environments.interpreters import Interpreter, probe
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.lockfiles import make_lock, parse_lock, requirements_text
@@ -36,15 +36,15 @@ def here() -> Interpreter:
 
 
 @pytest.fixture
-def commits(tmp_path: Path) -> Commits:
-    return Commits(tmp_path / "cache", Uv(tmp_path / "cache"))
+def commits(tmp_path: Path) -> CommitBuilder:
+    return CommitBuilder(tmp_path / "cache", Uv(tmp_path / "cache"))
 
 
 def source(place: Path, commit: str, **build: object) -> CommitSource:
-    return CommitSource("demo", str(place), commit, CommitBuild(**build))  # type: ignore[arg-type]
+    return CommitSource("demo", str(place), commit, CommitRecipe(**build))  # type: ignore[arg-type]
 
 
-def test_a_commit_is_built_once_and_kept(tmp_path: Path, commits: Commits, here: Interpreter) -> None:
+def test_a_commit_is_built_once_and_kept(tmp_path: Path, commits: CommitBuilder, here: Interpreter) -> None:
     place = tmp_path / "demo"
     one, two = write(place, [Change(FIRST), Change({"version": "1.1.dev1"})])
     wheel = commits.wheel(source(place, two), here)
@@ -58,7 +58,7 @@ def test_a_commit_is_built_once_and_kept(tmp_path: Path, commits: Commits, here:
     assert not list((tmp_path / "cache" / "commits").glob(".build-*"))
 
 
-def test_a_damaged_wheel_is_built_again(tmp_path: Path, commits: Commits, here: Interpreter) -> None:
+def test_a_damaged_wheel_is_built_again(tmp_path: Path, commits: CommitBuilder, here: Interpreter) -> None:
     (commit,) = write(tmp_path / "demo", [Change(FIRST)])
     wheel = commits.wheel(source(tmp_path / "demo", commit), here)
     wheel.path.write_bytes(b"cut short")
@@ -67,7 +67,7 @@ def test_a_damaged_wheel_is_built_again(tmp_path: Path, commits: Commits, here: 
 
 
 def test_a_build_that_fails_says_so_with_its_last_words(
-    tmp_path: Path, commits: Commits, here: Interpreter
+    tmp_path: Path, commits: CommitBuilder, here: Interpreter
 ) -> None:
     (commit,) = write(tmp_path / "demo", [Change({**FIRST, "broken": "frobnicate.c:12"})])
     started = time.monotonic()
@@ -80,7 +80,7 @@ def test_a_build_that_fails_says_so_with_its_last_words(
     assert time.monotonic() - started < 10
 
 
-def test_a_build_has_limits_of_its_own(tmp_path: Path, commits: Commits, here: Interpreter) -> None:
+def test_a_build_has_limits_of_its_own(tmp_path: Path, commits: CommitBuilder, here: Interpreter) -> None:
     place = tmp_path / "demo"
     slow, hungry = write(
         place, [Change({**FIRST, "slow": "60"}), Change({"slow": None, "hungry": str(3_000_000_000)})]
@@ -92,7 +92,7 @@ def test_a_build_has_limits_of_its_own(tmp_path: Path, commits: Commits, here: I
 
 
 def test_what_is_not_fetched_is_refused_unless_it_may_be_missing(
-    tmp_path: Path, commits: Commits, here: Interpreter
+    tmp_path: Path, commits: CommitBuilder, here: Interpreter
 ) -> None:
     place = tmp_path / "demo"
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
@@ -112,7 +112,7 @@ def test_what_is_not_fetched_is_refused_unless_it_may_be_missing(
 
 
 def test_builds_see_the_variables_they_are_given_and_no_secrets(
-    tmp_path: Path, commits: Commits, here: Interpreter, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, commits: CommitBuilder, here: Interpreter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLAG", "of the shell")
     place = tmp_path / "demo"
@@ -129,10 +129,12 @@ def _member(path: Path) -> bytes:
 
 
 def _build(place: Path, commit: str, cache: Path, here: Interpreter) -> None:
-    Commits(cache, Uv(cache)).wheel(source(place, commit), here)
+    CommitBuilder(cache, Uv(cache)).wheel(source(place, commit), here)
 
 
-def test_a_build_that_was_killed_is_begun_again(tmp_path: Path, commits: Commits, here: Interpreter) -> None:
+def test_a_build_that_was_killed_is_begun_again(
+    tmp_path: Path, commits: CommitBuilder, here: Interpreter
+) -> None:
     place, cache = tmp_path / "demo", tmp_path / "cache"
     (commit,) = write(place, [Change({**FIRST, "slow": "2"})])
     process = multiprocessing.get_context("spawn").Process(target=_build, args=(place, commit, cache, here))
@@ -148,7 +150,7 @@ def test_a_build_that_was_killed_is_begun_again(tmp_path: Path, commits: Commits
 
 
 def test_a_lock_says_all_that_is_needed(tmp_path: Path) -> None:
-    build = CommitBuild(
+    build = CommitRecipe(
         "python/co re",
         (("CC", "ccache gcc"), ("X", "a=b&c#d")),
         ("setuptools<60", "wheel"),
@@ -225,16 +227,16 @@ def test_a_commit_is_locked_and_installed_with_its_dependencies(tmp_path: Path, 
 
 @pytest.mark.parametrize("requires", [(), ("setuptools<69", "wheel")])
 def test_setuptools_of_the_index_builds_a_package(
-    tmp_path: Path, commits: Commits, here: Interpreter, requires: tuple[str, ...]
+    tmp_path: Path, commits: CommitBuilder, here: Interpreter, requires: tuple[str, ...]
 ) -> None:
     place = tmp_path / "real"
     built = write(place, pure("real", 3, 2))
-    wheel = commits.wheel(CommitSource("real", str(place), built[2], CommitBuild(requires=requires)), here)
+    wheel = commits.wheel(CommitSource("real", str(place), built[2], CommitRecipe(requires=requires)), here)
     assert wheel.version == "1.0"
 
 
 def test_an_extension_is_compiled_and_a_host_without_a_compiler_says_so(
-    tmp_path: Path, commits: Commits, here: Interpreter, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, commits: CommitBuilder, here: Interpreter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "demo"
     built = write(place, compiled(1.0).changes[:2])
@@ -246,14 +248,14 @@ def test_an_extension_is_compiled_and_a_host_without_a_compiler_says_so(
     assert git is not None
     (bare / "git").symlink_to(git)
     monkeypatch.setenv("PATH", str(bare))
-    other = Commits(tmp_path / "cache", Uv(tmp_path / "cache"))
+    other = CommitBuilder(tmp_path / "cache", Uv(tmp_path / "cache"))
     with pytest.raises(UnbuildableError, match=r"\(this host has no [\w-]*(gcc|cc|clang)\)") as caught:
         other.wheel(source(place, built[0]), here)
     assert not caught.value.transient
 
 
 def test_what_others_install_names_the_commit(tmp_path: Path) -> None:
-    build = CommitBuild(subdirectory="core", env=(("CC", "gcc"),))
+    build = CommitRecipe(subdirectory="core", env=(("CC", "gcc"),))
     made = CommitSource("demo", "https://example.org/demo.git", "a" * 40, build).locked("1.0")
     plain = LockedPackage(
         "numpy", "2.0.0", "pip", "https://example.org/numpy-2.0.0-py3-none-any.whl", "b" * 64

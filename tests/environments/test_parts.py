@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.environments import install_manifest, prefix
+from bisect_env.environments import bytecode, install_manifest, prefix
 from bisect_env.environments import prefix as prefix_module
 from bisect_env.environments.cache import prune, verify
 from bisect_env.environments.install_manifest import UnfitError, assemble
@@ -33,6 +33,12 @@ from .test_prefix import cache, leftovers, lock, locked, run
 
 __all__ = ["cache", "lock"]
 pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch):
+    """Let every environment count as a large one: only those are remembered."""
+    monkeypatch.setattr(bytecode, "SMALL", -1)
 
 
 @pytest.fixture

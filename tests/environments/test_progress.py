@@ -11,7 +11,7 @@ import pytest
 
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.progress import Archives, Seldom, Step, told_to
+from bisect_env.environments.progress import Archives, BuildStep, Seldom, told_to
 
 from .test_prefix import cache, locked
 
@@ -20,8 +20,8 @@ __all__ = ["cache"]
 BEGUN = ["Downloading torch (506.1MiB)", "Downloading libcudf-cu13 (328.0MiB)", "Using Python 3.11"]
 
 
-def steps(lines: list[str], folder: Path) -> list[Step]:
-    told: list[Step] = []
+def steps(lines: list[str], folder: Path) -> list[BuildStep]:
+    told: list[BuildStep] = []
     archives = Archives("unpacking", {"torch": "2.11.0", "libcudf-cu13": "26.6.0"}, folder)
     with told_to(told.append):
         for line in lines:
@@ -33,10 +33,10 @@ def test_the_largest_archive_and_the_bytes_of_all_are_told(tmp_path: Path) -> No
     torch, cudf = int(506.1 * 2**20), 328 * 2**20
     told = steps([*BEGUN, " Downloaded torch", " Downloaded libcudf-cu13", " Downloaded torch"], tmp_path)
     assert told == [
-        Step("unpacking", "torch 2.11.0", 0, torch),
-        Step("unpacking", "torch 2.11.0", 0, torch + cudf),
-        Step("unpacking", "libcudf-cu13 26.6.0", torch, torch + cudf),
-        Step("unpacking", "", torch + cudf, torch + cudf),
+        BuildStep("unpacking", "torch 2.11.0", 0, torch),
+        BuildStep("unpacking", "torch 2.11.0", 0, torch + cudf),
+        BuildStep("unpacking", "libcudf-cu13 26.6.0", torch, torch + cudf),
+        BuildStep("unpacking", "", torch + cudf, torch + cudf),
     ]
 
 
@@ -51,7 +51,7 @@ def test_one_step_is_told_twice_a_second_and_the_next_at_once() -> None:
     now, told = 0.0, []
     seldom = Seldom(told.append, clock=lambda: now)
     for now, what in ((0.0, "a"), (0.1, "a"), (0.2, "b"), (0.3, "b"), (0.8, "b")):  # noqa: B007
-        seldom(Step(what))
+        seldom(BuildStep(what))
     assert [step.what for step in told] == ["a", "b", "b"]
 
 
@@ -64,7 +64,7 @@ def test_a_build_says_where_it_is(index: Any, python: str, cache: Path) -> None:
     # Too large for uv to be silent about.
     blob = random.Random(1).randbytes(3 << 20).hex()
     index.add("big", "1.0", modules={"big_data.py": f"text = {blob!r}\n"})
-    told: list[Step] = []
+    told: list[BuildStep] = []
     with told_to(told.append):
         ensure_prefix(locked(index, python, "big"), cache_dir=cache)
     assert [step.what for step in told][-2:] == ["checking", "compiling"]

@@ -9,8 +9,8 @@ import yaml
 
 from bisect_env.errors import UsageError
 from bisect_env.matrix.ask import (
+    AskedQuestion,
     InlineMetadata,
-    Question,
     full_command,
     inline_metadata,
     matrix_text,
@@ -37,7 +37,7 @@ import orjson
 def loaded(tmp_path, **facts):
     facts = {"packages": ("orjson>=3.8",), "command": ("python", "repro.py"), "files": ("repro.py",), **facts}
     (tmp_path / "repro.py").write_text("import orjson\n")
-    (tmp_path / "matrix.yaml").write_text(matrix_text(Question(**facts), here="3.11"))
+    (tmp_path / "matrix.yaml").write_text(matrix_text(AskedQuestion(**facts), here="3.11"))
     return load_matrix(tmp_path / "matrix.yaml").file
 
 
@@ -144,12 +144,12 @@ def test_a_header_that_cannot_be_read(text, says):
 def test_what_cannot_be_asked(facts, says):
     facts = {"packages": ("orjson>=3.8",), "command": ("python", "x.py"), **facts}
     with pytest.raises(UsageError, match=says):
-        matrix_text(Question(**facts), here="3.11")
+        matrix_text(AskedQuestion(**facts), here="3.11")
 
 
 def test_words_are_taken_as_they_are():
     command = ("python", "-c", "print({'a': 1}, '#: \"')", "{orjson}", "ä b")
-    data = yaml.safe_load(matrix_text(Question(("orjson",), command), here="3.11"))
+    data = yaml.safe_load(matrix_text(AskedQuestion(("orjson",), command), here="3.11"))
     assert data["trial"]["command"] == ["python", "-c", "print({{'a': 1}}, '#: \"')", "{orjson}", "ä b"]
 
 

@@ -1,13 +1,16 @@
 """Every broken matrix file gives exactly the text beside it (BISECT_ENV_UPDATE_GOLDEN=1 writes them anew)."""
 
 import os
+import random
+import re
 from pathlib import Path
 
 import pytest
 
-from bisect_env.errors import ExitCode, MatrixError
+from bisect_env.errors import BisectEnvError, ExitCode, MatrixError
 from bisect_env.matrix.load import load_matrix
 
+ROOT = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "broken"
 FILES = sorted(BROKEN.glob("*.yaml"))
 
@@ -42,3 +45,72 @@ def test_every_problem_has_a_remedy(path: Path):
         assert remedy
         assert "Error" not in problem
         assert "pydantic" not in problem
+
+
+WORDS = [
+    *(
+        "null",
+        "[]",
+        "{}",
+        "-1",
+        "1e999",
+        ".nan",
+        "''",
+        '"\\U00110000"',
+        "2026-13-45",
+        "&a [*a]",
+        "*b",
+        "9" * 400,
+    ),
+    *(
+        "[[[[",
+        "\t",
+        "\ufeff",
+        "\x07",
+        "#",
+        '"',
+        ": ",
+        "<<: *x",
+        "!!python/object:os.system x",
+        "../../x",
+        "{level}",
+    ),
+    *("'>=1,<0'", "==1.*", "a" * 5000, "\u202e", "\ud800", "0x1F", "12:30:45", "yes", "---"),
+]
+
+
+def mutilated(text: str, chance: random.Random) -> str:
+    """A file with a line or two taken out, doubled, moved, or with something else in its place."""
+    for _ in range(chance.choice((1, 1, 2))):
+        lines = text.split("\n")
+        i, word = chance.randrange(len(lines)), chance.choice(WORDS)
+        lines[i : i + 1] = chance.choice(
+            [
+                [],
+                [lines[i], chance.choice(lines)],
+                [" " * chance.randrange(9) + lines[i].lstrip()],
+                [re.sub(r":.*", lambda _, word=word: f": {word}", lines[i], count=1)],
+                [re.sub(r"[\w.]+", lambda _, word=word: word, lines[i], count=1)],
+                [lines[i][: len(lines[i]) // 2] + word + lines[i][len(lines[i]) // 2 :]],
+            ]
+        )
+        text = "\n".join(lines) or "x"
+    return text
+
+
+def test_whatever_a_file_is_changed_into_ends_in_words(tmp_path: Path) -> None:
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    texts = [path.read_text("utf-8", "replace") for path in (*FILES, *(ROOT / "matrices").glob("*.yaml"))]
+    path, told = tmp_path / "matrix.yaml", 0
+    for _ in range(200):
+        text = mutilated(chance.choice(texts), chance)
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        try:
+            load_matrix(path)
+        except BisectEnvError:
+            told += 1
+        except Exception as error:
+            raise AssertionError(text) from error
+    assert told > 100

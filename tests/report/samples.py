@@ -14,8 +14,8 @@ from typing import Any
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
-from bisect_env.search.intervals import clopper_pearson
-from bisect_env.storage.records import CombinationState, Study, StudyDefinition
+from bisect_env.search.numeric import clopper_pearson
+from bisect_env.storage.entries import CombinationState, Study, StudyDefinition
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialRecord
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bisect_env.matrix.grid import Combination
-from bisect_env.report.doubts import advice
+from bisect_env.report.doubts import advice, several_failures
 from bisect_env.report.model import AxisInfo, FailureReport
-from bisect_env.storage.records import StoredTrial
+from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome, Phase
 
 AXES = (AxisInfo(name="lib", values=("1", "2", "3")), AxisInfo(name="python", values=("3.11",)))
@@ -84,6 +84,28 @@ def test_two_failures_at_the_two_ends_are_two_problems() -> None:
     assert "`bad: {signature: 'exit-fail:ImportError in body, at a.py:f (v2)'}`" in first
     same = [trial("1", "URLError"), trial("3", "URLError"), trial("3", "ImportError")]
     assert "nothing to do with each other" not in "".join(advice(ALWAYS, AXES, [failure("x")], same, {}))
+
+
+def test_an_answer_whose_bad_values_fail_in_two_ways_says_so() -> None:
+    def trial(value: str, kind: str) -> StoredTrial:
+        return stored(value, f'[2,"exit-fail:{kind}","body","a.py:f"]')
+
+    answer = {
+        "status": "confirmed",
+        "kind": "all",
+        "culprit_axes": ["lib"],
+        "bad_values": {"lib": ["1", "3"]},
+    }
+    two = [trial("1", "ImportError"), trial("3", "TypeError"), trial("3", "TypeError")]
+    (text,) = several_failures(answer, AXES, two)
+    assert "lib 1 as exit-fail:ImportError, lib 3 as exit-fail:TypeError" in text
+    assert "`bad: {signature: 'exit-fail:TypeError in body, at a.py:f (v2)'}`" in text
+    fixed = (AxisInfo(name="lib", values=("1", "2", "3"), direction="fixed"), AXES[1])
+    (text,) = several_failures(answer, fixed, two)
+    assert "`bad: {signature: 'exit-fail:ImportError" in text
+    assert several_failures(answer, AXES, [*two, trial("1", "TypeError")]) == []
+    assert several_failures(answer, AXES, two[1:]) == []
+    assert several_failures({**answer, "status": "none"}, AXES, two) == []
 
 
 def stored(value: str, signature: str) -> StoredTrial:

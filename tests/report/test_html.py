@@ -11,10 +11,10 @@ import pytest
 from playwright.sync_api import Page
 
 from bisect_env.report.charts import MOST_CELLS, heat_map, nice_step
-from bisect_env.report.document import load_report
+from bisect_env.report.compatibility_table import layout
 from bisect_env.report.html import html_text, policy
 from bisect_env.report.model import Report
-from bisect_env.report.table import layout
+from bisect_env.report.reading import load_report
 from bisect_env.storage.store import Store
 from tests.browser import browser_page
 from tests.engine.studies import PYTHON, Studies
@@ -187,6 +187,58 @@ def test_it_can_be_read_by_day_and_night_on_small_screens_and_aloud(
     # One stop of the tab key for a whole map.
     assert page.locator(".part[tabindex='0']").count() == 1
     assert noticed == []
+
+
+BROKEN = r"""() => {
+  const found = [];
+  document.querySelectorAll("details").forEach((e) => { e.open = true; });
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text; (text = texts.nextNode()); ) {
+    if (text.parentElement.closest("pre, script, style")) continue;
+    for (const one of text.data.matchAll(/\d+(\.[\w+]+)+/g)) {
+      const range = document.createRange();
+      range.setStart(text, one.index);
+      range.setEnd(text, one.index + one[0].length);
+      const lines = new Set([...range.getClientRects()].filter((r) => r.width).map((r) => Math.round(r.top)));
+      if (lines.size > 1) found.push(`${one[0]}: ${text.data}`);
+    }
+  }
+  return found;
+}"""
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("width", [400, 1200])
+def test_versions_stay_whole_and_a_map_that_fits_is_not_moved(
+    browser_page: Page, store: Store, tmp_path: Path, width: int
+) -> None:
+    down, across = [f"1.3.{n}" for n in (14, 16)], [f"5.{n}.0" for n in range(13)]
+    axes = [axis("lxml", *across), axis("xmlsec", *down), axis("python", "3.11")]
+    study = StudyBuilder(store, axes)
+    good, bad = ({"lxml": across[-1], "xmlsec": one, "python": "3.11"} for one in down)
+    study.passes(good, 60)
+    study.crashes(bad, 2)
+    for name in sorted(study.locks.values()):
+        store.record_decision(study.study.id, "built", {"lock": name, "seconds": 1.5})
+    study.finished(verdict(axes, bad, good))
+    assert opened(browser_page, load_report(store, study.study.id), tmp_path) == []
+    browser_page.set_viewport_size({"width": width, "height": 800})
+    browser_page.reload()
+    assert browser_page.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser_page.evaluate(BROKEN) == []
+    frame = browser_page.locator(".map .scroll").first
+    scrolled = frame.evaluate("(e) => [e.scrollLeft, e.scrollWidth - e.clientWidth]")
+    if width == 1200:
+        assert scrolled == [0, 0]
+    # Wherever it is moved to, both axes have their names in sight.
+    frame.evaluate("(e) => { e.scrollLeft = e.scrollWidth; }")
+    for name in ("lxml", "xmlsec"):
+        place = browser_page.locator(".heat th.axis").get_by_text(name, exact=True)
+        assert place.evaluate(
+            "(e) => { const r = e.getBoundingClientRect(); const there = document.elementFromPoint("
+            "(r.left + r.right) / 2, (r.top + r.bottom) / 2); return there === null || e.contains(there); }"
+        )
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from bisect_env.matrix.grid import Combination
 from bisect_env.report.doubts import machine_warnings
-from bisect_env.storage.records import StoredTrial
+from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome, Phase
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from bisect_env.report.document import load_report, report_document
 from bisect_env.report.doubts import verdict_warnings
 from bisect_env.report.formats import json_text
 from bisect_env.report.model import Report, calls_bad
+from bisect_env.report.reading import load_report, report_document
 from bisect_env.report.text import STACK_LINES, print_report, report_text, stack_lines
 from bisect_env.report.words import ROWS, rows
-from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome
 from tests.report.samples import StudyBuilder, axis, orjson_study, orjson_verdict, rate, verdict

@@ -173,9 +173,11 @@ def test_never_and_always(kind: str, reason: str) -> None:
 
 
 def test_no_verdict_yet() -> None:
-    document, axes = one("1.2", "1.1", status="none", reason="the best answer holds 0.41", probability=0.415)
+    document, axes = one(
+        "1.2", "1.1", status="none", reason="no answer is likely enough yet", probability=0.415
+    )
     assert sentence(document, axes) == (
-        "No verdict after 262 trials: the best answer holds 0.41; the best guess so far (41 %): "
+        "No verdict after 262 trials: no answer is likely enough yet; the best guess so far (41 %): "
         "lib 1.2 is the first bad version (last good 1.1)"
     )
 

@@ -13,16 +13,17 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.report import words
 from bisect_env.report.build import ANSWERS, LIMIT, POINTS
 from bisect_env.report.charts import clock, lanes_of
-from bisect_env.report.document import load_report
 from bisect_env.report.model import TimedTrial, TimelineReport
+from bisect_env.report.reading import load_report
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import Search
 from bisect_env.search.trace import trace
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies
-from tests.report.samples import StudyBuilder, axis
+from tests.report.samples import StudyBuilder, axis, verdict
 
 START = datetime(2026, 11, 2, 8, tzinfo=UTC)
 
@@ -47,7 +48,7 @@ FLAKY = """
     [
         ("", Goal.FIRST_BAD),
         ("good: {level: 0}\nbad: {level: 9}", Goal.FIRST_BAD),
-        ("", Goal.EVERY_CORNER),
+        ("", Goal.EVERY_CONFIGURATION),
     ],
     ids=["plain", "stated ends", "every corner"],
 )
@@ -100,7 +101,20 @@ def test_many_trials_are_looked_at_now_and_then(store: Store) -> None:
     assert all(len(point.probabilities) == len(report.posterior.answers) for point in report.posterior.points)
 
 
-def test_without_trials_that_count_there_is_no_course(store: Store) -> None:
+def test_a_trace_does_not_contradict_its_verdict(store: Store) -> None:
+    axes = [axis("a", "1", "2", "3")]
+    for kind, certain in (("all", True), ("all", False), ("frontier", True)):
+        study = StudyBuilder(store, axes, name=f"{kind}-{certain}".lower())
+        study.passes({"a": "1"}, 9)
+        study.crashes({"a": "2"}, 3)
+        study.finished(verdict(axes, {"a": "2"}, {"a": "1"}, kind=kind, certain=certain))
+        report = load_report(store, study.study.id)
+        # Of a staircase the curves, which are those of rules, say nothing.
+        assert bool(words.trace(report)) == (kind == "all")
+        assert ("the verdict has them for certain" in words.trace(report)) == (kind == "all" and certain)
+
+
+def test_without_trials_that_count_there_is_no_trace(store: Store) -> None:
     study = StudyBuilder(store, [axis("a", "1", "2")])
     report = load_report(store, study.study.id)
     assert report.posterior.points == ()

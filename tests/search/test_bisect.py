@@ -16,7 +16,7 @@ from scipy.stats import binom
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.search.verdict import Status, Verdict
-from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, corner, grid
+from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, configuration, grid
 
 ANY = [REGRESSION, REGRESSION, FIXED, EITHER, EITHER, UNORDERED]
 
@@ -80,7 +80,7 @@ def is_true(verdict: Verdict, bad: NDArray[np.bool_]) -> bool:
 
 
 def test_eight_trials_in_seven_environments_at_32_versions() -> None:
-    played = [Played(corner((32,), {0: first}), quick=bool(first % 5)) for first in range(1, 32)]
+    played = [Played(configuration((32,), {0: first}), quick=bool(first % 5)) for first in range(1, 32)]
     for first, one in enumerate(played, start=1):
         assert one.verdict.status is Status.CONFIRMED
         assert one.verdict.best.first_bad == (first,)
@@ -96,7 +96,7 @@ def test_eight_trials_in_seven_environments_at_32_versions() -> None:
 def test_many_workers_cut_an_interval_at_many_places(size: int, workers: int) -> None:
     """As many rounds as the logarithm says, one for the ends and two to look again, and few trials."""
     for first in range(1, size, size // 5):
-        one = Played(corner((size,), {0: first}), workers=workers, quick=True)
+        one = Played(configuration((size,), {0: first}), workers=workers, quick=True)
         assert one.verdict.best.first_bad == (first,)
         rounds = math.ceil(math.log(size) / math.log(workers + 1))
         assert one.rounds <= rounds + 2
@@ -236,9 +236,9 @@ def test_frontiers_are_found_to_the_last_combination(
 
 
 @pytest.mark.parametrize("direction", [REGRESSION, EITHER])
-def test_a_corner_stays_a_corner(direction: Direction) -> None:
+def test_a_configuration_stays_a_configuration(direction: Direction) -> None:
     for first in ({0: 2, 1: 4}, {0: 3}, {1: 1}):
-        bad = corner((6, 6), first)
+        bad = configuration((6, 6), first)
         one = Played(bad, direction)
         assert one.verdict.best.hypothesis.kind == "all"
         assert (one.verdict.best.hypothesis.bad_cells() == bad).all()
@@ -346,3 +346,21 @@ def built_by_git(size: int, bad: int) -> int:
         tried += 1
         low, high = (low, middle) if middle >= bad else (middle, high)
     return tried
+
+
+@pytest.mark.parametrize("size", [20, 136, 722])
+def test_no_boundary_lies_within_one_environment(size: int) -> None:
+    """Days, or releases that change nothing, share environments: the sides of an answer do not."""
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    starts = sorted({0, *chance.sample(range(1, size), chance.randrange(2, 5))})
+    stands_for = [max(start for start in starts if start <= day) for day in range(size)]
+    first_bad = chance.choice(starts[1:])
+    lattice = grid([size])
+    search = Search(lattice, {(day,): (stands_for[day],) for day in range(size)}, SearchSettings())
+    while wanted := search.ask(2):
+        for cell in wanted:
+            search.tell_counts(cell, int(cell[0] >= first_bad), 1)
+    best = search.verdict.best
+    assert (best.first_bad, best.last_good) == ((first_bad,), (first_bad - 1,))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bisect_env.search.culprits import Changes, Check, Culprit, CulpritSearch, Done, Try
+from bisect_env.search.culprits import Changes, CheckEnvironment, Culprit, CulpritSearch, Done, Try
 
 Bad = Callable[[Changes], bool]
 
@@ -20,7 +20,7 @@ def played(
     rates: tuple[float, float],
     rng: np.random.Generator,
     *,
-    feasible: Bad = lambda hybrid: True,
+    feasible: Bad = lambda intermediate: True,
     build_cost: float = 5.0,
 ) -> tuple[Culprit, int, bool]:
     """Answer, trials, and whether it was sure."""
@@ -30,13 +30,13 @@ def played(
         step = search.next_step(build_cost=build_cost)
         if isinstance(step, Done):
             return search.answer, trials, step.is_sure
-        if isinstance(step, Check):
-            search.mark(step.hybrid, feasible=feasible(step.hybrid))
+        if isinstance(step, CheckEnvironment):
+            search.mark(step.intermediate, feasible=feasible(step.intermediate))
         else:
             assert isinstance(step, Try)
-            assert feasible(step.hybrid)
-            rate = bad if is_bad(step.hybrid) else good
-            search.tell(step.hybrid, hits=int(rng.binomial(step.trials, rate)), trials=step.trials)
+            assert feasible(step.intermediate)
+            rate = bad if is_bad(step.intermediate) else good
+            search.tell(step.intermediate, hits=int(rng.binomial(step.trials, rate)), trials=step.trials)
             trials += step.trials
     raise AssertionError("it does not end")
 
@@ -88,8 +88,8 @@ def test_what_no_environment_separates_is_one_answer() -> None:
     rng = np.random.default_rng(5)
     bound = frozenset({2, 3, 4})
 
-    def feasible(hybrid: Changes) -> bool:
-        return bound <= hybrid or not bound & hybrid
+    def feasible(intermediate: Changes) -> bool:
+        return bound <= intermediate or not bound & intermediate
 
     forced = [bound if i in bound else frozenset({i}) for i in range(6)]
     search = CulpritSearch(6, (0, 40), (36, 40), forced=forced, released=forced)
@@ -112,8 +112,8 @@ def test_a_prior_only_decides_where_to_look_first() -> None:
     rng = np.random.default_rng(9)
     search = CulpritSearch(5, (0, 40), (40, 40), weights=[100, 1, 1, 1, 1])
     first = search.next_step(build_cost=5)
-    assert isinstance(first, Check)
-    assert first.hybrid in (frozenset({0}), frozenset({1, 2, 3, 4}))
+    assert isinstance(first, CheckEnvironment)
+    assert first.intermediate in (frozenset({0}), frozenset({1, 2, 3, 4}))
     answer, _, _ = played(search, lambda h: 3 in h, (0.0, 1.0), rng)
     assert answer.changes == {3}
 
@@ -121,8 +121,8 @@ def test_a_prior_only_decides_where_to_look_first() -> None:
 @settings(max_examples=15, deadline=None)
 @given(st.integers(2, 7), st.data())
 def test_the_posterior_does_not_mind_the_order(size: int, data: st.DataObject) -> None:
-    hybrid = st.frozensets(st.integers(0, size - 1), min_size=1, max_size=size)
-    counts = st.tuples(hybrid, st.integers(0, 3), st.integers(3, 6))
+    intermediate = st.frozensets(st.integers(0, size - 1), min_size=1, max_size=size)
+    counts = st.tuples(intermediate, st.integers(0, 3), st.integers(3, 6))
     told = data.draw(st.lists(counts, min_size=1, max_size=5))
     one, other = CulpritSearch(size, (0, 9), (7, 9)), CulpritSearch(size, (0, 9), (7, 9))
     for search, order in ((one, told), (other, told[::-1])):

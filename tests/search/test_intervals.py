@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from bisect_env.search.intervals import clopper_pearson
+from bisect_env.search.numeric import clopper_pearson
 
 
 @pytest.mark.parametrize(

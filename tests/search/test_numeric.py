@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from bisect_env.search.intervals import clopper_pearson
 from bisect_env.search.numeric import (
     beta_cdf,
     beta_quantile,
     binomial_at_most,
+    clopper_pearson,
     entropy,
     logsumexp,
     relative_entropy,

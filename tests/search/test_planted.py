@@ -20,7 +20,17 @@ from bisect_env.search.simulate import Simulated, simulate
 from bisect_env.search.space import HypothesisSpace
 from bisect_env.search.verdict import Status
 from tests.search.replay import Replay, play_case
-from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, agrees, alone, corner, grid, rates
+from tests.search.worlds import (
+    EITHER,
+    FIXED,
+    REGRESSION,
+    UNORDERED,
+    agrees,
+    alone,
+    configuration,
+    grid,
+    rates,
+)
 
 CONFIDENCE = 0.95
 
@@ -106,7 +116,7 @@ def ends_of_studies(
     out = []
     for seed in range(studies):
         rng = np.random.default_rng(seed)
-        bad = corner((16,), {0: int(rng.integers(1, 16))})
+        bad = configuration((16,), {0: int(rng.integers(1, 16))})
         end = simulate(lattice, alone(lattice), np.where(bad, p1, p0), rng, **how)  # type: ignore[arg-type]
         out.append((end, agrees(end, bad, alone(lattice))))
     return out

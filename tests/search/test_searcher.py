@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.search.verdict import Status
-from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, corner, grid, play, rates
+from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, configuration, grid, play, rates
 
 RNG = np.random.default_rng
 
@@ -118,7 +118,7 @@ def test_a_dear_environment_is_not_built_for_a_single_trial() -> None:
 
 def test_a_search_asks_the_same_when_it_is_rebuilt_in_another_order() -> None:
     rng = RNG(5)
-    truth = rates(corner((6, 4), {0: 3}), 0.4)
+    truth = rates(configuration((6, 4), {0: 3}), 0.4)
     lattice = grid((6, 4))
     search = Search(lattice, alone(lattice))
     told: list[tuple[Index, bool]] = []
@@ -157,7 +157,7 @@ def test_first_bad_is_the_day_on_which_the_environment_changed(first_bad: int) -
     lattice = grid((10,))
     groups = days([0, 3, 7], 10)
     search = Search(lattice, groups)
-    tried = play(search, rates(corner((10,), {0: first_bad}), 1.0), RNG(0))
+    tried = play(search, rates(configuration((10,), {0: first_bad}), 1.0), RNG(0))
     assert set(tried) <= {(0,), (3,), (7,)}
     assert search.verdict.status is Status.CONFIRMED
     assert search.verdict.best.first_bad == (first_bad,)
@@ -197,7 +197,7 @@ def test_a_tie_across_combinations_set_aside_is_reported_with_what_lies_between(
     search = search_of((6,))
     for cell in ((2,), (3,)):
         search.set_aside(cell)
-    play(search, rates(corner((6,), {0: 3}), 1.0), RNG(1))
+    play(search, rates(configuration((6,), {0: 3}), 1.0), RNG(1))
     assert search.verdict.status is Status.CONFIRMED
     (boundary,) = search.verdict.best.boundaries
     assert (boundary.bad, boundary.good) == ((4,), (1,))
@@ -246,7 +246,7 @@ def test_a_known_bad_end_that_never_fails_is_named() -> None:
 
 def test_max_trials_ends_the_search_with_what_is_known() -> None:
     search = search_of((64,), max_trials=30)
-    tried = play(search, rates(corner((64,), {0: 20}), 0.1), RNG(2))
+    tried = play(search, rates(configuration((64,), {0: 20}), 0.1), RNG(2))
     assert len(tried) == 30
     verdict = search.verdict
     assert verdict.status is not Status.CONFIRMED
@@ -257,7 +257,7 @@ def test_max_trials_ends_the_search_with_what_is_known() -> None:
 
 def test_candidates_hold_the_stated_confidence() -> None:
     search = search_of((5,), max_trials=12)
-    play(search, rates(corner((5,), {0: 2}), 0.3), RNG(3))
+    play(search, rates(configuration((5,), {0: 2}), 0.3), RNG(3))
     candidates = search.verdict.candidates
     probabilities = [c.probability for c in candidates]
     assert probabilities == sorted(probabilities, reverse=True)
@@ -268,7 +268,7 @@ def test_candidates_hold_the_stated_confidence() -> None:
 def test_a_confirmed_answer_was_seen_to_fail_and_to_pass_on_both_sides() -> None:
     for seed in range(10):
         search = search_of((16,))
-        play(search, rates(corner((16,), {0: 9}), 0.4), RNG(seed))
+        play(search, rates(configuration((16,), {0: 9}), 0.4), RNG(seed))
         verdict = search.verdict
         assert verdict.status is Status.CONFIRMED
         for boundary in verdict.best.boundaries:
@@ -363,10 +363,10 @@ def test_a_third_axis_does_not_matter() -> None:
 
 
 def test_what_no_combination_separates_is_one_answer() -> None:
-    """Without the mixed corner, either axis alone and both together say the same."""
+    """Without the mixed combination, either axis alone and both together say the same."""
     lattice = grid((2, 2))
     search = Search(lattice, alone(lattice, [(0, 1), (1, 0)]))
-    play(search, rates(corner((2, 2), {0: 1}), 1.0), RNG(0))
+    play(search, rates(configuration((2, 2), {0: 1}), 1.0), RNG(0))
     verdict = search.verdict
     assert search.finished
     assert verdict.best.probability >= 0.95
@@ -380,7 +380,7 @@ def test_deterministic_truths_need_few_trials() -> None:
     costs: Counter[int] = Counter()
     for first in range(1, 32):
         search = search_of((32,), quick=True)
-        costs[len(play(search, rates(corner((32,), {0: first}), 1.0), RNG(0)))] += 1
+        costs[len(play(search, rates(configuration((32,), {0: first}), 1.0), RNG(0)))] += 1
         assert search.verdict.best.first_bad == (first,)
     assert sum(cost * n for cost, n in costs.items()) / costs.total() <= 8, costs
     assert max(costs) <= 8, costs
@@ -389,7 +389,7 @@ def test_deterministic_truths_need_few_trials() -> None:
 def test_the_good_end_is_tried_as_often_as_it_takes_to_show_anything() -> None:
     lattice = grid((16,))
     search = Search(lattice, alone(lattice))
-    play(search, rates(corner((16,), {0: 9}), 0.3), RNG(5))
+    play(search, rates(configuration((16,), {0: 9}), 0.3), RNG(5))
     assert search.verdict.status is Status.CONFIRMED
     assert search.counts((0,))[1] >= 8
 

@@ -144,6 +144,20 @@ def test_representative_is_simple_and_splits_no_group() -> None:
     assert classes.representative(int(classes.of[from_1]), group).bad_cells().tolist() == [0, 1, 1, 1]
 
 
+@pytest.mark.parametrize("size", [30, 700])
+def test_a_representative_of_many_splits_no_group(size: int) -> None:
+    """However many members a class has, and however late the one lies that is to be told."""
+    space = HypothesisSpace((size,), [REGRESSION])
+    last = size - 3
+    group = np.array([0] * last + [last] * 3)
+    classes = Classes(space, group == np.arange(size))
+    sought = next(
+        i for i in range(space.size) if space.hypothesis(i).bad_cells().tolist() == [0] * last + [1] * 3
+    )
+    told = classes.representative(int(classes.of[sought]), group)
+    assert told.bad_cells().tolist() == [0] * last + [1] * 3
+
+
 def test_boundary_pairs_skip_what_cannot_be_run() -> None:
     bad = np.array([[0, 0, 1, 1], [0, 0, 0, 0]], dtype=bool)
     feasible = np.array([[1, 0, 1, 1], [1, 1, 0, 1]], dtype=bool)

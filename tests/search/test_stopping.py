@@ -18,7 +18,7 @@ from bisect_env.search.stopping import (
     required_confidence,
 )
 from bisect_env.search.verdict import Answer, Boundary, Status, capacity, entropy_bits
-from tests.search.worlds import REGRESSION, alone, corner, grid, rates
+from tests.search.worlds import REGRESSION, alone, configuration, grid, rates
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,8 @@ def test_only_what_meets_every_condition_is_confirmed(
     found, reason = judge(answer, required=0.95, agreed=agreed, lacking=lacking)
     assert found is status
     assert reason
+    # Whoever shows it names the probability beside it, as people read it.
+    assert status is not Status.NONE or not any(letter.isdigit() for letter in reason)
 
 
 def test_capacity_of_a_trial() -> None:
@@ -110,7 +112,7 @@ def test_the_whole_range_of_settings_works(confidence: float, rate: float) -> No
         end = simulate(
             lattice,
             alone(lattice),
-            rates(corner((12,), {0: 5}), shown),
+            rates(configuration((12,), {0: 5}), shown),
             np.random.default_rng(3),
             settings=chosen,
             workers=4,

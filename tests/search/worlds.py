@@ -37,7 +37,7 @@ def alone(grid: Grid, without: Sequence[Index] = ()) -> dict[Index, Index]:
     return {index: index for index in grid.indices() if index not in set(without)}
 
 
-def corner(shape: Sequence[int], start: Mapping[int, int]) -> NDArray[np.bool_]:
+def configuration(shape: Sequence[int], start: Mapping[int, int]) -> NDArray[np.bool_]:
     """Bad from `start[axis]` on, along every axis named."""
     bad = np.ones(shape, dtype=bool)
     for axis, first in start.items():

@@ -15,7 +15,7 @@ from sqlmodel import select
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.errors import UsageError
-from bisect_env.storage.records import CombinationState, Counts, StudyStatus, Want
+from bisect_env.storage.entries import CombinationState, EvidenceCounts, StudyStatus, Want
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA, BlobRow
 from bisect_env.trials.records import Evidence, Machine, Outcome
@@ -255,7 +255,7 @@ class StoreContract:
         assert store.environments(study.id) == 2
         assert store.environments(other.id) == 1
         assert store.counts("0" * 32) == {}
-        assert Counts().counted == 0
+        assert EvidenceCounts().counted == 0
 
     def test_an_environment_where_every_trial_was_spoilt_does_not_count(self, store: Store) -> None:
         study = opened_study(store)

@@ -9,7 +9,7 @@ from typing import Any
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
-from bisect_env.storage.records import CombinationState, Study, StudyDefinition
+from bisect_env.storage.entries import CombinationState, Study, StudyDefinition
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
 

@@ -10,6 +10,7 @@ import random
 import sqlite3
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from bisect_env.environments.lockfiles import make_lock, parse_lock
 from bisect_env.errors import BisectEnvError, ExitCode, StorageError, UsageError
 from bisect_env.matrix.load import load_matrix
 from bisect_env.report import formats
-from bisect_env.report.document import load_report
+from bisect_env.report.reading import load_report
 from bisect_env.storage import maintenance, transfer
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
@@ -176,6 +177,7 @@ def test_no_axes_an_infinite_time_and_a_signature_that_is_too_deep(
         ("studies", "grid", "[]"),
         ("trials", "duration", "9" * 5000),
         ("trials", "signature", "[" * 5000),
+        ("trials", "signature", 2**62),
     ]
     assert damage_and_use(original, tmp_path, chosen) >= 1
 
@@ -369,6 +371,18 @@ def test_a_log_is_a_file_of_its_own_and_no_link(original: tuple[Path, str], tmp_
     (beside / f"{digest[2:]}.z").symlink_to(secret)
     with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match="no regular file"):
         store.trial(trial_id)
+
+
+def test_a_matrix_that_is_not_there_is_looked_for_where_the_study_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        study = store.open_study(replace(definition(), matrix_path="m.yaml"))
+    with pytest.raises(UsageError) as caught:
+        matrix_of(study)
+    assert f"m.yaml, does not exist below {tmp_path}" in caught.value.what
+    assert "where the study was begun" in str(caught.value.remedy)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -13,7 +13,7 @@ import pytest
 from bisect_env.trials.harness_marks import (
     Expected,
     Imported,
-    Locked,
+    LockedDistribution,
     expected_imports,
     imported_versions,
     mismatch,
@@ -49,24 +49,28 @@ def test_modules_are_read_from_what_was_installed(
     tmp_path: Path, files: list[str], modules: set[str]
 ) -> None:
     site = installed(tmp_path, "Some.Thing", "1.0", *files)
-    found = expected_imports(tmp_path, (Locked("some-thing", "1.0"), Locked("absent", "2")))
+    found = expected_imports(
+        tmp_path, (LockedDistribution("some-thing", "1.0"), LockedDistribution("absent", "2"))
+    )
     assert set(found) == modules
-    assert all(one == Expected(Locked("some-thing", "1.0"), str(site), "1.0") for one in found.values())
+    assert all(
+        one == Expected(LockedDistribution("some-thing", "1.0"), str(site), "1.0") for one in found.values()
+    )
 
 
 def test_an_unreadable_list_is_none(tmp_path: Path) -> None:
     installed(tmp_path, "one", "1.0")
     (tmp_path / "lib/python3.11/site-packages/one-1.0.dist-info/RECORD").write_bytes(b'\xff"\0\n"')
-    assert expected_imports(tmp_path, (Locked("one", "1.0"),)) == {}
+    assert expected_imports(tmp_path, (LockedDistribution("one", "1.0"),)) == {}
 
 
 SITE = "/p/lib/python3.11/site-packages"
 EXPECTED = {
-    "python": Expected(Locked("python", "3.11")),
-    "numpy": Expected(Locked("numpy", "1.26.4"), SITE, "1.26.4"),
-    "torch": Expected(Locked("torch", "2.4.0", cuda=True), SITE, "2.4.0"),
-    "changed": Expected(Locked("changed", "2.0"), SITE, "1.9"),
-    "dataclasses": Expected(Locked("dataclasses", "0.8"), SITE, "0.8"),
+    "python": Expected(LockedDistribution("python", "3.11")),
+    "numpy": Expected(LockedDistribution("numpy", "1.26.4"), SITE, "1.26.4"),
+    "torch": Expected(LockedDistribution("torch", "2.4.0", cuda=True), SITE, "2.4.0"),
+    "changed": Expected(LockedDistribution("changed", "2.0"), SITE, "1.9"),
+    "dataclasses": Expected(LockedDistribution("dataclasses", "0.8"), SITE, "0.8"),
 }
 
 
@@ -112,7 +116,11 @@ def test_versions_as_they_really_were() -> None:
 def test_a_trial_reports_what_it_imported(run: Run) -> None:
     import numpy
 
-    locked = (Locked("numpy", numpy.__version__), Locked("python", "3.11"), Locked("scipy", "1.0"))
+    locked = (
+        LockedDistribution("numpy", numpy.__version__),
+        LockedDistribution("python", "3.11"),
+        LockedDistribution("scipy", "1.0"),
+    )
     record = run_trial(make_spec("import numpy"), PREFIX, locked=locked)
     assert record.outcome is Outcome.PASS
     assert record.imported["numpy"] == numpy.__version__
@@ -128,7 +136,7 @@ def test_another_version_from_elsewhere_is_a_mismatch_however_the_script_ends(en
         TrialFile("main.py", f"import numpy\n{end}\n".encode()),
         TrialFile("numpy/__init__.py", b"__version__ = '1.0'\n"),
     )
-    locked = (Locked("numpy", numpy.__version__), Locked("python", "3.11"))
+    locked = (LockedDistribution("numpy", numpy.__version__), LockedDistribution("python", "3.11"))
     record = run_trial(make_spec(files=files), PREFIX, locked=locked)
     assert record.outcome is Outcome.ENV_MISMATCH
     assert record.detail.startswith(f"numpy {numpy.__version__} was locked, and 1.0 was imported from ")
@@ -137,6 +145,6 @@ def test_another_version_from_elsewhere_is_a_mismatch_however_the_script_ends(en
 
 @pytest.mark.integration
 def test_another_interpreter_is_a_mismatch() -> None:
-    record = run_trial(make_spec("pass"), PREFIX, locked=(Locked("python", "2.9"),))
+    record = run_trial(make_spec("pass"), PREFIX, locked=(LockedDistribution("python", "2.9"),))
     assert record.outcome is Outcome.ENV_MISMATCH
     assert "Python 2.9 was locked" in record.detail

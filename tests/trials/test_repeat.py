@@ -1,4 +1,4 @@
-"""A body run again and again within one process is the script that it is alone."""
+"""A script run again and again within one process is the script that it is alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_each_body_is_a_fresh_main_and_imports_stay(run: Run) -> None:
     assert record.stdout.splitlines() == [
         f"{number} __main__ ['main.py', '-x', 'y'] main.py True" for number in (1, 2, 3)
     ]
-    assert record.bodies == 3
+    assert record.iterations == 3
 
 
 @pytest.mark.integration
@@ -67,8 +67,8 @@ def test_the_first_failure_ends_it_as_it_would_alone(
     again = run(files=files(code.replace("LIMIT", "3")), repeats=10)
     for record in (alone, again):
         assert (record.outcome, record.returncode) == (outcome, returncode), record.stderr
-    assert (again.bodies, alone.bodies) == (3, 0)
-    assert ("in body 3 of 10" in again.detail) == (outcome is not Outcome.PASS)
+    assert (again.iterations, alone.iterations) == (3, 0)
+    assert ("in iteration 3 of 10" in again.detail) == (outcome is not Outcome.PASS)
     assert again.phase is alone.phase
     assert again.signature == alone.signature
     assert not again.signature or matches(again.signature, alone.signature)
@@ -86,13 +86,13 @@ def test_modules_and_code_are_repeated_too(run: Run) -> None:
 def test_a_hang_in_a_later_body(run: Run) -> None:
     code = "import helper, time\nhelper.times += 1\nif helper.times == 2: time.sleep(99)"
     record = run(files=files(code), repeats=5, timeout=2.0)
-    assert (record.outcome, record.bodies, record.phase) == (Outcome.HANG, 2, Phase.BODY)
+    assert (record.outcome, record.iterations, record.phase) == (Outcome.HANG, 2, Phase.BODY)
 
 
 @pytest.mark.integration
-def test_bodies_of_all_copies_are_counted(run: Run) -> None:
+def test_iterations_of_all_copies_are_counted(run: Run) -> None:
     record = run(files=files("pass"), repeats=4, concurrency=3)
-    assert (record.bodies, dict(record.copies)) == (12, {Outcome.PASS: 3})
+    assert (record.iterations, dict(record.copies)) == (12, {Outcome.PASS: 3})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bisect_env.trials.classify import classify
 from bisect_env.trials.exit_record import ExitRecord
 from bisect_env.trials.signature import matches, normalise_native, normalise_python, signature
-from bisect_env.trials.tracebacks import Frame
+from bisect_env.trials.tracebacks import PythonFrame
 
 
 def dump(*frames: str, reason: str = "Segmentation fault", python: str = "3.11") -> str:
@@ -130,4 +130,4 @@ def test_any_name_can_be_normalised_and_keeps_no_brackets_that_match(name: str) 
     ],
 )
 def test_python_frames(file: str, expected: str) -> None:
-    assert normalise_python(Frame("f", file, 3)) == expected
+    assert normalise_python(PythonFrame("f", file, 3)) == expected

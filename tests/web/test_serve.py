@@ -23,7 +23,7 @@ import pytest
 from bisect_env.errors import UsageError
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Machine, Outcome
-from bisect_env.web.app import QUESTIONS
+from bisect_env.web.pages import QUESTIONS
 from bisect_env.web.serve import listening
 from tests.elsewhere import other_host
 from tests.storage.conftest import postgres, postgres_url

@@ -1,10 +1,10 @@
-"""Runs the body of a script several times within one process, each time as a fresh `__main__`.
+"""Runs a script several times within one process, each time as a fresh `__main__`.
 
     python repeat.py COUNT NOTES SCRIPT [argument...]       also: -m MODULE, -c CODE instead of SCRIPT
 
-What was imported stays imported, which is what makes it cheap. The first body that does not end well ends
-the process just as it would alone: by its exception, exit code or signal. NOTES is a file in which the
-number of bodies that were begun is written before each.
+What was imported stays imported, which is what makes it cheap. The first iteration that does not end well
+ends the process just as it would alone: by its exception, exit code or signal. NOTES is a file in which the
+number of iterations that were begun is written before each.
 
 It is read by every Python, 2.7 to 3.14, so it has neither annotations nor anything newer.
 """
@@ -34,7 +34,7 @@ def _begin(notes, number):
 
 
 def _run(words):
-    """One body."""
+    """One iteration."""
     if words[0] == "-m":
         import runpy
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from bisect_env.matrix.grid import Direction, Grid, GridAxis, Index
-from bisect_env.search.coarse import drawn, is_large
+from bisect_env.search.coarsening import CoarsenedSearch, search_for
 from bisect_env.search.question import Question
 from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.space import drawn, is_large
 from bisect_env.search.verdict import Status
-from bisect_env.search.zoom import ZoomedSearch, search_for
-from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, corner, grid, play, rates
+from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, configuration, grid, play, rates
 
 RNG = np.random.default_rng
 
@@ -60,35 +60,35 @@ def test_belief_and_evidence_equal_those_of_the_exact_search(
     shape: tuple[int, ...], directions: tuple[Direction, ...]
 ) -> None:
     lattice = lattice_of(shape, directions)
-    exact, zoomed = Question(lattice, alone(lattice)), ZoomedSearch(lattice, alone(lattice))
+    exact, coarsened = Question(lattice, alone(lattice)), CoarsenedSearch(lattice, alone(lattice))
     rng = RNG(7)
     cells = list(lattice.indices())
     for _ in range(40):
         cell = cells[int(rng.integers(len(cells)))]
         hit = bool(rng.random() < 0.3)
         exact.tell(cell, hit=hit)
-        zoomed.tell(cell, hit=hit)
+        coarsened.tell(cell, hit=hit)
         # In every fifth state: looking changes which values are active, and must change nothing else.
         if exact.trials % 5 == 0:
-            np.testing.assert_allclose(zoomed.probability_bad(), exact.probability_bad(), atol=1e-9)
-    mine, its = zoomed.verdict, exact.verdict
+            np.testing.assert_allclose(coarsened.probability_bad(), exact.probability_bad(), atol=1e-9)
+    mine, its = coarsened.verdict, exact.verdict
     assert mine.bad_rate == pytest.approx(its.bad_rate, abs=1e-9)
     assert mine.background == pytest.approx(its.background, abs=1e-9)
-    assert zoomed.counts(cells[0]) == exact.counts(cells[0])
+    assert coarsened.counts(cells[0]) == exact.counts(cells[0])
 
 
 def test_a_sure_answer_is_the_same_as_the_exact_one() -> None:
     lattice = lattice_of((40, 6), (REGRESSION, REGRESSION))
-    truth = rates(corner((40, 6), {0: 23, 1: 2}), 1.0)
-    zoomed = ZoomedSearch(lattice, alone(lattice))
+    truth = rates(configuration((40, 6), {0: 23, 1: 2}), 1.0)
+    coarsened = CoarsenedSearch(lattice, alone(lattice))
     exact = Question(lattice, alone(lattice))
     rng = RNG(0)
-    while not zoomed.finished:
-        (cell,) = zoomed.ask(1)
+    while not coarsened.finished:
+        (cell,) = coarsened.ask(1)
         hit = bool(rng.random() < truth[cell])
-        zoomed.tell(cell, hit=hit)
+        coarsened.tell(cell, hit=hit)
         exact.tell(cell, hit=hit)
-    mine, its = zoomed.verdict, exact.verdict
+    mine, its = coarsened.verdict, exact.verdict
     # The exact search asks for trials far from the boundary, too, before it confirms.
     assert mine.status is Status.CONFIRMED
     assert mine.best.hypothesis == its.best.hypothesis
@@ -101,7 +101,7 @@ def test_a_study_of_a_million_combinations(first_bad: dict[int, int]) -> None:
     shape = (100, 100, 10, 10)
     lattice = grid(shape)
     search = search_for(lattice, Alone(shape))
-    assert isinstance(search, ZoomedSearch)
+    assert isinstance(search, CoarsenedSearch)
     while not search.finished:
         (cell,) = search.ask(1)
         search.tell(cell, hit=all(cell[axis] >= value for axis, value in first_bad.items()))
@@ -116,7 +116,7 @@ def test_a_study_of_a_million_combinations(first_bad: dict[int, int]) -> None:
 def test_flaky_failures_on_a_large_lattice_with_workers_prices_and_gaps() -> None:
     shape = (1000, 300)
     lattice = grid(shape)
-    search = ZoomedSearch(lattice, Alone(shape), SearchSettings(max_trials=3000))
+    search = CoarsenedSearch(lattice, Alone(shape), SearchSettings(max_trials=3000))
     rng, built = RNG(3), set[Index]()
     search.set_aside((617, 0))
     while not search.finished:
@@ -131,7 +131,7 @@ def test_flaky_failures_on_a_large_lattice_with_workers_prices_and_gaps() -> Non
 
 def test_only_what_is_offered_is_chosen() -> None:
     shape = (300, 300)
-    search = ZoomedSearch(grid(shape), Alone(shape))
+    search = CoarsenedSearch(grid(shape), Alone(shape))
     search.tell((299, 299), hit=True)
     (cell,) = search.ask(1, only={(0, 0), (299, 299)})
     assert cell in {(0, 0), (299, 299)}
@@ -158,16 +158,16 @@ def test_drawn_truths_involve_an_axis() -> None:
 
 def test_an_impossible_combination_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be run"):
-        ZoomedSearch(grid((300, 300)), Alone((300, 300))).tell((300, 0), hit=True)
+        CoarsenedSearch(grid((300, 300)), Alone((300, 300))).tell((300, 0), hit=True)
 
 
 def test_played_to_the_end_like_any_search() -> None:
     lattice = grid((128,))
     search = Search(lattice, alone(lattice))
-    play(search, rates(corner((128,), {0: 61}), 1.0), RNG(1))
-    zoomed = ZoomedSearch(lattice, alone(lattice))
-    while not zoomed.finished:
-        (cell,) = zoomed.ask(1)
-        zoomed.tell(cell, hit=cell[0] >= 61)
-    assert zoomed.verdict.best.hypothesis == search.verdict.best.hypothesis
-    assert zoomed.trials <= search.trials + 6
+    play(search, rates(configuration((128,), {0: 61}), 1.0), RNG(1))
+    coarsened = CoarsenedSearch(lattice, alone(lattice))
+    while not coarsened.finished:
+        (cell,) = coarsened.ask(1)
+        coarsened.tell(cell, hit=cell[0] >= 61)
+    assert coarsened.verdict.best.hypothesis == search.verdict.best.hypothesis
+    assert coarsened.trials <= search.trials + 6

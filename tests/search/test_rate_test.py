@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.search.ratetest import RateClaim, RateTest, upper_bound
+from bisect_env.search.rate_test import RateClaim, RateTest, upper_bound
 
 
 def walk(test: RateTest, rate: float, rng: np.random.Generator, limit: int) -> RateClaim | None:

@@ -1,11 +1,11 @@
-"""Every failing corner, one after the other.
+"""Every failing configuration, one after the other.
 
 One answer describes one set of bad combinations. Once it is confirmed, the combinations that it calls bad
 are explained; a second search over all others, in which "nothing else fails" is as likely as not beforehand,
-either confirms a further corner or becomes sure that there is none. And so on.
+either confirms a further configuration or becomes sure that there is none. And so on.
 
-Two questions are asked of what is not explained. *Whether* anything else fails: one corner more or none. And,
-once that is likely, *which*: a `CornerQuestion`, for there may be two corners more.
+Two questions are asked of what is not explained. *Whether* anything else fails: one configuration more or
+none. And, once that is likely, *which*: a `ConfigurationQuestion`, for there may be two configurations more.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from typing import TypeAlias
 import numpy as np
 
 from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.coarse import is_large
-from bisect_env.search.corners import CornerQuestion
+from bisect_env.search.coarsening import CoarsenedSearch
+from bisect_env.search.configuration import ConfigurationQuestion
 from bisect_env.search.families import FloatArray
 from bisect_env.search.question import Question
 from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings, StudySearch
-from bisect_env.search.space import Hypothesis
+from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.verdict import Status, Verdict
-from bisect_env.search.zoom import ZoomedSearch
 
 _NO_OTHER = 0.5
-_MOST_CORNERS = 8
+_MOST_CONFIGURATIONS = 8
 
-_OneCorner: TypeAlias = "Search | ZoomedSearch"
+_OneConfiguration: TypeAlias = "Search | CoarsenedSearch"
 
 
 class SearchAll:
-    """A search that goes on to the next failing corner; asked and told like `Search`.
+    """A search that goes on to the next failing configuration; asked and told like `Search`.
 
-    Its verdict is that about the first corner.
+    Its verdict is that about the first configuration.
 
     Args:
         grid: As for `Search`, and so are the others.
         groups: Cell to the cell that stands for it.
-        settings: When to stop; the budget of trials is that of all corners together.
+        settings: When to stop; the budget of trials is that of all configurations together.
     """
 
     def __init__(
@@ -50,8 +49,8 @@ class SearchAll:
         self.settings = settings or SearchSettings()
         self._grid = grid
         self._groups = groups
-        self._first = _search(CornerQuestion, grid, groups, self.settings)
-        # By the corners found before: the searches over what they do not explain.
+        self._first = _search(ConfigurationQuestion, grid, groups, self.settings)
+        # By the configurations found before: the searches over what they do not explain.
         self._later: dict[tuple[Hypothesis, ...], _Rest] = {}
         self._tried: dict[Index, None] = {}
         self._set_aside: list[Index] = []
@@ -79,7 +78,7 @@ class SearchAll:
         only: Collection[Index] | None = None,
         worth: float = 0.0,
     ) -> list[Index]:
-        """Choose the next trials, for the corner that is being looked for; see `Search.ask`."""
+        """Choose the next trials, for the configuration that is being looked for; see `Search.ask`."""
         search = self._asked()
         if count <= 0:
             return []
@@ -96,7 +95,7 @@ class SearchAll:
         return search.foresee({i: n for i, n in pending.items() if search.can_be_told(i)}, build_cost)
 
     def end_checks(self) -> None:
-        """Nothing: further corners are looked for instead once the answer stands."""
+        """Nothing: further configurations are looked for instead once the answer stands."""
 
     @property
     def answered(self) -> bool:
@@ -120,7 +119,7 @@ class SearchAll:
 
     @property
     def verdict(self) -> Verdict:
-        """The answer about the first corner."""
+        """The answer about the first configuration."""
         return self._first.verdict
 
     def counts(self, index: Index) -> tuple[int, int]:
@@ -128,18 +127,18 @@ class SearchAll:
         return self._first.counts(index)
 
     @property
-    def zoomed(self) -> bool:
+    def coarsened(self) -> bool:
         """Whether the lattice is too large to look at every combination."""
-        return isinstance(self._first, ZoomedSearch)
+        return isinstance(self._first, CoarsenedSearch)
 
     @property
     def others(self) -> tuple[Verdict, ...]:
-        """Verdicts about the further corners that are confirmed."""
+        """Verdicts about the further configurations that are confirmed."""
         return tuple(search.verdict for search in self._chain()[0][1:])
 
     @property
     def no_other(self) -> float | None:
-        """Posterior that nothing else fails; None while the first corner is not confirmed."""
+        """Posterior that nothing else fails; None while the first configuration is not confirmed."""
         found, rest = self._chain()
         if not found:
             return None
@@ -147,29 +146,29 @@ class SearchAll:
         return 1.0 if rest is None else rest.whether.probability_of_nothing
 
     def probability_bad(self) -> FloatArray:
-        """Posterior that each combination is bad, on account of any corner."""
+        """Posterior that each combination is bad, on account of any configuration."""
         found, rest = self._chain()
         bad = self._first.probability_bad()
         explained = np.zeros(self._grid.shape, dtype=bool)
-        later: list[_OneCorner] = [*found[1:], *([rest.asked] if rest is not None else [])]
-        for corner, search in zip(found, later, strict=False):
-            explained |= corner.verdict.best.hypothesis.bad_cells()
+        later: list[_OneConfiguration] = [*found[1:], *([rest.asked] if rest is not None else [])]
+        for configuration, search in zip(found, later, strict=False):
+            explained |= configuration.verdict.best.hypothesis.bad_cells()
             bad = np.where(explained, bad, np.maximum(bad, search.probability_bad()))
         return bad
 
-    def _asked(self) -> _OneCorner:
+    def _asked(self) -> _OneConfiguration:
         """The search whose question is open."""
         found, rest = self._chain()
         if rest is not None:
             return rest.asked
         return found[-1] if found else self._first
 
-    def _chain(self) -> tuple[list[_OneCorner], _Rest | None]:
+    def _chain(self) -> tuple[list[_OneConfiguration], _Rest | None]:
         """The searches that are confirmed, and what they leave; None where there is nothing left."""
-        found: list[_OneCorner] = []
+        found: list[_OneConfiguration] = []
         rest: _Rest | None = None
         search = self._first
-        while len(found) < _MOST_CORNERS and _is_confirmed(search):
+        while len(found) < _MOST_CONFIGURATIONS and _is_confirmed(search):
             found.append(search)
             rest = self._rest(tuple(one.verdict.best.hypothesis for one in found))
             if rest is None or rest.nothing_likely:
@@ -179,7 +178,7 @@ class SearchAll:
 
     def _rest(self, found: tuple[Hypothesis, ...]) -> _Rest | None:
         if found not in self._later:
-            groups = _Unexplained(self._groups, found)
+            groups = _Remainder(self._groups, found)
             if next(iter(groups), None) is None:
                 return None
             rest = _Rest(self._grid, groups, self.settings)
@@ -191,28 +190,28 @@ class SearchAll:
         return self._later[found]
 
 
-def _is_confirmed(search: _OneCorner) -> bool:
+def _is_confirmed(search: _OneConfiguration) -> bool:
     # `finished` first: it looks no further than need be, and most of the time it is false.
     return search.finished and search.verdict.status is Status.CONFIRMED
 
 
-def is_zoomed(search: StudySearch) -> bool:
+def is_coarsened(search: StudySearch) -> bool:
     """Whether a search's lattice is too large to look at every combination."""
-    return search.zoomed if isinstance(search, SearchAll) else isinstance(search, ZoomedSearch)
+    return search.coarsened if isinstance(search, SearchAll) else isinstance(search, CoarsenedSearch)
 
 
 class _Rest:
-    """What some corners do not explain: whether anything fails there, and which corner.
+    """What some configurations do not explain: whether anything fails there, and which configuration.
 
     Attributes:
-        whether: One corner more or none.
-        which: One corner of several.
+        whether: One configuration more or none.
+        which: One configuration of several.
     """
 
     def __init__(self, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings) -> None:
         grid = replace(grid, good=None, bad=None)
         self.whether = _search(partial(Question, nothing=_NO_OTHER, any_of=False), grid, groups, settings)
-        self.which = _search(partial(CornerQuestion, nothing=_NO_OTHER), grid, groups, settings)
+        self.which = _search(partial(ConfigurationQuestion, nothing=_NO_OTHER), grid, groups, settings)
 
     @property
     def nothing_likely(self) -> bool:
@@ -220,7 +219,7 @@ class _Rest:
         return self.whether.probability_of_nothing >= _NO_OTHER
 
     @property
-    def asked(self) -> _OneCorner:
+    def asked(self) -> _OneConfiguration:
         """The one whose question is open."""
         return self.whether if self.nothing_likely else self.which
 
@@ -235,15 +234,15 @@ class _Rest:
             self.which.set_aside(index)
 
 
-class _Unexplained(Mapping[Index, Index]):
-    """The combinations that some corners do not call bad, with the cells that stand for them; not copied."""
+class _Remainder(Mapping[Index, Index]):
+    """The combinations that some configurations do not call bad, with their representatives; not copied."""
 
-    def __init__(self, groups: Mapping[Index, Index], corners: tuple[Hypothesis, ...]) -> None:
-        self._groups, self._corners = groups, corners
+    def __init__(self, groups: Mapping[Index, Index], configurations: tuple[Hypothesis, ...]) -> None:
+        self._groups, self._configurations = groups, configurations
 
     def __getitem__(self, index: Index) -> Index:
         cell = self._groups[index]
-        if any(corner.is_bad(cell) for corner in self._corners):
+        if any(configuration.is_bad(cell) for configuration in self._configurations):
             raise KeyError(index)
         return cell
 
@@ -256,7 +255,7 @@ class _Unexplained(Mapping[Index, Index]):
 
 def _search(
     make: MakeQuestion, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings
-) -> _OneCorner:
+) -> _OneConfiguration:
     if is_large(grid.shape, [axis.direction for axis in grid.axes]):
-        return ZoomedSearch(grid, groups, settings, make=make)
+        return CoarsenedSearch(grid, groups, settings, make=make)
     return Search(grid, groups, settings, make=make)

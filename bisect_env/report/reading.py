@@ -11,7 +11,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.report.build import build_report
 from bisect_env.report.model import ChangeReport, DifferenceReport, Report
-from bisect_env.storage.records import CombinationState, Study
+from bisect_env.storage.entries import CombinationState, Study
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 

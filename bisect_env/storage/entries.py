@@ -140,7 +140,7 @@ class StoredTrial:
         evidence: What it says in that study.
         recorded_at: UTC.
         trial_id, combination, lock_hash, outcome, detail, returncode, phase, started_at, duration, signature,
-            killed_by_us, hash_seed, copies, bodies, host, worker, gpu, machine: As in `TrialRecord`.
+            killed_by_us, hash_seed, copies, iterations, host, worker, gpu, machine: As in `TrialRecord`.
     """
 
     sequence: int
@@ -164,7 +164,7 @@ class StoredTrial:
     gpu: str
     recorded_at: datetime
     machine: Machine = UNKNOWN_MACHINE
-    bodies: int = 0
+    iterations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class EvidenceCounts:
     """How many trials of one combination said what.
 
     Attributes:

@@ -25,11 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
-from bisect_env.search.coarse import CoarseAxis, alike, is_large
-from bisect_env.search.families import FloatArray, family
+from bisect_env.search.families import CoarseAxis, FloatArray, alike, family
 from bisect_env.search.question import Question
 from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings
-from bisect_env.search.space import Hypothesis
+from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.verdict import Answer, Boundary, Verdict, entropy_bits
 
 # Share of an axis's belief that one set may hold before it is split, by the number of axes with a choice.
@@ -42,13 +41,13 @@ _PATIENCE = 2.0
 
 def search_for(
     grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings | None = None
-) -> Search | ZoomedSearch:
-    """The exact search where it fits, and the zoomed one where it does not; arguments as for `Search`."""
+) -> Search | CoarsenedSearch:
+    """The exact search where it fits, and the coarsened one where it does not; arguments as for `Search`."""
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
-    return (ZoomedSearch if large else Search)(grid, groups, settings)
+    return (CoarsenedSearch if large else Search)(grid, groups, settings)
 
 
-class ZoomedSearch:
+class CoarsenedSearch:
     """A `Search` over a lattice of any size; asked and told like it.
 
     Args:
@@ -85,7 +84,8 @@ class ZoomedSearch:
         """Whether the combination was one that can be run when the search began."""
         return index in self._groups
 
-    def _standing_for(self, index: Index) -> Index:
+    def representative_of(self, index: Index) -> Index:
+        """The cell that stands for a combination's group."""
         try:
             return self._groups[index]
         except KeyError:
@@ -97,7 +97,7 @@ class ZoomedSearch:
 
     def tell_counts(self, index: Index, hits: int, trials: int) -> None:
         """Count several trials of a combination at once."""
-        cell = self._standing_for(index)
+        cell = self.representative_of(index)
         before = self._told.get(cell, (0, 0))
         self._told[cell] = (before[0] + hits, before[1] + trials)
         self.trials += trials
@@ -208,7 +208,7 @@ class ZoomedSearch:
 
     def counts(self, index: Index) -> tuple[int, int]:
         """Hits and counted trials of a combination (those of its whole group)."""
-        return self._told.get(self._standing_for(index), (0, 0))
+        return self._told.get(self.representative_of(index), (0, 0))
 
     def probability_bad(self) -> FloatArray:
         """Posterior that each combination is bad, shape of the grid.

@@ -1,21 +1,21 @@
-"""One failing corner among several: which corner explains a combination that is known to fail?
+"""One failing configuration among several: which configuration explains a combination that is known to fail?
 
-While other corners are not known yet, each combination outside the one that is looked for may be bad for
-another reason (`Counts.stray`). Then two corners that overlap are both true, and neither can ever hold the
-whole belief. So the question is narrowed to one combination x that is bad with near certainty, for whatever
-reason:
+While other configurations are not known yet, each combination outside the one that is looked for may be bad
+for another reason (`Counts.contamination`). Then two configurations that overlap are both true, and neither
+can ever hold the whole belief. So the question is narrowed to one combination x that is bad with near
+certainty, for whatever reason:
 
-    P(h | x lies in the corner that is looked for) ∝ P(h) · [h calls x bad]
+    P(h | x lies in the configuration that is looked for) ∝ P(h) · [h calls x bad]
 
-Of those combinations the one is taken whose corner is known best: deep inside two corners nothing decides
-between them, near the edge of one of them everything does.
+Of those combinations the one is taken whose configuration is known best: deep inside two configurations
+nothing decides between them, near the edge of one of them everything does.
 
 How many combinations are bad for another reason is not known either; a fixed share would either forbid
-several large corners or count noise as corners.
+several large configurations or count noise as configurations.
 
-An answer is confirmed where its corner begins: at the combination next to the good end that it calls bad, and
-that combination's neighbours. Failures elsewhere may have been those of another corner, which makes axes look
-as if they did not matter.
+An answer is confirmed where its configuration begins: at the combination next to the good end that it calls
+bad, and that combination's neighbours. Failures elsewhere may have been those of another configuration, which
+makes axes look as if they did not matter.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ from bisect_env.search.question import Question
 from bisect_env.search.stopping import SearchSettings
 from bisect_env.search.verdict import Answer, answer
 
-# Share of the combinations outside a corner that belong to others: hardly any, some, or half.
-_STRAY = {0.02: 1 / 3, 0.2: 1 / 3, 0.5: 1 / 3}
-# How surely a combination is bad before a corner is asked to explain it.
+# Share of the combinations outside a configuration that belong to others: hardly any, some, or half.
+_CONTAMINATION = {0.02: 1 / 3, 0.2: 1 / 3, 0.5: 1 / 3}
+# How surely a combination is bad before a configuration is asked to explain it.
 _SURELY = 0.99
-# How much better "bad" must explain the counts of a corner's first combination than the background does.
+# How much better "bad" must explain the counts of a configuration's first combination than the background
+# does.
 _LOG_FAILS_ITSELF = math.log(20.0)
 # Hypotheses that are compared with one another.
 _LIKELY, _UNLIKELY = 30, 1e-4
 
 
-class CornerQuestion(Question):
-    """A `Question` about one of several failing corners.
+class ConfigurationQuestion(Question):
+    """A `Question` about one of several failing configurations.
 
     Args:
         grid: As for `Question`, and so are `groups` and `settings`.
@@ -65,9 +66,15 @@ class CornerQuestion(Question):
         nothing: float | None = None,
         families: Sequence[Family] | None = None,
     ) -> None:
-        # Two causes that suffice each are two corners here, found one after the other.
+        # Two causes that suffice each are two configurations here, found one after the other.
         super().__init__(
-            grid, groups, settings, nothing=nothing, any_of=False, stray=_STRAY, families=families
+            grid,
+            groups,
+            settings,
+            nothing=nothing,
+            any_of=False,
+            contamination=_CONTAMINATION,
+            families=families,
         )
 
     def _believe(self, counts: Counts) -> Belief:
@@ -101,8 +108,8 @@ class CornerQuestion(Question):
     def _within_larger(self, weights: FloatArray, surely: NDArray[np.intp]) -> NDArray[np.intp]:
         """Likely hypotheses inside another one that calls bad nothing more but what surely is.
 
-        Such a smaller corner is no rival of the larger one: if it is bad, so is the larger one. No trial
-        would ever tell them apart, for the rest may always be bad "for another reason".
+        Such a smaller configuration is no rival of the larger one: if it is bad, so is the larger one. No
+        trial would ever tell them apart, for the rest may always be bad "for another reason".
         """
         likely = np.argsort(-weights, kind="stable")[:_LIKELY]
         likely = likely[weights[likely] > _UNLIKELY * weights.sum()]
@@ -115,18 +122,20 @@ class CornerQuestion(Question):
         return np.asarray(likely[(inside & nothing_more).any(axis=1)], dtype=np.intp)
 
     def _bad_anyway(self, counts: Counts, belief: Belief, cells: NDArray[np.intp]) -> FloatArray:
-        """Posterior that cells are bad, on account of the corner that is looked for or of another."""
+        """Posterior that cells are bad, on account of the configuration that is looked for or of another."""
         mine = self._space.bad_mass(belief.hypotheses[:, None])[..., 0].ravel()[cells]
         good = np.maximum(belief.backgrounds - self._space.bad_mass(belief.with_background()), 0.0).reshape(
             counts.hits.size, -1
         )[cells]
-        astray = np.stack([counts.astray(position(int(cell), self._grid.shape)) for cell in cells])
-        return np.asarray(mine + (good * astray).sum(axis=1))
+        contaminated = np.stack(
+            [counts.contaminated(position(int(cell), self._grid.shape)) for cell in cells]
+        )
+        return np.asarray(mine + (good * contaminated).sum(axis=1))
 
     def _wanted(self, best: Answer) -> list[tuple[Index, float]]:
         wanted = super()._wanted(best)
         if best.hypothesis.kind == "always":
-            # Several corners together may cover all but a few combinations next to the good end.
+            # Several configurations together may cover all but a few combinations next to the good end.
             cells = np.argwhere(self._visible)
             nearest = cells[np.abs(cells - self._good_end).sum(axis=1).argmin()]
             start = position(int(np.ravel_multi_index(tuple(nearest), self._grid.shape)), self._grid.shape)
@@ -135,8 +144,8 @@ class CornerQuestion(Question):
         return wanted
 
     def _has_failed(self, cell: Index) -> bool:
-        # Of combinations that are not this corner's, many may be bad for another reason: what the others say
-        # of this one is weak, and two failures among many passes may be background.
+        # Of combinations that are not this configuration's, many may be bad for another reason: what the
+        # others say of this one is weak, and two failures among many passes may be background.
         if not super()._has_failed(cell):
             return False
         background = np.log(np.maximum(self._belief.backgrounds, 1e-300))

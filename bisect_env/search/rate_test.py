@@ -132,7 +132,7 @@ def share(failures: int) -> float:
 def upper_bound(hits: int, trials: int, confidence: float = 0.95) -> float:
     """The rate above which a result this good has at most probability 1 − confidence; one look, one side.
 
-    Source: Clopper and Pearson (see `intervals.py`); without hits 1 − (1 − confidence)^(1 / trials), the
+    Source: Clopper and Pearson (see `numeric.py`); without hits 1 − (1 − confidence)^(1 / trials), the
     "rule of three" for 95 %.
     """
     if hits >= trials:

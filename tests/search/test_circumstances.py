@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bisect_env.search.amplify import Arm, better_half, clean_trials, probability_faster
+from bisect_env.search.circumstances import Arm, better_half, clean_trials, probability_faster
 
 
 def test_the_speed_is_what_it_takes_to_be_sure() -> None:

@@ -44,7 +44,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class TableSlice:
     """The table at one combination of the further axes.
 
     Attributes:
@@ -70,7 +70,7 @@ def layout(report: Report) -> tuple[AxisInfo, AxisInfo | None, list[AxisInfo]]:
     return chosen[0], chosen[1] if len(chosen) > 1 else None, further
 
 
-def slices(report: Report) -> list[Slice]:
+def slices(report: Report) -> list[TableSlice]:
     """The tables; empty where the study did not ask for one."""
     if "table" not in report.verdict or not report.axes:
         return []
@@ -83,7 +83,7 @@ def slices(report: Report) -> list[Slice]:
     several = {axis.name for axis in further if len(axis.values) > 1}
     rows = down.values if down else ("",)
     return [
-        Slice(
+        TableSlice(
             {axis.name: clean(v) for axis, v in zip(further, key, strict=True) if axis.name in several},
             tuple(clean(value) for value in across.values),
             tuple(clean(value) for value in rows),

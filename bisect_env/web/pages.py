@@ -22,11 +22,11 @@ from markupsafe import Markup
 
 from bisect_env.errors import BisectEnvError
 from bisect_env.matrix import signatures
-from bisect_env.report.document import load_report
+from bisect_env.report.reading import load_report
 from bisect_env.report.untrusted import clean_lines
 from bisect_env.storage import sqlite
+from bisect_env.storage.entries import WholeTrial
 from bisect_env.storage.query import limit_memory
-from bisect_env.storage.records import WholeTrial
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
 

@@ -1,4 +1,4 @@
-"""Going on to further failing corners."""
+"""Going on to further failing configurations."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import pytest
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
-from bisect_env.search import every
-from bisect_env.search.coarse import is_large
-from bisect_env.search.every import SearchAll, is_zoomed
+from bisect_env.search import multiple
 from bisect_env.search.families import family
+from bisect_env.search.multiple import SearchAll, is_coarsened
 from bisect_env.search.searcher import SearchSettings
+from bisect_env.search.space import is_large
 from bisect_env.search.verdict import Status
-from tests.search.worlds import FIXED, REGRESSION, UNORDERED, alone, corner, grid, play, rates
+from tests.search.worlds import FIXED, REGRESSION, UNORDERED, alone, configuration, grid, play, rates
 
 RNG = np.random.default_rng
 MOST = 600
 
 
 def starts(search: SearchAll) -> set[Index]:
-    """Where the corners begin that were found on a lattice of regressions."""
+    """Where the configurations begin that were found on a lattice of regressions."""
     verdicts = [search.verdict, *search.others] if search.no_other is not None else []
     return {tuple(int(bad.argmax()) for bad in v.best.hypothesis.sets) for v in verdicts}
 
 
-def planted(shape: tuple[int, ...], corners: Iterable[Index]) -> NDArray[np.bool_]:
-    return np.any([corner(shape, dict(enumerate(start))) for start in corners], axis=0)
+def planted(shape: tuple[int, ...], configurations: Iterable[Index]) -> NDArray[np.bool_]:
+    return np.any([configuration(shape, dict(enumerate(start))) for start in configurations], axis=0)
 
 
 def drawn(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> list[Index]:
-    """Corners none of which lies inside another."""
+    """Configurations none of which lies inside another."""
     while True:
         cells = [tuple(int(rng.integers(n)) for n in shape) for _ in range(count)]
         apart = all(
@@ -44,7 +44,7 @@ def drawn(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> list[
 
 
 @pytest.mark.parametrize("rate", [1.0, pytest.param(0.5, marks=pytest.mark.statistical)])
-def test_two_corners_are_both_found(rate: float) -> None:
+def test_two_configurations_are_both_found(rate: float) -> None:
     lattice = grid((3, 8), [UNORDERED, REGRESSION])
     search = SearchAll(lattice, alone(lattice))
     first, second = np.zeros((3, 8), dtype=bool), np.zeros((3, 8), dtype=bool)
@@ -59,10 +59,10 @@ def test_two_corners_are_both_found(rate: float) -> None:
     assert search.no_other >= 0.95
 
 
-def test_a_single_corner_ends_with_no_other() -> None:
+def test_a_single_configuration_ends_with_no_other() -> None:
     lattice = grid((12,))
     search = SearchAll(lattice, alone(lattice))
-    play(search, rates(corner((12,), {0: 7}), 0.5), RNG(2))
+    play(search, rates(configuration((12,), {0: 7}), 0.5), RNG(2))
     assert search.verdict.best.first_bad == (7,)
     assert search.others == ()
     assert search.no_other is not None
@@ -77,16 +77,16 @@ def test_nothing_bad_ends_as_the_plain_search_does() -> None:
     assert search.no_other is None
 
 
-def test_the_budget_is_that_of_all_corners_together() -> None:
+def test_the_budget_is_that_of_all_configurations_together() -> None:
     lattice = grid((6, 6))
     search = SearchAll(lattice, alone(lattice), SearchSettings(max_trials=25))
-    tried = play(search, rates(corner((6, 6), {0: 4}) | corner((6, 6), {1: 5}), 0.4), RNG(4))
+    tried = play(search, rates(configuration((6, 6), {0: 4}) | configuration((6, 6), {1: 5}), 0.4), RNG(4))
     assert len(tried) == 25
 
 
 def test_resuming_by_counts_alone_gives_the_same() -> None:
     lattice = grid((5, 5))
-    truth = rates(corner((5, 5), {0: 3, 1: 1}) | corner((5, 5), {0: 1, 1: 4}), 1.0)
+    truth = rates(configuration((5, 5), {0: 3, 1: 1}) | configuration((5, 5), {0: 1, 1: 4}), 1.0)
     search = SearchAll(lattice, alone(lattice))
     tried = play(search, truth, RNG(5))
     again = SearchAll(lattice, alone(lattice))
@@ -100,12 +100,12 @@ def test_combinations_set_aside_stay_so_in_later_searches() -> None:
     lattice = grid((8,))
     search = SearchAll(lattice, alone(lattice))
     search.set_aside((2,))
-    tried = play(search, rates(corner((8,), {0: 5}), 1.0), RNG(0))
+    tried = play(search, rates(configuration((8,), {0: 5}), 1.0), RNG(0))
     assert (2,) not in tried
 
 
 @pytest.mark.parametrize(
-    "corners",
+    "configurations",
     [
         # Each explains the failures of the overlap as well as the other.
         [(3, 1), (1, 3)],
@@ -116,27 +116,27 @@ def test_combinations_set_aside_stay_so_in_later_searches() -> None:
         [(2, 0), (1, 1), (0, 2)],
     ],
 )
-def test_certain_corners_that_overlap_are_told_apart(corners: list[Index]) -> None:
+def test_certain_configurations_that_overlap_are_told_apart(configurations: list[Index]) -> None:
     lattice = grid((6, 6))
     search = SearchAll(lattice, alone(lattice))
-    play(search, rates(planted((6, 6), corners), 1.0), RNG(0), at_most=MOST)
-    assert starts(search) == set(corners)
+    play(search, rates(planted((6, 6), configurations), 1.0), RNG(0), at_most=MOST)
+    assert starts(search) == set(configurations)
     assert search.no_other is not None
     assert search.no_other >= 0.95
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("seed", range(4))
-def test_random_certain_corners_are_found_and_nothing_else_is_named(seed: int) -> None:
+def test_random_certain_configurations_are_found_and_nothing_else_is_named(seed: int) -> None:
     print(f"seed {seed}")
     rng = RNG(seed)
     shape = [(5, 5), (3, 7), (3, 3, 3), (4, 5)][seed % 4]
-    corners = drawn(shape, 2, rng)
+    configurations = drawn(shape, 2, rng)
     lattice = grid(shape)
-    # A tenth cannot be run, but for where a corner begins.
-    without = [i for i in lattice.indices() if i not in corners and rng.random() < 0.1]
+    # A tenth cannot be run, but for where a configuration begins.
+    without = [i for i in lattice.indices() if i not in configurations and rng.random() < 0.1]
     groups = alone(lattice, without)
-    bad = planted(shape, corners)
+    bad = planted(shape, configurations)
     search = SearchAll(lattice, groups)
     tried = play(search, rates(bad, 1.0), rng, at_most=MOST)
     assert not set(tried) & set(without)
@@ -147,12 +147,12 @@ def test_random_certain_corners_are_found_and_nothing_else_is_named(seed: int) -
     assert search.no_other is not None
     assert not missed or search.no_other < 0.95
     if not without:
-        assert starts(search) == set(corners)
+        assert starts(search) == set(configurations)
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("seed", range(3))
-def test_corners_of_axes_of_other_directions(seed: int) -> None:
+def test_configurations_of_axes_of_other_directions(seed: int) -> None:
     """Axes without order, with fixes; combinations that cannot be run, and some that share a measurement."""
     print(f"seed {seed}")
     rng = RNG(seed)
@@ -182,7 +182,7 @@ def test_corners_of_axes_of_other_directions(seed: int) -> None:
 
 
 def box(directions: list[Direction], shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Bad combinations of one random corner, which at least the first axis matters to."""
+    """Bad combinations of one random configuration, which at least the first axis matters to."""
     bad = np.ones(shape, dtype=bool)
     for axis, (direction, size) in enumerate(zip(directions, shape, strict=True)):
         sets = family(direction, size).sets
@@ -191,8 +191,8 @@ def box(directions: list[Direction], shape: tuple[int, ...], rng: np.random.Gene
     return bad
 
 
-def test_a_bad_end_that_another_corner_explains_is_not_wrong() -> None:
-    """With axes without order a stated bad end need not belong to the corner that is found first."""
+def test_a_bad_end_that_another_configuration_explains_is_not_wrong() -> None:
+    """With axes without order a stated bad end need not belong to the configuration that is found first."""
     lattice = grid((3, 6), [UNORDERED, REGRESSION], good=(2, 0), bad=(1, 5))
     bad = np.zeros((3, 6), dtype=bool)
     bad[0, 1:] = bad[1, 4:] = True
@@ -204,32 +204,32 @@ def test_a_bad_end_that_another_corner_explains_is_not_wrong() -> None:
 
 
 @pytest.mark.statistical
-def test_a_zoomed_search_finds_the_same_corners(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coarsened_search_finds_the_same_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
     lattice = grid((24, 7))
-    corners = [(15, 2), (4, 5)]
-    truth = rates(planted((24, 7), corners), 1.0)
-    monkeypatch.setattr(every, "is_large", lambda *_: True)
-    zoomed = SearchAll(lattice, alone(lattice))
-    assert is_zoomed(zoomed)
-    tried = play(zoomed, truth, RNG(0), at_most=MOST)
-    monkeypatch.setattr(every, "is_large", is_large)
+    configurations = [(15, 2), (4, 5)]
+    truth = rates(planted((24, 7), configurations), 1.0)
+    monkeypatch.setattr(multiple, "is_large", lambda *_: True)
+    coarsened = SearchAll(lattice, alone(lattice))
+    assert is_coarsened(coarsened)
+    tried = play(coarsened, truth, RNG(0), at_most=MOST)
+    monkeypatch.setattr(multiple, "is_large", is_large)
     exact = SearchAll(lattice, alone(lattice))
-    assert not is_zoomed(exact)
+    assert not is_coarsened(exact)
     for cell in tried:
         exact.tell(cell, hit=bool(truth[cell]))
-    # The plain search makes sure of more: of long stretches that nothing was tried on.
+    # The plain search makes sure of more: of long intervals that nothing was tried on.
     play(exact, truth, RNG(0), at_most=MOST)
-    assert starts(zoomed) == starts(exact) == set(corners)
-    assert min(zoomed.no_other or 0, exact.no_other or 0) >= 0.95
+    assert starts(coarsened) == starts(exact) == set(configurations)
+    assert min(coarsened.no_other or 0, exact.no_other or 0) >= 0.95
 
 
 @pytest.mark.statistical
-def test_two_corners_of_a_large_lattice() -> None:
-    shape, corners = (260, 120), [(171, 40), (33, 101)]
+def test_two_configurations_of_a_large_lattice() -> None:
+    shape, configurations = (260, 120), [(171, 40), (33, 101)]
     search = SearchAll(grid(shape), alone(grid(shape)))
-    assert is_zoomed(search)
-    play(search, rates(planted(shape, corners), 1.0), RNG(0), at_most=MOST)
-    assert starts(search) == set(corners)
+    assert is_coarsened(search)
+    play(search, rates(planted(shape, configurations), 1.0), RNG(0), at_most=MOST)
+    assert starts(search) == set(configurations)
     assert search.no_other is not None
     assert search.no_other >= 0.95
     bad = search.probability_bad()

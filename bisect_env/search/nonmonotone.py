@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction
-from bisect_env.search.coarse import CoarseAxis
-from bisect_env.search.families import Family, family
+from bisect_env.search.families import CoarseAxis, Family, family
 from bisect_env.search.numeric import logsumexp
 from bisect_env.search.posterior import Belief, Counts
 from bisect_env.search.space import HypothesisSpace

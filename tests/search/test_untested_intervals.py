@@ -10,15 +10,15 @@ import pytest
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.searcher import Search
 from bisect_env.search.space import Hypothesis, HypothesisSpace
-from bisect_env.search.stretches import Tally, assumed, checks, passes
-from bisect_env.search.verdict import Answer, Assumed, answer
-from tests.search.worlds import REGRESSION, UNORDERED, alone, corner, grid, play, rates
+from bisect_env.search.untested_intervals import Tally, checks, passes, untested_intervals
+from bisect_env.search.verdict import Answer, UntestedInterval, answer
+from tests.search.worlds import REGRESSION, UNORDERED, alone, configuration, grid, play, rates
 
 
 def answer_of(lattice: Grid, first: int) -> Answer:
     directions = [axis.direction for axis in lattice.axes]
     space = HypothesisSpace(lattice.shape, directions)
-    bad = corner(lattice.shape, {0: first})
+    bad = configuration(lattice.shape, {0: first})
 
     def says_so(hypothesis: Hypothesis) -> bool:
         return bool(np.array_equal(hypothesis.bad_cells(), bad))
@@ -94,21 +94,21 @@ def test_axes_without_order_have_no_stretches() -> None:
     one = next(h for n in range(space.size) if (h := space.hypothesis(n)).bad_cells().sum() == 1)
     best = answer(one, 1.0, everywhere(lattice), np.zeros(9), np.zeros(9))
     assert checks(best, lattice, everywhere(lattice), tally_of({}), 1.0) == []
-    assert assumed(best, lattice, everywhere(lattice), tally_of({}), 1.0) == ()
+    assert untested_intervals(best, lattice, everywhere(lattice), tally_of({}), 1.0) == ()
 
 
 def test_the_longest_stretch_that_could_hide_a_window_is_named() -> None:
     lattice = grid((16,))
     told = {0: (0, 5), 5: (0, 1), 9: (0, 9), 10: (4, 4), 15: (1, 1)}
-    (found,) = assumed(answer_of(lattice, 10), lattice, everywhere(lattice), tally_of(told), 0.5)
-    assert found == Assumed(0, (1,), (8,), False, length=8, trials=1, chance=0.5)
+    (found,) = untested_intervals(answer_of(lattice, 10), lattice, everywhere(lattice), tally_of(told), 0.5)
+    assert found == UntestedInterval(0, (1,), (8,), False, length=8, trials=1, chance=0.5)
 
 
 def test_a_failure_ends_a_stretch_of_the_bad_side_and_gaps_do_not_count() -> None:
     lattice = grid((16,))
     told = {0: (0, 9), 1: (0, 9), 2: (4, 4), 9: (1, 1), 15: (1, 1)}
     can_run = everywhere(lattice, [(4,), (5,), (6,)])
-    (found,) = assumed(answer_of(lattice, 2), lattice, can_run, tally_of(told), 0.9)
+    (found,) = untested_intervals(answer_of(lattice, 2), lattice, can_run, tally_of(told), 0.9)
     assert (found.first, found.last, found.called_bad) == ((10,), (14,), True)
     assert (found.length, found.trials, found.chance) == (5, 0, 1.0)
 
@@ -116,7 +116,7 @@ def test_a_failure_ends_a_stretch_of_the_bad_side_and_gaps_do_not_count() -> Non
 def test_nothing_is_assumed_where_every_version_was_tried() -> None:
     lattice = grid((6,))
     told = {cell: (9, 9) if cell >= 3 else (0, 9) for cell in range(6)}
-    assert assumed(answer_of(lattice, 3), lattice, everywhere(lattice), tally_of(told), 0.9) == ()
+    assert untested_intervals(answer_of(lattice, 3), lattice, everywhere(lattice), tally_of(told), 0.9) == ()
 
 
 @pytest.mark.parametrize("rate", [1.0, pytest.param(0.6, marks=pytest.mark.statistical)])
@@ -124,8 +124,8 @@ def test_a_confirmed_study_has_no_long_stretch_that_was_not_tried(rate: float) -
     lattice = grid((32,), REGRESSION)
     for seed in range(5):
         search = Search(lattice, alone(lattice))
-        play(search, rates(corner((32,), {0: 3 + 6 * seed}), rate), np.random.default_rng(seed))
-        (found,) = search.verdict.assumed
+        play(search, rates(configuration((32,), {0: 3 + 6 * seed}), rate), np.random.default_rng(seed))
+        (found,) = search.verdict.untested
         middle = [search.counts((i,))[1] for i in range(found.first[0], found.last[0] + 1)]
         assert found.trials == sum(middle)
         assert found.length <= 16, f"seed {seed}"

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from bisect_env.matrix.grid import Direction
-from bisect_env.search.explain import log10_bayes_factor, unexplained
+from bisect_env.search.goodness_of_fit import log10_bayes_factor, unexplained
 from bisect_env.search.posterior import Counts
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.searcher import Search
 from bisect_env.search.space import Hypothesis, HypothesisSpace
 from bisect_env.search.verdict import Status
-from tests.search.worlds import EITHER, FIXED, REGRESSION, alone, corner, grid, play, rates
+from tests.search.worlds import EITHER, FIXED, REGRESSION, alone, configuration, grid, play, rates
 
 RNG = np.random.default_rng
 
@@ -57,7 +57,7 @@ def test_few_right_verdicts_name_anything() -> None:
     for seed in range(40):
         lattice = grid((12,))
         search = Search(lattice, alone(lattice))
-        play(search, rates(corner((12,), {0: 5}), 0.3), RNG(seed))
+        play(search, rates(configuration((12,), {0: 5}), 0.3), RNG(seed))
         named += bool(search.verdict.unexplained)
     assert named <= 3
 
@@ -74,7 +74,7 @@ def test_bayes_factor_is_posterior_odds_over_prior_odds() -> None:
 def test_a_confirmed_verdict_beats_no_difference_and_the_runner_up() -> None:
     lattice = grid((16,))
     search = Search(lattice, alone(lattice))
-    play(search, rates(corner((16,), {0: 9}), 0.4), RNG(1))
+    play(search, rates(configuration((16,), {0: 9}), 0.4), RNG(1))
     verdict = search.verdict
     assert verdict.status is Status.CONFIRMED
     assert verdict.against_nothing is not None
@@ -115,5 +115,5 @@ def test_monotone_histories_stay_so() -> None:
     for seed in range(30):
         lattice = grid((16,))
         search = Search(lattice, alone(lattice))
-        play(search, rates(corner((16,), {0: 6}), 0.3, 0.02), RNG(seed))
+        play(search, rates(configuration((16,), {0: 6}), 0.3, 0.02), RNG(seed))
         assert search.verdict.monotone, f"seed {seed}"

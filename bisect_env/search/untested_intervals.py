@@ -1,14 +1,14 @@
 """What an answer says of versions that were hardly tried: what to check before, what to admit after. Pure.
 
-An answer about an ordered axis rests on trials at its boundary. Far from it, whole stretches of versions are
+An answer about an ordered axis rests on trials at its boundary. Far from it, whole intervals of versions are
 called good or bad because histories seldom turn back. Along each culprit axis, on the line through the
 boundary:
 
-* *checks*: combinations whose few trials say otherwise, and the middle of each stretch longer than a quarter
+* *checks*: combinations whose few trials say otherwise, and the middle of each interval longer than a quarter
   of the axis without one combination that was tried enough, as long as that is cheap;
-* *assumed*: the longest stretch whose trials would all have passed with a probability above `MISS` if its
-  combinations failed as often as bad ones do, `(1 − r)^n`. Called good, it may hide a window that fails;
-  called bad and without a failure, it may hide one that does not.
+* *untested*: the longest interval whose trials would all have passed with a probability above
+  `MISS` if its combinations failed as often as bad ones do, `(1 − r)^n`. Called good, it may hide a window
+  that fails; called bad and without a failure, it may hide one that does not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.stopping import MISS, clean_trials
-from bisect_env.search.verdict import Answer, Assumed
+from bisect_env.search.verdict import Answer, UntestedInterval
 
 _MOST_TRIALS = 6
 """Passes that a check may ask for; rarer failures make it too dear."""
@@ -66,8 +66,8 @@ def checks(
         bad_rate: Typical target rate of bad combinations.
 
     Returns:
-        Those that seem to be otherwise, then those of the longest stretches first; none where failures are
-        rare. Each stretch becomes two of half the length, so that an axis asks for three at most.
+        Those that seem to be otherwise, then those of the longest intervals first; none where failures are
+        rare. Each interval becomes two of half the length, so that an axis asks for three at most.
     """
     enough = passes(bad_rate)
     if enough is None:
@@ -80,20 +80,20 @@ def checks(
         if tally(cell)[1] < (needed := _if_strange(tally(cell), run.called_bad, enough))
     ]
     found = [
-        (len(stretch), stretch[len(stretch) // 2])
+        (len(interval), interval[len(interval) // 2])
         for run in runs
-        for stretch in _stretches(run, lambda cell, bad: _is_known(tally(cell), bad, enough))
-        if len(stretch) > max(_LEAST, _LONG * grid.shape[run.axis])
+        for interval in _untested(run, lambda cell, bad: _is_known(tally(cell), bad, enough))
+        if len(interval) > max(_LEAST, _LONG * grid.shape[run.axis])
     ]
     longest_first = sorted(found, key=lambda one: (-one[0], one[1]))
     return list(dict.fromkeys([*strange, *((cell, enough) for _, cell in longest_first)]))
 
 
-def assumed(
+def untested_intervals(
     best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally: Tally, bad_rate: float
-) -> tuple[Assumed, ...]:
-    """Per ordered culprit axis the longest stretch that an answer takes for granted; arguments as there."""
-    longest: dict[int, Assumed] = {}
+) -> tuple[UntestedInterval, ...]:
+    """Per ordered culprit axis the longest interval that an answer takes for granted; arguments as there."""
+    longest: dict[int, UntestedInterval] = {}
     for run in _runs(best, grid, can_run):
         for one in _hardly_tried(run, tally, bad_rate):
             before = longest.get(run.axis)
@@ -136,7 +136,7 @@ def _is_known(counts: tuple[int, int], bad: bool, enough: int) -> bool:
     return (bad and hits > 0) or trials >= enough
 
 
-def _stretches(run: _Run, is_known: Callable[[Index, bool], bool]) -> Iterator[tuple[Index, ...]]:
+def _untested(run: _Run, is_known: Callable[[Index, bool], bool]) -> Iterator[tuple[Index, ...]]:
     """The longest parts of a run without a combination that is known."""
     start = 0
     for place, cell in enumerate(run.cells):
@@ -148,8 +148,8 @@ def _stretches(run: _Run, is_known: Callable[[Index, bool], bool]) -> Iterator[t
         yield run.cells[start:]
 
 
-def _hardly_tried(run: _Run, tally: Tally, bad_rate: float) -> Iterator[Assumed]:
-    """For each first combination the longest stretch from there whose trials could all have passed."""
+def _hardly_tried(run: _Run, tally: Tally, bad_rate: float) -> Iterator[UntestedInterval]:
+    """For each first combination the longest interval from there whose trials could all have passed."""
     counts = [tally(cell) for cell in run.cells]
     end = total = 0
     for start in range(len(run.cells)):
@@ -162,7 +162,7 @@ def _hardly_tried(run: _Run, tally: Tally, bad_rate: float) -> Iterator[Assumed]
             total += trials
             end += 1
         if end > start:
-            yield Assumed(
+            yield UntestedInterval(
                 axis=run.axis,
                 first=run.cells[start],
                 last=run.cells[end - 1],

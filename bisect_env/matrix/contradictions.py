@@ -95,10 +95,10 @@ def _line(path: Path, lines: Mapping[Path, int]) -> int | None:
     return lines.get(path)
 
 
-Finding = tuple[Path, str]
+Contradiction = tuple[Path, str]
 
 
-def _axes_among_themselves(parts: Parts) -> Iterator[Finding]:
+def _axes_among_themselves(parts: Parts) -> Iterator[Contradiction]:
     packages: dict[str, str] = {}
     variables: dict[str, str] = {}
     dates: list[str] = []
@@ -134,7 +134,7 @@ def _axes_among_themselves(parts: Parts) -> Iterator[Finding]:
         )
 
 
-def _packages_and_axes(parts: Parts) -> Iterator[Finding]:
+def _packages_and_axes(parts: Parts) -> Iterator[Contradiction]:
     if parts.packages is None:
         return
     by_package = {
@@ -159,7 +159,9 @@ def _packages_and_axes(parts: Parts) -> Iterator[Finding]:
             yield ("packages", manager, i), text
 
 
-def _whole_environments(parts: Parts, packages: Packages, by_package: Mapping[str, str]) -> Iterator[Finding]:
+def _whole_environments(
+    parts: Parts, packages: Packages, by_package: Mapping[str, str]
+) -> Iterator[Contradiction]:
     """Each package of an environment axis stands once, and nowhere else."""
     elsewhere = {package_of(text) for text in (*packages.pypi, *packages.conda)}
     for axis, found in parts.axes.items():
@@ -185,7 +187,7 @@ def _whole_environments(parts: Parts, packages: Packages, by_package: Mapping[st
                         yield ("axes", axis, "environments", name, manager, i), text
 
 
-def _channels(parts: Parts) -> Iterator[Finding]:
+def _channels(parts: Parts) -> Iterator[Contradiction]:
     if parts.has_channels:
         return
     text = "comes from conda, and the file names no channel; add `channels: [conda-forge]` or others"
@@ -200,7 +202,7 @@ def _channels(parts: Parts) -> Iterator[Finding]:
         yield ("packages", "conda"), f"{parts.packages.conda[0]!r} {text}"
 
 
-def _placeholders(parts: Parts) -> Iterator[Finding]:
+def _placeholders(parts: Parts) -> Iterator[Contradiction]:
     words: list[tuple[Path, str, str]] = []
     if parts.image:
         words.append((("executor", "image"), "executor.image", parts.image))
@@ -218,7 +220,7 @@ def _placeholders(parts: Parts) -> Iterator[Finding]:
                 yield path, f"{key}: {{{name}}} is no axis; {near(name, parts.axis_names)}"
 
 
-def _rules(parts: Parts) -> Iterator[Finding]:
+def _rules(parts: Parts) -> Iterator[Contradiction]:
     for name, axis in parts.axes.items():
         for i, value in enumerate(axis.skip):
             if problem := value_problem(name, axis, value):
@@ -260,7 +262,7 @@ def _names_a_value(axis: Axis, values: tuple[str, ...], text: str) -> bool:
         return False
 
 
-def _ends(parts: Parts) -> Iterator[Finding]:
+def _ends(parts: Parts) -> Iterator[Contradiction]:
     for end, values in parts.ends.items():
         for name in values:
             if name not in parts.axis_names:
@@ -273,7 +275,7 @@ def _ends(parts: Parts) -> Iterator[Finding]:
         yield from _ends_agree(parts)
 
 
-def _commits(parts: Parts) -> Iterator[Finding]:
+def _commits(parts: Parts) -> Iterator[Contradiction]:
     """What commits cannot be combined with."""
     conda = bool(parts.packages and parts.packages.conda) or any(
         (isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA)
@@ -291,7 +293,7 @@ def _commits(parts: Parts) -> Iterator[Finding]:
             yield ("axes", name, "direction"), text
 
 
-def _target(parts: Parts) -> Iterator[Finding]:
+def _target(parts: Parts) -> Iterator[Contradiction]:
     if parts.trial is None or parts.trial.bad.signature != FROM_BAD_END:
         return
     if not parts.states_bad:
@@ -325,7 +327,7 @@ def end_value_problem(
     return None
 
 
-def _ends_agree(parts: Parts) -> Iterator[Finding]:
+def _ends_agree(parts: Parts) -> Iterator[Contradiction]:
     """Refuse a good end that lies at least as far to the bad side as the bad end, on every axis."""
     good: dict[str, int] = {}
     bad: dict[str, int] = {}

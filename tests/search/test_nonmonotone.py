@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction
-from bisect_env.search.history import MOST_SETS, RARE, could_be_better, histories, looked_at
+from bisect_env.search.nonmonotone import MOST_SETS, RARE, could_be_better, histories, looked_at
 from bisect_env.search.posterior import update
 from bisect_env.search.searcher import Search
 from bisect_env.search.space import HypothesisSpace
 from bisect_env.search.verdict import Status, Verdict
-from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, corner, grid, play, rates
+from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, configuration, grid, play, rates
 
 RNG = np.random.default_rng
 
@@ -152,7 +152,7 @@ def test_monotone_studies_that_nothing_contradicts_stay_monotone() -> None:
     for seed in range(12):
         lattice = grid((32,))
         search = Search(lattice, alone(lattice))
-        play(search, rates(corner((32,), {0: 2 + 2 * seed}), 1.0), RNG(seed))
+        play(search, rates(configuration((32,), {0: 2 + 2 * seed}), 1.0), RNG(seed))
         assert search.verdict.monotone, f"seed {seed}"
         assert search.verdict.status is Status.CONFIRMED
 
@@ -200,7 +200,11 @@ def test_the_verdict_does_not_depend_on_the_order_of_trials(rate: float) -> None
         again.tell(cell, hit=hit)
     assert again.is_monotone == live.is_monotone
     mine, its = again.verdict, live.verdict
-    assert (mine.status, mine.monotone, mine.assumed) == (its.status, its.monotone, its.assumed)
+    assert (mine.status, mine.monotone, mine.untested) == (
+        its.status,
+        its.monotone,
+        its.untested,
+    )
     assert mine.best.hypothesis == its.best.hypothesis
     assert mine.best.boundaries == its.best.boundaries
     assert mine.best.probability == pytest.approx(its.best.probability)
