@@ -56,6 +56,8 @@ CERTAIN = 0.85
 _USUAL_ERROR, _DOUBTS, _OF_ERROR = 0.05, 5, 0.125
 """A failure that comes in half of all runs looks certain in the first eight trials of one study in seven. So
 the error that is left to answers about certain failures shrinks faster than what is stated, to an eighth."""
+_SPARE = 6
+"""Trials beyond one for each combination in which that is doubted."""
 _FAILURES = 2
 """How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly."""
 _UNSEEN = 8
@@ -306,7 +308,7 @@ class Search:
         if again:
             return again
         chance, doubtful = self._certain_probability
-        if chance >= _required_if_certain(self.settings.confidence) or doubtful is None:
+        if chance >= self._required_if_certain or doubtful is None:
             return []
         # One more failure speaks against all that is in doubt, one more pass against the most doubtful.
         failures, passes = int(self._narrow.total_hits), self.counts(doubtful)[1]
@@ -315,6 +317,20 @@ class Search:
         if if_failed[0] < if_passed[0]:
             return [(least_failed, self.counts(least_failed)[1] + 1)]
         return [(doubtful, passes + 1)]
+
+    @property
+    def _required_if_certain(self) -> float:
+        """Probability at which a failure that looks certain has an answer.
+
+        At a stated 0.95 it is that; whoever states more doubts more that a failure is certain which looks so,
+        as long as that takes few trials more than there are combinations.
+        """
+        error = 1.0 - self.settings.confidence
+        if error >= _USUAL_ERROR:
+            return 1.0 - _USUAL_ERROR
+        if self.trials >= self._narrow.visible_count + _SPARE:
+            return self.settings.confidence
+        return 1.0 - max(_USUAL_ERROR * (error / _USUAL_ERROR) ** _DOUBTS, error * _OF_ERROR)
 
     def _wrong_end(self) -> Index | None:
         """The stated good end if it failed."""
@@ -669,15 +685,6 @@ class Search:
     def rates(self) -> RateGrid:
         """What is assumed about rates."""
         return self._narrow.rates
-
-
-def _required_if_certain(stated: float) -> float:
-    """Probability at which a failure that looks certain has an answer.
-
-    At a stated 0.95 it is that; whoever states more doubts more that a failure is certain which looks so.
-    """
-    error = min(1.0 - stated, _USUAL_ERROR)
-    return 1.0 - max(_USUAL_ERROR * (error / _USUAL_ERROR) ** _DOUBTS, error * _OF_ERROR)
 
 
 def _flaky_weights(failures: int, passes: FloatArray, least: float) -> FloatArray:
