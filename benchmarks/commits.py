@@ -6,7 +6,6 @@ script that builds each commit once and keeps it, as we do; `git bisect run` run
 
     python -m benchmarks.commits                      # all, benchmarks/results/commits.json
     python -m benchmarks.commits --only linear --rates 1 --output /tmp/one.json
-    python -m benchmarks.commits --own PATH FILE      # a real history: which commit of a clone brought a file
 """
 
 from __future__ import annotations
@@ -297,38 +296,6 @@ def play(case: Case, rate: float, method: str) -> Played:
     return Played(case.name, rate, method, place, place == case.bad, builds, runs, round(seconds, 1))
 
 
-def own_history(clone: Path, file: str) -> None:
-    """A real history: which commit of a clone brought a file, found without being told by git."""
-    name = file.removesuffix(".py").replace("/", ".")
-    truth = git(
-        clone, "log", "--first-parent", "-m", "--diff-filter=A", "--format=%H", "HEAD", "--", file
-    ).split()[-1]
-    first = git(clone, "rev-list", "--max-parents=0", "HEAD").split()[-1]
-    with tempfile.TemporaryDirectory() as directory:
-        folder = Path(directory)
-        script = f"import importlib.util as u, sys\nsys.exit(u.find_spec({name!r}) is not None)\n"
-        (folder / "script.py").write_text(script)
-        (folder / "matrix.yaml").write_text(
-            f"version: 1\nname: own\naxes:\n  own: {{git: {clone}, package: bisect-env, from: {first}}}\n"
-            "solver: {dependencies: none}\ntrial: {files: [script.py]}\n"
-            f"good: {{own: {first}}}\nbad: {{own: HEAD}}\nsearch: {{crash_rate: 1}}\n"
-        )
-        env = {**os.environ, "BISECT_ENV_CACHE": str(folder / "cache"), "BISECT_ENV_DB": str(folder / "r.db")}
-        started = time.monotonic()
-        command = [
-            sys.executable,
-            "-m",
-            "bisect_env",
-            "run",
-            "matrix.yaml",
-            "--lockfiles",
-            str(folder / "locks"),
-        ]
-        print(_limited(command, folder, env))
-        built = len(list((folder / "cache" / "commits").glob("*/wheel.json")))
-        print(f"truth {truth}; {built} builds, {time.monotonic() - started:.1f} s")
-
-
 def main() -> int:
     """Play what is asked for, print a line each, and write the results."""
     parser = argparse.ArgumentParser(
@@ -338,13 +305,9 @@ def main() -> int:
     parser.add_argument("--rates", nargs="*", type=float, default=[1.0, 0.5, 0.1])
     parser.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--own", nargs=2, metavar=("PATH", "FILE"))
     chosen = parser.parse_args()
     if shutil.which("git") is None:
         parser.error("git is not on this host")
-    if chosen.own:
-        own_history(Path(chosen.own[0]).absolute(), chosen.own[1])
-        return 0
     played: list[Played] = []
     print(f"{'case':<10} {'rate':>4} {'method':<15} {'right':<6} {'builds':>6} {'runs':>5} {'seconds':>8}")
     for name in chosen.only:

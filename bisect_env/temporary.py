@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 PREFIX = "bisect-env-tmp-"
 """Of what `temporary` makes, and of nothing else: such a directory is removed, and a user may well have made
@@ -49,7 +51,7 @@ def temporary(name: str) -> Iterator[Path]:
     Raises:
         OSError: It cannot be made.
     """
-    _SWEEP.once()
+    _SWEEP()
     path, held = make_held(f"{PREFIX}{name}-")
     _OWN.add(path)
     try:
@@ -94,6 +96,35 @@ def _lock(path: Path, fd: int) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def _named_ones() -> Iterator[None]:
+    """Whatever others make without a name, meanwhile, lies in a directory that has ours."""
+    try:
+        folder, held = make_held(f"{PREFIX}import-")
+    except OSError:  # a full file system, which whoever needs it will name
+        yield
+        return
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+@functools.cache
+def file_locks() -> Any:
+    """The module `filelock`, imported when it is wanted: it takes a tenth of a second, and asyncio.
+
+    While it is imported it tries in a nameless directory what links can do: a kill would leave that.
+    """
+    with _named_ones():
+        import filelock
+
+        return filelock
+
+
 def left_behind(prefix: str, folder: Path | None = None) -> Iterator[Path]:
     """Directories of `make_held` that nobody holds, each locked while it is looked at, to be removed.
 
@@ -123,21 +154,28 @@ def remove_left_behind() -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-class _Sweep:
-    """Once in the life of a process, and beside what it is there for."""
+class Once:
+    """Something that is done once in the life of a process; whoever wants it meanwhile waits for its end.
 
-    def __init__(self) -> None:
+    Args:
+        action: What is done.
+    """
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
         self._lock = threading.Lock()
         self._done = False
 
-    def once(self) -> None:
+    def __call__(self) -> None:
+        """Do it, if it was not done yet."""
         with self._lock:
             if not self._done:
                 self._done = True
-                threading.Thread(target=remove_left_behind, name="left behind", daemon=True).start()
+                self._action()
 
 
-_SWEEP = _Sweep()
+# Beside what the process is there for.
+_SWEEP = Once(lambda: threading.Thread(target=remove_left_behind, name="left behind", daemon=True).start())
 
 
 def full_file_system(*candidates: Path) -> Path | None:

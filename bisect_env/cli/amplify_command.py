@@ -11,16 +11,10 @@ import typer
 from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.one_session import say, tell, warn
 from bisect_env.cli.options import (
-    CacheOption,
-    CacheSizeOption,
     DatabaseOption,
-    GpusOption,
     JsonOption,
     MatrixArgument,
-    OfflineOption,
-    SchedulerFileOption,
-    SchedulerOption,
-    WorkersOption,
+    with_groups,
 )
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
@@ -30,8 +24,10 @@ if TYPE_CHECKING:
     from bisect_env.matrix.grid import Grid
 
 
+@with_groups(without=("cluster",))
 def amplify(
     matrix: MatrixArgument,
+    *,
     bad: Annotated[
         str | None,
         typer.Option("--bad", help="Combination that fails, as for `--at`; default: as the matrix says."),
@@ -41,14 +37,8 @@ def amplify(
         typer.Option("--good", help="Combination that passes, as for `--at`; default: as the matrix says."),
     ] = None,
     db: DatabaseOption = None,
-    workers: WorkersOption = None,
-    gpus: GpusOption = None,
-    scheduler: SchedulerOption = None,
-    scheduler_file: SchedulerFileOption = None,
+    where: ExecutionOptions,
     as_json: JsonOption = False,
-    cache: CacheOption = None,
-    cache_size: CacheSizeOption = None,
-    offline: OfflineOption = None,
     verbose: VerboseOption = False,
     log_file: LogFileOption = None,
 ) -> None:
@@ -74,7 +64,6 @@ def amplify(
     stopped = stop_on_signals()
     loaded = load_matrix(matrix)
     heard = logged(warn if as_json else tell)
-    where = ExecutionOptions(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
     place, provider = where.open(loaded)
     with Store.open(db) as store, closing(place):
         as_of = study_date(loaded, store, provider.as_of)

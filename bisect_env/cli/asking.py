@@ -82,43 +82,50 @@ SaveOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
-    """What a command line says, beside where trials run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFlags:
+    """What a command line says of its trials and its study; a group of options, see `with_groups`."""
+
+    rate: RateOption = None
+    always: AlwaysOption = False
+    files: FilesOption = None
+    timeout: TimeoutOption = ""
+    env: EnvOption = None
+    confidence: ConfidenceOption = None
+    name: NameOption = ""
+    index: IndexOption = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags(TrialFlags):
+    """What a command line asks, beside where trials run; a group of options, see `with_groups`.
 
     Attributes:
         words: What stands for itself: a range and a script, or the command.
+        gpus: `--gpus`, which may say what a trial needs.
         first: `--from`.
         last: `--to`.
         merges: `--into-merges`.
-        packages, with_packages, python, good, bad, since, rate, always, files, pre, step, channel, timeout,
-            env, confidence, name, index, gpus, git, subdirectory: The options of these names.
+        packages, with_packages, python, good, bad, since, git, subdirectory, pre, step, channel: The options
+            of these names.
     """
 
     words: Sequence[str] = ()
-    packages: Sequence[str] = ()
-    with_packages: Sequence[str] = ()
-    python: Sequence[str] = ()
-    good: Sequence[str] = ()
-    bad: Sequence[str] = ()
-    since: str | None = None
-    rate: float | None = None
-    always: bool = False
-    files: Sequence[str] = ()
-    pre: bool = False
-    step: str = ""
-    channel: Sequence[str] = ()
-    timeout: str = ""
-    env: Sequence[str] = ()
-    confidence: float | None = None
-    name: str = ""
-    index: str = ""
     gpus: str | None = None
-    git: str = ""
-    first: str = ""
-    last: str = ""
-    merges: bool = False
-    subdirectory: str = ""
+    packages: PackagesOption = None
+    with_packages: WithOption = None
+    python: PythonOption = None
+    good: GoodOption = None
+    bad: BadOption = None
+    since: SinceOption = None
+    git: GitOption = ""
+    first: FromOption = ""
+    last: ToOption = ""
+    merges: MergesOption = False
+    subdirectory: SubdirectoryOption = ""
+    pre: PreOption = False
+    step: StepOption = ""
+    channel: ChannelOption = None
 
     @property
     def asks(self) -> bool:
@@ -232,7 +239,7 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
     from bisect_env.errors import UsageError
     from bisect_env.matrix.ask import matrix_text, package_name, stated_ends
 
-    packages, words = list(flags.packages), list(flags.words)
+    packages, words = list(flags.packages or ()), list(flags.words)
     if flags.git:
         return _ask_commits(flags, save, quiet=quiet)
     for flag, given in (("--from", flags.first), ("--to", flags.last), ("--into-merges", flags.merges)):
@@ -255,9 +262,9 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
     question = replace(
         question,
         packages=tuple(packages),
-        pythons=tuple(one.strip() for text in flags.python for one in text.split(",")),
-        good=stated_ends(flags.good, names, "--good"),
-        bad=stated_ends(flags.bad, names, "--bad"),
+        pythons=tuple(one.strip() for text in flags.python or () for one in text.split(",")),
+        good=stated_ends(flags.good or (), names, "--good"),
+        bad=stated_ends(flags.bad or (), names, "--bad"),
         since=flags.since or "",
         until=datetime.now(UTC).date().isoformat() if flags.since else "",
     )
@@ -291,14 +298,14 @@ def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
         raise UsageError(
             "--git needs `--from`: a tag, branch, hash or day that works", remedy="add `--from v1.0`"
         )
-    if len(flags.packages) > 1:
+    if len(flags.packages or ()) > 1:
         raise UsageError("--git builds one package, and several are named", remedy="give one `-p NAME`")
     repository = repository_at(flags.git, Path.cwd())
     package = package_name(flags.packages[0]) if flags.packages else built_package(repository, flags)
     question, files = asked_command(flags, flags.words)
     question = replace(
         question,
-        pythons=tuple(one.strip() for text in flags.python for one in text.split(",")),
+        pythons=tuple(one.strip() for text in flags.python or () for one in text.split(",")),
         commits=CommitRange(
             repository, package, flags.first, flags.last or "HEAD", flags.merges, flags.subdirectory
         ),
@@ -346,22 +353,22 @@ def asked_command(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, di
         folder = Path.cwd()
     except FileNotFoundError:
         raise UsageError("the working directory is gone", remedy="change to one that exists") from None
-    command, files = travelling(full_command(words, folder), flags.files, folder)
+    command, files = travelling(full_command(words, folder), flags.files or (), folder)
     scripts = [place for name, place in files.items() if name in command and name.endswith(".py")]
     inline = inline_metadata(scripts[0].read_text("utf-8", "replace"), scripts[0].name) if scripts else None
     question = AskedQuestion(
         packages=(),
         command=command,
         files=tuple(files),
-        with_packages=tuple(flags.with_packages),
+        with_packages=tuple(flags.with_packages or ()),
         rate=asked_rate(flags.rate, always=flags.always),
         inline=inline or InlineMetadata(),
-        channels=tuple(flags.channel),
+        channels=tuple(flags.channel or ()),
         prereleases=flags.pre,
         step=flags.step,
         timeout=flags.timeout,
         gpus=_gpus_of_a_trial(flags.gpus),
-        env=environment_variables(flags.env),
+        env=environment_variables(flags.env or ()),
         confidence=flags.confidence,
         name=flags.name,
         index=flags.index,

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bisect_env.cli.asking import (
-    AlwaysOption,
-    ConfidenceOption,
-    EnvOption,
-    FilesOption,
     Flags,
-    IndexOption,
-    NameOption,
-    RateOption,
     SaveOption,
-    TimeoutOption,
+    TrialFlags,
     asked_command,
     devices,
     kept,
@@ -29,16 +22,10 @@ from bisect_env.cli.asking import (
 from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.one_session import say
 from bisect_env.cli.options import (
-    CacheOption,
-    CacheSizeOption,
     DatabaseOption,
-    GpusOption,
     JsonOption,
-    OfflineOption,
     QuietOption,
-    SchedulerFileOption,
-    SchedulerOption,
-    WorkersOption,
+    with_groups,
 )
 from bisect_env.cli.run_command import answer, lacked
 from bisect_env.cli.signals import stop_on_signals
@@ -64,6 +51,7 @@ SideOption = Annotated[
 ]
 
 
+@with_groups(without=("cluster",))
 def between(
     words: Annotated[
         list[str] | None,
@@ -74,12 +62,11 @@ def between(
             show_default=False,
         ),
     ] = None,
+    *,
     good: SideOption = None,
     bad: SideOption = None,
     python: Annotated[str, typer.Option("--python", help="Python of both, if the files state none.")] = "",
-    rate: RateOption = None,
-    always: AlwaysOption = False,
-    files: FilesOption = None,
+    flags: TrialFlags,
     no_versions: Annotated[
         bool, typer.Option("--no-versions", help="Stop at the package; do not bisect its releases.")
     ] = False,
@@ -92,22 +79,11 @@ def between(
     channel: Annotated[
         list[str] | None, typer.Option("--channel", "-c", help="conda channels, where the files name none.")
     ] = None,
-    timeout: TimeoutOption = "",
-    env: EnvOption = None,
-    confidence: ConfidenceOption = None,
-    name: NameOption = "",
-    index: IndexOption = "",
     save: SaveOption = None,
     db: DatabaseOption = None,
-    workers: WorkersOption = None,
-    gpus: GpusOption = None,
-    scheduler: SchedulerOption = None,
-    scheduler_file: SchedulerFileOption = None,
+    where: ExecutionOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
-    cache: CacheOption = None,
-    cache_size: CacheSizeOption = None,
-    offline: OfflineOption = None,
     verbose: VerboseOption = False,
     log_file: LogFileOption = None,
 ) -> None:
@@ -131,21 +107,9 @@ def between(
             "two environments are needed: one that works, and one that fails",
             remedy="bisect-env between green.lock red.lock -- COMMAND, or with --good and --bad",
         )
-    flags = Flags(
-        words=words,
-        rate=rate,
-        always=always,
-        files=files or (),
-        timeout=timeout,
-        env=env or (),
-        confidence=confidence,
-        name=name,
-        index=index,
-        gpus=gpus,
-        packages=("",),
-    )
+    asked = Flags(**asdict(flags), words=words, gpus=where.gpus, packages=[""])
     start_log("between", verbose=verbose, log_file=log_file, quiet=quiet)
-    question, travelling = asked_command(flags, words)
+    question, travelling = asked_command(asked, words)
 
     def stored(text: str) -> Any:
         if ":" not in text or Path(text).exists():
@@ -169,7 +133,7 @@ def between(
         ends,
         pair,
         travelling,
-        ExecutionOptions(workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline),
+        replace(where, gpus=devices(asked)),
         db,
         quiet=quiet or as_json,
         plain=verbose,

@@ -1,4 +1,4 @@
-"""`bisect-env db`: look after the results database."""
+"""`bisect-env db`, `query` and `serve`: look after the results database, ask it, and show it in a browser."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisect_env.cli.options import Command, Group
+from bisect_env.cli.options import (
+    Command,
+    DatabaseOption,
+    Group,
+)
 
 if TYPE_CHECKING:
     from bisect_env.storage.transfer import Merged
 
-DatabaseOption = Annotated[
-    str | None,
-    typer.Option("--db", envvar="BISECT_ENV_DB", help="Results database: a file or a URL."),
-]
 
 db_app = typer.Typer(cls=Group, no_args_is_help=True, help="Look after the results database.")
 
@@ -162,3 +162,44 @@ def _tell_merged(what: str, merged: Merged) -> None:
             f"the first is {merged.conflicts[0]}",
             err=True,
         )
+
+
+def query(
+    question: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT.")],
+    db: DatabaseOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list of objects.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.01, max=86400.0, metavar="SECONDS", help="How long the answer may take.")
+    ] = 30.0,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
+) -> None:
+    """Ask the results database in SQL; nothing can be changed this way."""
+    from bisect_env.cli.output import as_text, deliver
+    from bisect_env.storage.query import ask
+
+    with ask(db, question, timeout=timeout) as (names, found):
+        rows = list(found)
+    deliver(as_text(names, rows, as_json=as_json, as_csv=as_csv), None)
+
+
+def serve(
+    db: DatabaseOption = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8001,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Let in every user of this machine, without a token.")
+    ] = False,
+) -> None:
+    """Open the results database in a browser, for reading, for this machine alone.
+
+    Needs the extra `web`. Prints the address, with a token that others do not know; Ctrl-C ends it.
+    """
+    from bisect_env.cli.output import deliver
+    from bisect_env.web.serve import serve as serve_database
+
+    def tell(address: str, note: str | None) -> None:
+        if note is not None:
+            typer.echo(note, err=True)
+        typer.echo("Ctrl-C ends it", err=True)
+        deliver(f"{address}\n", None)
+
+    serve_database(db, port, tell=tell, with_token=not no_token)

@@ -81,7 +81,9 @@ def diagnose(
     loaded = load_matrix(matrix)
     heard = logged(warn if as_json else tell)
     uuids = _gpus(loaded, gpus)
-    _, provider = ExecutionOptions(None, gpus, None, None, cache, cache_size, offline).open(loaded)
+    _, provider = ExecutionOptions(gpus=gpus, cache=cache, cache_size=cache_size, offline=offline).open(
+        loaded
+    )
     with Store.open(db) as store:
         one = look_up(loaded, at, store=store, provider=provider, notify=heard)
         study_id = None if one.study is None else one.study.id

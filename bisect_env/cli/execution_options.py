@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from bisect_env.cli.options import (
+    CacheOption,
+    CacheSizeOption,
+    Cluster,
+    ClusterOption,
+    GpusOption,
+    OfflineOption,
+    SchedulerFileOption,
+    SchedulerOption,
+    WorkersOption,
+)
 from bisect_env.cli.signals import is_stopping
 
 if TYPE_CHECKING:
@@ -18,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionOptions:
-    """The options of a command that runs trials, as the user gave them; see `options.py`."""
+    """The options of a command that runs trials, as the user gave them; a group, see `with_groups`."""
 
-    workers: int | None = None
-    gpus: str | None = None
-    scheduler: str | None = None
-    scheduler_file: Path | None = None
-    cache: Path | None = None
-    cache_size: str | None = None
-    offline: Path | None = None
-    dask: bool = False
+    workers: WorkersOption = None
+    gpus: GpusOption = None
+    scheduler: SchedulerOption = None
+    scheduler_file: SchedulerFileOption = None
+    cache: CacheOption = None
+    cache_size: CacheSizeOption = None
+    offline: OfflineOption = None
+    cluster: ClusterOption = Cluster.THREADS
 
     @property
     def starting(self) -> str:
@@ -67,7 +77,7 @@ class ExecutionOptions:
             cache=self.cache,
             cache_limit=None if self.cache_size is None else parse_size(self.cache_size, "--env-cache-size"),
             offline=offline,
-            dask=self.dask,
+            dask=self.cluster is Cluster.LOCAL,
         )
         cache_dir = (self.cache or default_cache_dir()).absolute()
         provider: EnvironmentProvider

@@ -13,17 +13,11 @@ import typer
 from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.one_session import say, warn
 from bisect_env.cli.options import (
-    CacheOption,
-    CacheSizeOption,
     DatabaseOption,
-    GpusOption,
     JsonOption,
-    OfflineOption,
     QuietOption,
-    SchedulerFileOption,
-    SchedulerOption,
     StudyArgument,
-    WorkersOption,
+    with_groups,
 )
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
@@ -39,8 +33,10 @@ if TYPE_CHECKING:
 _MAX_TRIALS = 2000
 
 
+@with_groups(without=("cluster",))
 def explain(
     study: StudyArgument = None,
+    *,
     matrix: Annotated[
         Path | None, typer.Option("--matrix", help="Its matrix file, if it lies elsewhere by now.")
     ] = None,
@@ -55,15 +51,9 @@ def explain(
     ] = None,
     max_trials: Annotated[int, typer.Option(min=1, help="Give up after so many.")] = _MAX_TRIALS,
     db: DatabaseOption = None,
-    workers: WorkersOption = None,
-    gpus: GpusOption = None,
-    scheduler: SchedulerOption = None,
-    scheduler_file: SchedulerFileOption = None,
+    where: ExecutionOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
-    cache: CacheOption = None,
-    cache_size: CacheSizeOption = None,
-    offline: OfflineOption = None,
     verbose: VerboseOption = False,
     log_file: LogFileOption = None,
 ) -> None:
@@ -78,7 +68,6 @@ def explain(
 
     start_log("explain", verbose=verbose, log_file=log_file, quiet=quiet)
     stopped = stop_on_signals()
-    where = ExecutionOptions(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
     with Store.open(db, read_only=True) as store:
         # Opened for writing, a mistyped database would come into being.
         chosen = store.study(study).id

@@ -19,16 +19,11 @@ from bisect_env.cli.asking import (
 from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.one_session import say
 from bisect_env.cli.options import (
-    CacheOption,
-    CacheSizeOption,
     DatabaseOption,
-    GpusOption,
     JsonOption,
     QuietOption,
-    SchedulerFileOption,
-    SchedulerOption,
     StudyArgument,
-    WorkersOption,
+    with_groups,
 )
 from bisect_env.cli.run_command import answer
 from bisect_env.cli.signals import stop_on_signals
@@ -40,8 +35,15 @@ if TYPE_CHECKING:
     from bisect_env.matrix.ask import CommitRange
 
 
+@with_groups(
+    without=(
+        "offline",
+        "cluster",
+    )
+)
 def narrow(
     study: StudyArgument = None,
+    *,
     git: Annotated[
         str, typer.Option("--git", help="Address of the package's repository, or path of a clone.")
     ] = "",
@@ -55,14 +57,9 @@ def narrow(
     subdirectory: SubdirectoryOption = "",
     save: SaveOption = None,
     db: DatabaseOption = None,
-    workers: WorkersOption = None,
-    gpus: GpusOption = None,
-    scheduler: SchedulerOption = None,
-    scheduler_file: SchedulerFileOption = None,
+    where: ExecutionOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
-    cache: CacheOption = None,
-    cache_size: CacheSizeOption = None,
     verbose: VerboseOption = False,
     log_file: LogFileOption = None,
 ) -> None:
@@ -98,7 +95,7 @@ def narrow(
             known = next(asked, known)
         matrix = matrix_of(known)
         releases = releases_of(matrix, known.verdict or {})
-    commits = _between(releases, git, first, last, cache)
+    commits = _between(releases, git, first, last, where.cache)
     commits = replace(commits, every=merges, subdirectory=subdirectory)
     if not silent:
         say(
@@ -117,7 +114,7 @@ def narrow(
     try:
         conclusion = answer(
             loaded,
-            where=ExecutionOptions(workers, gpus, scheduler, scheduler_file, cache, cache_size, None),
+            where=where,
             db=db,
             view=view,
             notify=notify,

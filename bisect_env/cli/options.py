@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import fields, is_dataclass
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -87,6 +91,56 @@ class Group(TyperGroup):
         parameters: list[Any] = super().get_params(ctx)
         _in_words(parameters)
         return parameters
+
+
+def with_groups(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take groups of options, each by one parameter.
+
+    A group is a dataclass. Those of its fields that are annotated as options become options of the command,
+    where the parameter stands; the others are for the command to fill in.
+
+    Args:
+        without: Fields that this command has no option for, and that keep their defaults.
+    """
+
+    def grouped(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        options: dict[str, list[str]] = {}
+        parameters = []
+        for one in inspect.signature(command).parameters.values():
+            kind = hints[one.name]
+            if not is_dataclass(kind):
+                parameters.append(one.replace(kind=one.KEYWORD_ONLY, annotation=kind))
+                continue
+            annotated = get_type_hints(kind, include_extras=True)
+            defaults = {field.name: field.default for field in fields(kind)}
+            # A group's own first, then those of the group that it extends.
+            names = [
+                name for level in hints[one.name].__mro__ for name in vars(level).get("__annotations__", ())
+            ]
+            found = [
+                name for name in names if get_origin(annotated[name]) is Annotated and name not in without
+            ]
+            options[one.name] = found
+            parameters += [
+                inspect.Parameter(name, one.KEYWORD_ONLY, default=defaults[name], annotation=annotated[name])
+                for name in found
+            ]
+
+        @functools.wraps(command)
+        def called(**given: Any) -> None:
+            groups = {
+                name: hints[name](**{field: given.pop(field) for field in names})
+                for name, names in options.items()
+            }
+            command(**given, **groups)
+
+        # What typer looks at.
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in parameters}
+        return called
+
+    return grouped
 
 
 MatrixArgument = Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")]

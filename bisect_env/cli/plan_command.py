@@ -111,6 +111,7 @@ def _forecast(
         import numpy as np
 
         from bisect_env.engine.forecast import forecast
+        from bisect_env.engine.locking import of_commits
         from bisect_env.search.searcher import SearchSettings
 
         settings = matrix.file.search
@@ -122,7 +123,12 @@ def _forecast(
                 crash_rate=rate,
                 background=background,
                 studies=_PLAYED,
-                settings=SearchSettings(settings.confidence, settings.min_crash_rate, settings.max_trials),
+                settings=SearchSettings(
+                    settings.confidence,
+                    settings.min_crash_rate,
+                    settings.max_trials,
+                    thrifty=of_commits(prepared.grid),
+                ),
                 workers=workers,
                 going_on=lambda: time.monotonic() < end,
             )
@@ -229,6 +235,7 @@ _WORDS = {
     "excluded": "excluded",
     "env-unsolvable": "unsolvable",
     "env-unbuildable": "unbuildable",
+    "unlocked": "to be built when wanted",
 }
 
 
@@ -251,13 +258,14 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from bisect_env.matrix.history import readable
     from bisect_env.report.untrusted import clean, clean_lines, shortened
 
     # One fact a line and no folding: a plan is read with grep as often as by eye.
     console = Console(highlight=False, soft_wrap=True)
 
     def line(indent: int, text: str, style: str = "") -> None:
-        console.print(Text(" " * indent + clean(text), style=style))
+        console.print(Text(" " * indent + clean(readable(text)), style=style))
 
     rows = document["combinations"]
     by_status = Counter(document["counts"])
@@ -272,7 +280,7 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
     environments = _counted(document["environments"], "distinct environment")
     line(0, f"{_counted(by_status.total(), 'combination')}: {counts}; {environments}")
     for row in rows:
-        if row["status"] == "solvable" and not whole:
+        if row["status"] in ("solvable", "unlocked") and not whole:
             continue
         named = " ".join(f"{axis}={value}" for axis, value in row["combination"].items())
         reason = shortened(one_line(clean_lines(row.get("reason", ""))), _REASON)
@@ -303,7 +311,7 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
             f"(90 % of studies: {low:.0f} to {high:.0f}) in about {environments}" + _gpu_hours(cost),
         )
     if not document["forecast"]:
-        alone = by_status["solvable"] < 2
+        alone = by_status["solvable"] + by_status["unlocked"] < 2
         line(
             0,
             "nothing can be told apart: no two combinations that can be run could differ"

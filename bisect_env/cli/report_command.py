@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from bisect_env.cli.options import DatabaseOption
+
 
 class Format(StrEnum):
     """Formats of a report."""
@@ -25,10 +27,7 @@ def report(
         str | None,
         typer.Argument(help="Id, the beginning of one, or the matrix's name; default: the newest study."),
     ] = None,
-    db: Annotated[
-        str | None,
-        typer.Option(envvar="BISECT_ENV_DB", help="Results database: a file or a URL."),
-    ] = None,
+    db: DatabaseOption = None,
     form: Annotated[Format, typer.Option("--format", "-f", help="Format of the report.")] = Format.TEXT,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to this file; default: stdout.")

@@ -1,4 +1,4 @@
-"""`bisect-env run`: answer a matrix, or a question in the words of the command line."""
+"""`bisect-env run` and `map`: answer a matrix, or a question in the words of the command line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shlex
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,47 +17,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bisect_env.cli.asking import (
-    AlwaysOption,
-    BadOption,
-    ChannelOption,
-    ConfidenceOption,
-    EnvOption,
-    FilesOption,
     Flags,
-    FromOption,
-    GitOption,
-    GoodOption,
-    IndexOption,
-    MergesOption,
-    NameOption,
-    PackagesOption,
-    PreOption,
-    PythonOption,
-    RateOption,
     SaveOption,
-    SinceOption,
-    StepOption,
-    SubdirectoryOption,
-    TimeoutOption,
-    ToOption,
-    WithOption,
     ask,
     devices,
 )
 from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.options import (
-    CacheOption,
-    CacheSizeOption,
-    Cluster,
-    ClusterOption,
     DatabaseOption,
-    GpusOption,
-    OfflineOption,
     QuietOption,
-    SchedulerFileOption,
-    SchedulerOption,
-    WorkersOption,
+    with_groups,
 )
+from bisect_env.cli.report_command import Format
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
 
@@ -82,69 +54,39 @@ LockfilesOption = Annotated[
     Path | None,
     typer.Option(
         envvar="BISECT_ENV_LOCKFILES",
-        help="Where locks are written; default: lockfiles, or beside the matrix of a question.",
+        help="Write the locks below this directory, too; the database has them in any case.",
     ),
+]
+SkipOption = Annotated[
+    list[str] | None,
+    typer.Option("--skip", metavar="[AXIS=]VALUE", help="Do not try this value; may be given again."),
+]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Begin a new study, and measure anew what was measured before.")
 ]
 
 
+@with_groups()
 def run(
     words: WordsArgument = None,
-    packages: PackagesOption = None,
-    with_packages: WithOption = None,
-    python: PythonOption = None,
-    good: GoodOption = None,
-    bad: BadOption = None,
-    since: SinceOption = None,
-    git: GitOption = "",
-    first: FromOption = "",
-    last: ToOption = "",
-    merges: MergesOption = False,
-    subdirectory: SubdirectoryOption = "",
-    rate: RateOption = None,
-    always: AlwaysOption = False,
-    files: FilesOption = None,
-    pre: PreOption = False,
-    step: StepOption = "",
-    channel: ChannelOption = None,
-    timeout: TimeoutOption = "",
-    env: EnvOption = None,
-    confidence: ConfidenceOption = None,
-    name: NameOption = "",
-    index: IndexOption = "",
+    *,
+    flags: Flags,
     save: SaveOption = None,
     db: DatabaseOption = None,
-    workers: WorkersOption = None,
-    gpus: GpusOption = None,
-    scheduler: SchedulerOption = None,
-    scheduler_file: SchedulerFileOption = None,
+    where: ExecutionOptions,
     json_output: Annotated[
         bool, typer.Option("--json", help="Events as JSON lines on stdout; the last one is the verdict.")
     ] = False,
     quiet: QuietOption = False,
-    lockfiles: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="BISECT_ENV_LOCKFILES",
-            help="Write the locks below this directory, too; the database has them in any case.",
-        ),
-    ] = None,
-    cache: CacheOption = None,
+    lockfiles: LockfilesOption = None,
     every_configuration: Annotated[
         bool,
         typer.Option(
             "--all", help="Go on to further failing configurations until it is sure that there is no other."
         ),
     ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin a new study, and measure anew what was measured before.")
-    ] = False,
-    cache_size: CacheSizeOption = None,
-    offline: OfflineOption = None,
-    cluster: ClusterOption = Cluster.THREADS,
-    skip: Annotated[
-        list[str] | None,
-        typer.Option("--skip", metavar="[AXIS=]VALUE", help="Do not try this value; may be given again."),
-    ] = None,
+    fresh: FreshOption = False,
+    skip: SkipOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="End as soon as the answer stands, without checking it further.")
     ] = False,
@@ -163,39 +105,11 @@ def run(
     packages, `-p` names each, and the command stands behind `--`. With `--git PATH --from v1 --to v2` it
     asks for the commit. The same command after an interruption goes on where it stopped.
     """
-    flags = Flags(
-        words=words or (),
-        packages=packages or (),
-        with_packages=with_packages or (),
-        python=python or (),
-        good=good or (),
-        bad=bad or (),
-        since=since,
-        rate=rate,
-        always=always,
-        files=files or (),
-        pre=pre,
-        step=step,
-        channel=channel or (),
-        timeout=timeout,
-        env=env or (),
-        confidence=confidence,
-        name=name,
-        index=index,
-        gpus=gpus,
-        git=git,
-        first=first,
-        last=last,
-        merges=merges,
-        subdirectory=subdirectory,
-    )
-    dask = cluster is Cluster.LOCAL
+    flags = replace(flags, words=words or (), gpus=where.gpus)
     conclusion = conduct(
         "run",
         flags,
-        where=ExecutionOptions(
-            workers, devices(flags), scheduler, scheduler_file, cache, cache_size, offline, dask
-        ),
+        where=replace(where, gpus=devices(flags)),
         db=db,
         goal="every-configuration" if every_configuration else "first-bad",
         save=save,
@@ -212,6 +126,64 @@ def run(
     )
     if not json_output:
         show(conclusion)
+    raise typer.Exit(int(conclusion.exit_code))
+
+
+@with_groups(without=("since", "git", "first", "last", "merges", "subdirectory"))
+def map(  # noqa: A001 - so is the command called
+    words: WordsArgument = None,
+    *,
+    flags: Flags,
+    save: SaveOption = None,
+    skip: SkipOption = None,
+    form: Annotated[
+        Format, typer.Option("--format", "-f", help="Format of the table that is printed at the end.")
+    ] = Format.TEXT,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write it to this file; default: stdout.")
+    ] = None,
+    db: DatabaseOption = None,
+    where: ExecutionOptions,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Events as JSON lines on stdout; the last one is the table.")
+    ] = False,
+    quiet: QuietOption = False,
+    lockfiles: LockfilesOption = None,
+    fresh: FreshOption = False,
+    verbose: VerboseOption = False,
+    log_file: LogFileOption = None,
+) -> None:
+    """Call every combination of a matrix good or bad, with as few environments as that takes.
+
+    `bisect-env map -p "attrs>=22" -p "pytest>=7" --step minor -- pytest -q` prints which releases of both go
+    together. Where the table has frontiers only some combinations are tried; the others are told apart in it.
+    The same command after an interruption goes on where it stopped.
+    """
+    flags = replace(flags, words=words or (), gpus=where.gpus)
+    conclusion = conduct(
+        "map",
+        flags,
+        where=replace(where, gpus=devices(flags)),
+        db=db,
+        goal="table",
+        save=save,
+        skip=skip or (),
+        lockfiles=lockfiles,
+        fresh=fresh,
+        json_output=json_output,
+        quiet=quiet,
+        verbose=verbose,
+        log_file=log_file,
+    )
+    if form is Format.TEXT and output is None:
+        if not json_output:
+            show(conclusion)
+    elif output is not None or not json_output:
+        from bisect_env.cli.output import deliver
+        from bisect_env.report.formats import formatted
+        from bisect_env.report.model import Report
+
+        deliver(formatted(Report.read(conclusion.report), form.value), output)
     raise typer.Exit(int(conclusion.exit_code))
 
 

@@ -1,10 +1,10 @@
-"""`bisect-env trial`: run one combination again and again."""
+"""`bisect-env trial` and `verify`: run one combination again and again, or until its rate is known."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,23 +12,26 @@ from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.one_session import TrialLines, say, session
 from bisect_env.cli.options import (
     AtOption,
-    CacheOption,
-    CacheSizeOption,
     DatabaseOption,
-    GpusOption,
     JsonOption,
     MatrixArgument,
-    OfflineOption,
     QuietOption,
-    SchedulerFileOption,
-    SchedulerOption,
-    WorkersOption,
+    share,
+    with_groups,
 )
 from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
 
+if TYPE_CHECKING:
+    from bisect_env.engine.verify import Verification
 
+_EXTREME = 1e-6
+"""Nearer to 0 or 1 a test would take longer than anybody waits."""
+
+
+@with_groups(without=("cluster",))
 def trial(
     matrix: MatrixArgument,
+    *,
     at: AtOption = None,
     number: Annotated[
         int,
@@ -37,15 +40,9 @@ def trial(
         ),
     ] = 10,
     db: DatabaseOption = None,
-    workers: WorkersOption = None,
-    gpus: GpusOption = None,
-    scheduler: SchedulerOption = None,
-    scheduler_file: SchedulerFileOption = None,
+    where: ExecutionOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
-    cache: CacheOption = None,
-    cache_size: CacheSizeOption = None,
-    offline: OfflineOption = None,
     verbose: VerboseOption = False,
     log_file: LogFileOption = None,
 ) -> None:
@@ -59,7 +56,6 @@ def trial(
     from bisect_env.search.numeric import clopper_pearson
 
     start_log("trial", verbose=verbose, log_file=log_file, quiet=quiet)
-    where = ExecutionOptions(workers, gpus, scheduler, scheduler_file, cache, cache_size, offline)
 
     def wanted(tally: Tally, running: int) -> int:
         # A combination that can teach nothing is not asked thirty times.
@@ -102,3 +98,96 @@ def trial(
     if counted == 0:
         raise typer.Exit(int(ExitCode.NO_VERDICT))
     raise typer.Exit(int(ExitCode.FAILURE_SEEN if tally.bad else ExitCode.VERDICT))
+
+
+@with_groups(without=("cluster",))
+def verify(
+    matrix: MatrixArgument,
+    *,
+    at: AtOption = None,
+    max_rate: Annotated[
+        float,
+        typer.Option(
+            parser=share, metavar="SHARE", help="Fewer than this share of trials may be bad: 0.01, or 1%."
+        ),
+    ] = 0.01,
+    confidence: Annotated[
+        float, typer.Option(parser=share, metavar="SHARE", help="Of the answer: 0.95, or 95%.")
+    ] = 0.95,
+    max_trials: Annotated[
+        int | None,
+        typer.Option(min=1, help="Give up after so many; default: ten times what no failure would take."),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew, even where an interrupted test could go on.")
+    ] = False,
+    db: DatabaseOption = None,
+    where: ExecutionOptions,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+    log_file: LogFileOption = None,
+) -> None:
+    """Run one combination until its crash rate is shown to be below a limit, or above it.
+
+    Ends with 0 if it is below, with 3 if it is above, and with 1 if neither could be shown. The same command
+    after an interruption goes on where it stopped.
+    """
+    from bisect_env.engine.verify import Verifier
+    from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
+    from bisect_env.report.sentence import how_many
+    from bisect_env.search.rate_test import RateClaim
+
+    for name, value, usual in (("--max-rate", max_rate, 0.01), ("--confidence", confidence, 0.95)):
+        if not _EXTREME <= value <= 1 - _EXTREME:
+            raise UsageError(f"{name} is {value:g}", remedy=f"give a number between 0 and 1, such as {usual}")
+    start_log("verify", verbose=verbose, log_file=log_file, quiet=quiet)
+    with session(matrix, at, db, where, logged(TrialLines(as_json=as_json, quiet=quiet))) as opened:
+        verifier = Verifier(
+            opened.one,
+            opened.store,
+            max_rate=max_rate,
+            confidence=confidence,
+            max_trials=max_trials,
+            fresh=fresh,
+        )
+        again = f", going on after {how_many(verifier.resumed, 'trial')}" if verifier.resumed else ""
+        say(
+            f"{opened.one.single.combination}: {verifier.clean_needed} trials without a failure would show a "
+            f"rate below {max_rate:.4g}{again}",
+            sys.stderr,
+        )
+        found = verifier.run(opened.trials)
+        stopped = opened.stopped() and found.claim is None
+    say(json.dumps(found.document()) if as_json else told(found))
+    if stopped:
+        raise StudyInterruptedError(
+            f"interrupted after {how_many(found.trials, 'trial')}, all of them stored",
+            remedy="the same command goes on from here",
+        )
+    codes = {
+        RateClaim.BELOW: ExitCode.VERDICT,
+        RateClaim.ABOVE: ExitCode.FAILURE_SEEN,
+        None: ExitCode.NO_VERDICT,
+    }
+    raise typer.Exit(int(codes[found.claim]))
+
+
+def told(found: Verification) -> str:
+    """The outcome of a test as people read it. Pure."""
+    from bisect_env.report.sentence import interval, percent
+    from bisect_env.search.rate_test import RateClaim
+
+    name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
+    limit, sure = percent(found.max_rate), percent(found.confidence)
+    seen = f"{found.hits} of {found.trials} trials were bad"
+    if found.claim is RateClaim.BELOW:
+        behind = f"{found.trials - found.hits} clean runs stand behind that"
+        alone = f"{found.hits or 'zero'} in {found.trials} alone means below {percent(found.below)}"
+        claim = f"{name} fails in fewer than {limit} of runs ({sure} sure)"
+        return f"below the limit: {claim}: {seen}\n{behind}; {alone}"
+    rate = f"{percent(found.rate)}, 95 % interval {interval(*found.interval)}"
+    if found.claim is RateClaim.ABOVE:
+        return f"above the limit: {name} fails in more than {limit} of runs ({sure} sure): {seen} ({rate})"
+    why = f"; {found.why_stopped}" if found.why_stopped else ""
+    return f"not shown: {name} may fail in more or fewer than {limit} of runs: {seen} ({rate}){why}"

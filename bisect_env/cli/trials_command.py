@@ -7,12 +7,9 @@ from typing import Annotated
 
 import typer
 
+from bisect_env.cli.options import DatabaseOption
 from bisect_env.matrix.signatures import shown
 
-DatabaseOption = Annotated[
-    str | None,
-    typer.Option("--db", envvar="BISECT_ENV_DB", help="Results database: a file or a URL."),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON list of objects.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Comma-separated values.")]
 

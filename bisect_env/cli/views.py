@@ -523,9 +523,10 @@ class LiveView(View):
         shown = events.Locked | events.Reused | events.Warned | events.SetAside | events.Answered
         if isinstance(event, shown):
             self._live.console.print(Text(clean(without_passwords(describe(event) or ""))), highlight=False)
-        self._live.update(self._draw())
+        self._live.update(self.drawn())
 
-    def _draw(self) -> RenderableType:
+    def drawn(self) -> RenderableType:
+        """What is on the screen now."""
         title = Text(clean(self._title), style="bold")
         if self._progress is None:
             return Group(title, Text(f"{clean(self._doing.text) or 'preparing'} · {self._elapsed()}"))

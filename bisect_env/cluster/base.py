@@ -15,7 +15,8 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,26 +54,35 @@ from bisect_env.trials.records import Machine
 # Where a prefix is made, and what the answers of the hosts come to. Pure.
 
 
-def outcome(lock_hash: str, answers: Iterable[object]) -> PrefixReady | BuildFailed:
-    """What a prefix that was to be made on every host has come to.
+def outcome(
+    lock_hash: str, answers: Mapping[str, object], *, told: Collection[str] = ()
+) -> PrefixReady | BuildFailed:
+    """What a prefix that was to be made on some hosts has come to.
 
-    One failure is all that is told: a trial that was sent to that host would fail there.
+    Where one of them has it the environment can be made, and its trials run there: that it could not be made
+    on another one (which may lack a compiler, or have a full disk) says something of that host.
 
     Args:
         lock_hash: Which environment.
-        answers: One for each host; whatever is no answer of ours is what became of a host that was lost.
+        answers: Of each host; whatever is no answer of ours is what became of one that was lost.
+        told: Hosts of which it was said already that environments cannot be made there.
     """
-    given = list(answers)
-    failed = [answer for answer in given if isinstance(answer, BuildFailed)]
-    ready = [answer for answer in given if isinstance(answer, PrefixReady)]
+    failed = {host: answer for host, answer in answers.items() if isinstance(answer, BuildFailed)}
+    ready = [answer for answer in answers.values() if isinstance(answer, PrefixReady)]
+    if ready:
+        notes = [note for answer in ready for note in answer.notes]
+        notes += [
+            f"on {host} an environment cannot be made: {answer.message.splitlines()[0].rstrip(':')}; its "
+            "trials run elsewhere, as will those of others that cannot be made there"
+            for host, answer in failed.items()
+            if host not in told
+        ]
+        return PrefixReady(lock_hash, max(answer.build_seconds for answer in ready), tuple(notes))
     if failed:
         # What says something about the environment matters more than what says something of a host.
-        return min(failed, key=lambda failure: failure.transient)
-    if not ready:
-        why = "; ".join(f"{type(answer).__name__}: {answer}" for answer in given) or "there are none"
-        return BuildFailed("", lock_hash, f"no worker could be told to build: {why}", transient=True)
-    notes = tuple(note for answer in ready for note in answer.notes)
-    return PrefixReady(lock_hash, max(answer.build_seconds for answer in ready), notes)
+        return min(failed.values(), key=lambda failure: failure.transient)
+    why = "; ".join(f"{type(one).__name__}: {one}" for one in answers.values()) or "there are none"
+    return BuildFailed("", lock_hash, f"no worker could be told to build: {why}", transient=True)
 
 
 def one_of_each_host(offers: Iterable[WorkerOffer]) -> set[str]:
@@ -85,7 +95,7 @@ def one_of_each_host(offers: Iterable[WorkerOffer]) -> set[str]:
 
 @dataclass(slots=True)
 class Whereabouts:
-    """On which hosts the prefixes are, and who has to make one yet, since it joined after the others.
+    """On which hosts the prefixes are, and who has to make one yet: who joined late, or had bad luck.
 
     Only what was asked for with `asked` is known here: of any other prefix every host is thought to be fit.
     """
@@ -93,6 +103,7 @@ class Whereabouts:
     _requests: dict[str, PrefixRequest] = field(default_factory=dict)
     _there: dict[str, set[str]] = field(default_factory=dict)
     _begun: dict[str, set[str]] = field(default_factory=dict)
+    _spoilt: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def asked(self, request: PrefixRequest, offers: Sequence[WorkerOffer]) -> None:
         """A prefix is begun on every host of now."""
@@ -100,17 +111,20 @@ class Whereabouts:
         self._begun.setdefault(request.lock.content_hash, set()).update(offer.host for offer in offers)
 
     def heard(self, lock_hash: str, answers: Mapping[str, object]) -> None:
-        """Hosts have answered, or were lost: what has no answer of ours is begun again when it is needed."""
+        """Hosts have answered, or were lost: where that may pass it is begun again when it is needed."""
         for host, answer in answers.items():
             if isinstance(answer, PrefixReady):
                 self._there.setdefault(lock_hash, set()).add(host)
-            elif not isinstance(answer, BuildFailed):
+                continue
+            if isinstance(answer, BuildFailed):
+                self._spoilt[lock_hash, host] += 1 if answer.transient else ATTEMPTS
+            if self._spoilt[lock_hash, host] < ATTEMPTS:
                 self._begun[lock_hash].discard(host)
 
     def late(
         self, wanted: Iterable[str], offers: Sequence[WorkerOffer]
     ) -> list[tuple[PrefixRequest, list[WorkerOffer]]]:
-        """What is to be begun on hosts that joined, which counts as begun from then on.
+        """What is to be begun on hosts that have not begun, which counts as begun from then on.
 
         Args:
             wanted: Content hashes of the environments in use.
@@ -140,29 +154,13 @@ class Whereabouts:
         return [offer for offer in offers if offer.host in hosts] or list(offers)
 
 
-def late_outcome(lock_hash: str, answers: Mapping[str, object]) -> PrefixReady:
-    """What a prefix that was made on hosts that joined late has come to.
-
-    The environment is there elsewhere, so that a host where it cannot be made says nothing of it: its trials
-    run on the others.
-    """
-    failures = tuple(
-        f"on {host}, which joined later, an environment cannot be made: "
-        f"{answer.message}; its trials run elsewhere"
-        for host, answer in answers.items()
-        if isinstance(answer, BuildFailed)
-    )
-    made = outcome(lock_hash, [one for one in answers.values() if isinstance(one, PrefixReady)])
-    if isinstance(made, BuildFailed):
-        return PrefixReady(lock_hash, notes=failures)
-    return PrefixReady(lock_hash, made.build_seconds, made.notes + failures)
-
-
 # --------------------------------------------------------------------------------------------------
 # What all executors on Dask share: each submitted trial is answered exactly once, and cancelling ends it.
 
 NO_WORKERS_GRACE = 60.0
 """Seconds without any worker after which the cluster counts as lost; a killed worker is back in about two."""
+ATTEMPTS = 3
+"""How often a host makes a prefix that others have, where what went wrong may pass."""
 LOOK = 1.0
 """Seconds between two looks at the cluster's health while waiting."""
 OFFERS_AGE = 0.5
@@ -234,7 +232,8 @@ class DaskExecutor:
         self._version = __version__
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._woken = threading.Event()
-        self._prepared: queue.SimpleQueue[tuple[str, dict[str, object], Completion]] = queue.SimpleQueue()
+        self._prepared: queue.SimpleQueue[tuple[str, dict[str, object], bool]] = queue.SimpleQueue()
+        self._unable: set[str] = set()
         self._told: queue.SimpleQueue[PrefixProgress] = queue.SimpleQueue()
         self._whereabouts = Whereabouts()
         self._attempts: dict[str, _Attempt] = {}
@@ -248,11 +247,11 @@ class DaskExecutor:
         self._offers: list[WorkerOffer] = []
         self._offers_at = float("-inf")
         # `Any`: distributed marks itself as typed, and is so in parts only.
-        self._client: Any = None
+        self.client: Any = None
         self._subscribed_on: Any = None
 
     def _connect(self, client: Any) -> None:
-        self._client = client
+        self.client = client
         self._subscribe()
 
     def _give_back(self) -> None:
@@ -273,13 +272,14 @@ class DaskExecutor:
         Never less than one: a trial submitted to a cluster that has no workers for a moment waits for them,
         and `wait` raises when none comes. A host that joins counts once it has an environment.
         """
-        return max(1, slots(self._whereabouts.at_work(self._look()), self._gpus_per_trial))
+        return max(1, slots(self._whereabouts.at_work(self.look()), self._gpus_per_trial))
 
-    def _look(self, max_age: float = OFFERS_AGE) -> list[WorkerOffer]:
+    def look(self, max_age: float = OFFERS_AGE) -> list[WorkerOffer]:
+        """The workers as they were at most so many seconds ago."""
         now = time.monotonic()
-        if now > self._offers_at + max_age and self._client.status == "running":
+        if now > self._offers_at + max_age and self.client.status == "running":
             with _despite_lost_connection():
-                info = self._client.scheduler_info(n_workers=-1)
+                info = self.client.scheduler_info(n_workers=-1)
                 self._offers = [WorkerOffer.of(address, one) for address, one in info["workers"].items()]
                 self._offers_at = now
         return self._offers
@@ -288,7 +288,7 @@ class DaskExecutor:
         """Classes of machines that the workers of now are; those that do not answer are left out."""
         found: set[Machine] = set()
         with _despite_lost_connection():
-            answers = self._client.run(
+            answers = self.client.run(
                 machines_of_worker, self._topic, self._gpus_per_trial, on_error="return"
             )
             found.update(one for answer in answers.values() if isinstance(answer, set) for one in answer)
@@ -302,18 +302,18 @@ class DaskExecutor:
             raise InfrastructureError("the cluster is closed")
         self._check_client()
         gpus = request.spec.gpus
-        if why_never(self._look(), gpus):
+        if why_never(self.look(), gpus):
             self._refuse_missing_gpus(gpus)
         self._subscribe()
         self._count += 1
         attempt = f"{request.spec.trial_id}-{self._count}"
         settings = WorkerSettings(self._build, self._topic, self._epoch, self._cpus, self._version)
         lock_hash = request.lock.content_hash
-        fit = self._whereabouts.fit(lock_hash, self._look())
+        fit = self._whereabouts.fit(lock_hash, self.look())
         known = self._attempts[attempt] = _Attempt(request.spec.trial_id, self._epoch, lock_hash, fit)
         # The key is unique and the function declared impure, or equal submits would be run once. The common
         # first part makes the trials one group, to which alone the worker saturation applies.
-        known.future = self._client.submit(
+        known.future = self.client.submit(
             perform_on_worker,
             request,
             attempt,
@@ -336,7 +336,7 @@ class DaskExecutor:
             raise InfrastructureError("the cluster is closed")
         self._check_client()
         patience = time.monotonic() + NO_WORKERS_GRACE
-        while not (offers := self._look()) and time.monotonic() < patience:
+        while not (offers := self.look()) and time.monotonic() < patience:
             time.sleep(0.1)
         self._whereabouts.asked(request, offers)
         chosen = one_of_each_host(offers)
@@ -351,27 +351,26 @@ class DaskExecutor:
         workers = sorted(offer.address for offer in builders)
         # The answer of the call itself, and no event: nothing orders an event after our subscription to it.
         try:
-            said = self._client.run(
+            said = self.client.run(
                 prepare_on_worker, request, self._build, self._topic, workers=workers, on_error="return"
             )
         except Exception as error:  # noqa: BLE001 - a thread's outermost frame: without an answer the study
             # would wait for ever. What is lost here is the scheduler, or everybody.
             said = dict.fromkeys(workers, error)
         answers = {offer.host: said.get(offer.address) for offer in builders}
-        end = late_outcome(lock_hash, answers) if late else outcome(lock_hash, answers.values())
-        self._prepared.put((lock_hash, answers, end))
+        self._prepared.put((lock_hash, answers, late))
         self._answers.put("")  # wakes `wait`
 
     def _welcome(self, wanted: Iterable[str]) -> None:
         """Have hosts that joined make what is in use; no trial is sent there before it is made."""
-        for request, builders in self._whereabouts.late(wanted, self._look()):
+        for request, builders in self._whereabouts.late(wanted, self.look()):
             self._begin(request, builders, late=True)
 
     def _subscribe(self) -> None:
         # A client that lost its scheduler and found it again has lost its subscriptions.
-        comm = self._client.scheduler_comm
+        comm = self.client.scheduler_comm
         if comm is not self._subscribed_on:
-            self._client.subscribe_topic(self._topic, self._hear)
+            self.client.subscribe_topic(self._topic, self._hear)
             self._subscribed_on = comm
 
     def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
@@ -400,16 +399,25 @@ class DaskExecutor:
             answers = [self._answer(attempt) for attempt in done if attempt]
             prepared = take(self._prepared, 0.0)
             self._preparing -= len(prepared)
-            for lock_hash, hosts, _ in prepared:
-                self._whereabouts.heard(lock_hash, hosts)
+            ends = [self._come_to(*one) for one in prepared]
             told = take(self._told, 0.0)
-            if answers or prepared or told or self._woken.is_set():
+            if answers or ends or told or self._woken.is_set():
                 self._woken.clear()
-                return [*told, *answers, *(end for _, _, end in prepared)]
+                return [*told, *answers, *ends]
             self._check_health()
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return []
+
+    def _come_to(self, lock_hash: str, answers: Mapping[str, object], late: bool) -> Completion:
+        self._whereabouts.heard(lock_hash, answers)
+        # Late ones are made where somebody else has it.
+        known = {"": PrefixReady(lock_hash)} if late else {}
+        end = outcome(lock_hash, {**known, **answers}, told=self._unable)
+        if isinstance(end, PrefixReady):
+            # One of a host is enough: the next commit will lack the same.
+            self._unable |= {host for host, answer in answers.items() if isinstance(answer, BuildFailed)}
+        return end
 
     def wake(self) -> None:
         """Let `wait` return; see `Executor.wake`."""
@@ -438,18 +446,18 @@ class DaskExecutor:
         return completion
 
     def _refuse_missing_gpus(self, gpus: float) -> None:
-        if (why := why_never(self._look(0.0), gpus)) is not None:
+        if (why := why_never(self.look(0.0), gpus)) is not None:
             raise self._no_gpus(why)
 
     # -- health --------------------------------------------------------------------------------------------
 
     def _check_client(self) -> None:
         patience = time.monotonic() + self._reconnect_grace
-        while self._client.status == "connecting" and time.monotonic() < patience:
+        while self.client.status == "connecting" and time.monotonic() < patience:
             time.sleep(0.1)
-        if self._client.status != "running":
+        if self.client.status != "running":
             raise InfrastructureError(
-                f"the Dask cluster is lost (its client is {self._client.status})",
+                f"the Dask cluster is lost (its client is {self.client.status})",
                 remedy="start the same command again; it goes on where it stopped",
             )
 
@@ -457,7 +465,7 @@ class DaskExecutor:
         self._check_client()
         if any(attempt.epoch < self._epoch for attempt in self._attempts.values()):
             self._broadcast_cancel()
-        offers = self._look()
+        offers = self.look()
         if offers:
             self._workerless_since = None
             self._welcome({attempt.lock_hash for attempt in self._attempts.values()})
@@ -512,8 +520,9 @@ class DaskExecutor:
         self._broadcasting.start()
 
     def _tell_workers(self, epoch: int) -> None:
-        with _despite_lost_connection():
-            self._client.run(cancel_up_to, self._topic, epoch, on_error="ignore")
+        # A client that has lost its scheduler closes by itself, at any moment, and has none to ask then.
+        with _despite_lost_connection(), contextlib.suppress(AttributeError):
+            self.client.run(cancel_up_to, self._topic, epoch, on_error="ignore")
 
     def close(self) -> None:
         """Cancel, wait a little for trials to end, and end the workers with whatever they still run.
@@ -543,7 +552,7 @@ class DaskExecutor:
         self._attempts.clear()
         self._preparing = 0
         with _despite_lost_connection():
-            self._client.close()
+            self.client.close()
         self._give_back()
 
 

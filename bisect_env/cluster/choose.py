@@ -9,7 +9,6 @@ import os
 import platform
 import signal
 import socket
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -56,13 +55,10 @@ class LazyExecutor:
         is_remote: bool,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._start = start
-        self._stopped = stopped
-        self._lock = threading.Lock()
+        self._starting = Starting(start, stopped)
         self._gpus_per_trial = gpus_per_trial
         self._gpus = gpus
         self._is_remote = is_remote
-        self._starting: Starting | None = None
 
     def executor(self) -> Executor:
         """The executor.
@@ -71,9 +67,6 @@ class LazyExecutor:
             BisectEnvError: It could not be started.
             StudyInterruptedError: The user stopped before it stood.
         """
-        with self._lock:
-            if self._starting is None:
-                self._starting = Starting(self._start, self._stopped)
         return self._starting.get()
 
     def machines(self) -> frozenset[Machine]:
@@ -93,8 +86,7 @@ class LazyExecutor:
 
     def close(self) -> None:
         """Close the executor if it was started."""
-        if self._starting is not None:
-            self._starting.close()
+        self._starting.close()
 
 
 def _local_gpus(per_trial: float, selection: str | None) -> frozenset[Machine]:

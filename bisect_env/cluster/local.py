@@ -89,7 +89,7 @@ class HostExecutor(DaskExecutor):
         super().__init__(build, cpus=tuple(sorted(os.sched_getaffinity(0))), gpus_per_trial=gpus_per_trial)
         self._notes: list[str] = []
         self._threads = threads
-        self._scratch, self._scratch_lock = _make_scratch()
+        self._scratch, self._scratch_lock = make_scratch()
         self._cluster: Any = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._remove_scratch)
@@ -117,9 +117,9 @@ class HostExecutor(DaskExecutor):
             "preload": ["bisect_env.cluster.worker"],
             "scheduler_kwargs": _SCHEDULER,
             # Every user of this host reaches the loopback device, and whoever a scheduler or a worker listens
-            # to runs code as its owner: a certificate made for this cluster, and kept in memory, lets in its
-            # own processes and nobody else.
-            "security": _security.temporary(),
+            # to runs code as its owner: a certificate made for this cluster lets in its own processes and
+            # nobody else.
+            "security": _certificate(self._scratch),
         }
         deadline = time.monotonic() + START_TIMEOUT
         for attempt in range(1, _ATTEMPTS + 1):
@@ -170,6 +170,22 @@ class HostExecutor(DaskExecutor):
         _scratches.discard(self._scratch)
         shutil.rmtree(self._scratch, ignore_errors=True)
         os.close(self._scratch_lock)
+
+
+def _certificate(folder: Path) -> Any:
+    """A certificate for one cluster, in a directory that nobody but its owner can read.
+
+    Of one that it is given in memory Dask makes files in a nameless directory whenever it uses it, which stay
+    where it is killed meanwhile.
+    """
+    made = _security.temporary()
+    names: dict[str, str] = {}
+    for kind, text in (("cert", made.tls_client_cert), ("key", made.tls_client_key)):
+        path = folder / f"cluster.{kind}"
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as stream:
+            stream.write(text)
+        names |= {f"tls_{role}_{kind}": str(path) for role in ("client", "scheduler", "worker")}
+    return _security(require_encryption=True, tls_ca_file=names["tls_client_cert"], **names)
 
 
 def _let_tracker_end() -> None:
@@ -224,7 +240,7 @@ class LocalExecutor(HostExecutor):
         super().submit(request)
 
 
-def _make_scratch() -> tuple[Path, int]:
+def make_scratch() -> tuple[Path, int]:
     """A directory for the workers, and a descriptor that keeps it locked as long as this process lives.
 
     A command that was killed could not remove its own: the next one does.

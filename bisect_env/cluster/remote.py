@@ -136,10 +136,10 @@ class RemoteExecutor(DaskExecutor):
 
     def _await_workers(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while not self._look(0.0):
+        while not self.look(0.0):
             if time.monotonic() > deadline:
                 raise InfrastructureError(
-                    f"the scheduler {self._client.scheduler.address} has no workers",
+                    f"the scheduler {self.client.scheduler.address} has no workers",
                     tried=f"waited {timeout:.0f} s for one",
                     remedy="start some (`dask worker ADDRESS`), or let it keep one (`adapt(minimum=1)`)",
                 )

@@ -1,4 +1,4 @@
-"""Starting the place where trials run in a thread that nobody has to wait for."""
+"""Starting the place where trials run, when it is wanted, in a thread that nobody has to wait for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOOK = 0.05
 
 
 class Starting:
-    """An executor that is being started, or that stands.
+    """An executor that is started when it is first wanted.
 
     A cluster may take a minute to start or to be found out of reach. Whoever waits for it can be interrupted
     at every instant; what then comes to stand later is closed by the thread that started it, which does not
@@ -31,7 +31,15 @@ class Starting:
         self._done = threading.Event()
         self._executor: Executor | None = None
         self._error: BaseException | None = None
+        self._begun = False
         self._closed = False
+
+    def begin(self) -> None:
+        """Start it, if that has not begun."""
+        with self._lock:
+            if self._begun:
+                return
+            self._begun = True
         threading.Thread(target=self._start, name="start", daemon=True).start()
 
     def _start(self) -> None:
@@ -54,6 +62,7 @@ class Starting:
             BisectEnvError: It could not be started.
             StudyInterruptedError: The user does not want to wait for it.
         """
+        self.begin()
         is_ready = False
         while not is_ready and not self._stopped():
             is_ready = self._done.wait(_LOOK)
@@ -73,7 +82,7 @@ class Starting:
 
         One that is under way is waited for, unless the user wants to stop: then it is left to its thread.
         """
-        while not self._done.wait(_LOOK) and not self._stopped():
+        while self._begun and not self._done.wait(_LOOK) and not self._stopped():
             pass
         with self._lock:
             self._closed = True

@@ -352,7 +352,14 @@ def machines_of_worker(topic: str, gpus_per_trial: float) -> set[Machine]:
 async def prepare_on_worker(
     request: PrefixRequest, build: PrefixBuilder, topic: str, dask_worker: Worker
 ) -> PrefixReady | BuildFailed:
-    """Called in the worker's event loop: make a prefix in a thread that no trial runs in."""
+    """Called in the worker's event loop: make a prefix in a thread that no trial runs in.
+
+    Args:
+        request: What to make.
+        build: Makes it.
+        topic: Where progress is told.
+        dask_worker: The worker, which Dask fills in.
+    """
     loop = asyncio.get_running_loop()
 
     def tell(progress: PrefixProgress) -> None:

@@ -113,11 +113,16 @@ def find_engine(environ: Mapping[str, str] | None = None) -> Engine:
         InfrastructureError: There is none, or the one that is named does not work.
     """
     environ = os.environ if environ is None else environ
-    return _find(environ.get(ENGINE, ""), environ.get(RUN_ARGS, ""), environ.get("PATH", os.defpath))
+    return find_named(environ.get(ENGINE, ""), environ.get(RUN_ARGS, ""), environ.get("PATH", os.defpath))
 
 
 @functools.cache
-def _find(named: str, run_args: str, path: str) -> Engine:
+def find_named(named: str, run_args: str, path: str) -> Engine:
+    """What `find_engine` does, with the variables that it reads; found once.
+
+    Raises:
+        UsageError: As there.
+    """
     options = _words(RUN_ARGS, run_args)
     candidates = [_words(ENGINE, named)] if named.strip() else [(name,) for name in _KNOWN]
     tried = []

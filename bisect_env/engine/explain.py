@@ -27,7 +27,7 @@ from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.errors import NoEnvironmentError, UsageError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.schema import PackageAxis, ValueAxis
+from bisect_env.matrix.schema import CommitAxis, PackageAxis, ValueAxis
 from bisect_env.report.sentence import probability
 from bisect_env.search.culprits import CheckEnvironment, CulpritSearch, Done
 from bisect_env.search.numeric import clopper_pearson
@@ -652,6 +652,13 @@ class CulpritStudy:
                 tried="comparing their environments",
                 remedy="a value is no package: name two combinations in which it is the same, with `--good` "
                 "and `--bad`",
+            )
+        built = [name for name, axis in self.matrix.file.axes.items() if isinstance(axis, CommitAxis)]
+        if any(good.combination[name] != bad.combination[name] for name in built):
+            raise UsageError(
+                f"{good.combination} and {bad.combination} are commits: no other package is looked for",
+                remedy="the commit is the answer, and `bisect-env report` has its chapter; from releases to "
+                "a commit leads `bisect-env narrow`",
             )
         as_of = self.study.exclude_newer or self.study.created_at
         request = environment_request(self.matrix, bad.combination, as_of)

@@ -244,6 +244,9 @@ def make_ends_ahead(matrix: Matrix, provider: EnvironmentProvider, as_of: dateti
         BisectEnvError: An end cannot be had.
     """
     file = matrix.file
+    if any(isinstance(axis, CommitAxis) for axis in file.axes.values()):
+        # To lock one may be to build it, and an end may never be wanted.
+        return
     grid = expand(matrix, provider.catalogue, as_of)
     first, last = (tuple(range(size)[end] for size in grid.shape) for end in (0, -1))
     first, last = grid.good or first, grid.bad or last
@@ -255,7 +258,7 @@ def make_ends_ahead(matrix: Matrix, provider: EnvironmentProvider, as_of: dateti
     with ThreadPoolExecutor(2, thread_name_prefix="ahead") as pool:
         for index in dict.fromkeys((first, last)):
             found = provider.lock(environment_request(matrix, grid.combination(index), as_of), known)
-            if isinstance(found, Lock) and not any(one.is_commit or one.is_source for one in found.packages):
+            if isinstance(found, Lock) and not any(one.is_source for one in found.packages):
                 pool.submit(lambda lock: provider.ensure_prefix(lock, allow_source=allowed).release(), found)
                 known = known or found
 

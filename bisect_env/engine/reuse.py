@@ -141,7 +141,7 @@ class Reuse:
     def _record(self, light: StoredTrial, whole: WholeTrial | None) -> TrialRecord | None:
         """The record to judge; None where what decides was collected."""
         if whole is None:
-            return _record(light)
+            return light.record()
         if whole.collected and self._target.reads_output:
             return None
         return self._target.up_to_date(whole.record, has_logs=not whole.collected)
@@ -154,19 +154,3 @@ class Reuse:
         if record.outcome is Outcome.CUDA_INIT:
             self._cuda_failed.add(key)
         return evidence
-
-
-def _record(light: StoredTrial) -> TrialRecord:
-    """As much of a record as judging needs where output plays no part."""
-    return TrialRecord(
-        trial_id=light.trial_id,
-        combination=light.combination,
-        lock_hash=light.lock_hash,
-        outcome=light.outcome,
-        detail=light.detail,
-        returncode=light.returncode,
-        phase=light.phase,
-        started_at=light.started_at,
-        duration=light.duration,
-        signature=light.signature,
-    )

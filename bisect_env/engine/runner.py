@@ -260,7 +260,8 @@ class StudyRunner:
                 clean_rate=settings.clean_rate,
                 crash_rate=settings.crash_rate,
                 quick=quick,
-                thrifty=not careful and of_commits(self.grid),
+                thrifty=of_commits(self.grid),
+                careful=careful,
             ),
         )
         self.state = StudyState(matrix, self._prepared, self.search)

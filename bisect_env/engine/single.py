@@ -37,10 +37,9 @@ from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
-from bisect_env.matrix.at import find_combination
 from bisect_env.matrix.contradictions import listed_values
 from bisect_env.matrix.expand import expand
-from bisect_env.matrix.grid import Combination, Grid, Index
+from bisect_env.matrix.grid import Combination, Grid, Index, find_combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.storage.entries import CombinationState, CombinationStatus, Study, StudyStatus
 from bisect_env.storage.store import Store
@@ -316,7 +315,7 @@ def open_one(
 
     Args:
         matrix: As loaded.
-        at: See `bisect_env.matrix.at.find_combination`.
+        at: See `bisect_env.matrix.grid.find_combination`.
         store: Open for writing.
         provider: Solves.
         notify: Hears of the study and of warnings.

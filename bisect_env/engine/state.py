@@ -18,6 +18,7 @@ from bisect_env.engine.locking import Prepared, of_commits
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.grid import AxisKind, Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.schema import CommitAxis
 from bisect_env.search.searcher import StudySearch
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
@@ -268,6 +269,8 @@ class StudyState:
     def __init__(self, matrix: Matrix, prepared: Prepared, search: StudySearch) -> None:
         self._matrix = matrix
         self._of_commits = of_commits(prepared.grid)
+        axes = matrix.file.axes.values()
+        self._builds_ahead = any(isinstance(axis, CommitAxis) and axis.build.ahead for axis in axes)
         self._prepared = prepared
         self._grid = prepared.grid
         self.search = search
@@ -593,7 +596,7 @@ class StudyState:
         known = (self.search.trials, len(self.running), len(self.ready), sum(pending.values()))
         if len(self.building) >= room or not pending or len(self.members) > THOUGHT_THROUGH:
             return []
-        if self._of_commits:
+        if self._of_commits and not self._builds_ahead:
             # A trial takes less time than a build, which would be for nothing every other time.
             return []
         if known == self._foreseen_at:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
-from bisect_env.matrix.at import find_combination
-from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
+from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis, find_combination
 from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
@@ -112,7 +111,7 @@ def stored_combination(store: Store, study: Study, text: str | None, flag: str =
     Args:
         store: Where the study is.
         study: Which one.
-        text: See `bisect_env.matrix.at.find_combination`.
+        text: See `bisect_env.matrix.grid.find_combination`.
         flag: Of the command line, if it was given by one.
 
     Raises:

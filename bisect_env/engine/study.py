@@ -338,7 +338,14 @@ def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
 
 
 def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool = False) -> StudyDefinition:
-    """What is stored of a study when it is opened."""
+    """What is stored of a study when it is opened.
+
+    Args:
+        matrix: Its matrix.
+        grid: What that expands to.
+        as_of: Nothing newer counts.
+        fresh: Whether it begins anew beside an older one.
+    """
     return StudyDefinition(
         name=matrix.name,
         digest=matrix.digest,
@@ -563,26 +570,12 @@ def _user() -> str:
         return ""
 
 
-class _Cluster:
-    """The place where trials run, started when it is first wanted and closed at the end."""
-
-    def __init__(self, make: Callable[[], Executor], stopped: Callable[[], bool]) -> None:
-        self._make = make
-        self._stopped = stopped
-        self._starting: Starting | None = None
-
-    def begin(self) -> Starting:
-        if self._starting is None:
-            self._starting = Starting(self._make, self._stopped)
-        return self._starting
-
-    def get(self) -> Executor:
-        return self.begin().get()
+class _Cluster(Starting):
+    """The place where trials run, which leaves nothing behind."""
 
     def close(self) -> None:
         try:
-            if self._starting is not None:
-                self._starting.close()
+            super().close()
         finally:
             # What killed commands left is gone after the next one, also where that had nothing to run.
             sweep()

@@ -178,6 +178,9 @@ MARKER = ".bisect-env.json"
 """Written into a prefix last: without it, it is none."""
 
 _HASH_LENGTH = 64
+_DEAR = ("commits", "git")
+"""Folders of what takes longest to be had again: wheels that were built from commits, and mirrors."""
+_FREE = contextlib.nullcontext(True)
 _NO_WAIT = 0.0
 
 Inodes = dict[tuple[int, int], int]
@@ -366,13 +369,16 @@ def prune(
         # Archives that came after we had looked belong to somebody who is about to use them.
         known = [f for f in (*_archive_folders(cache), *parts) if f in owners]
         orphans = [f for f in known if all(shares[inode] == 1 for inode in owners[f])]
-        for folder in sorted(orphans, key=_age):
+        for folder in sorted(orphans, key=lambda one: (one.parent.name in _DEAR, _age(one))):
             if limit is not None and left <= limit:
                 return
             if unused_since is not None and _age(folder) > unused_since:
                 continue
-            if not dry_run:
-                _take_away(cache, folder)
+            with taking_away(folder.parent, folder.name) if folder.parent.name == "git" else _FREE as free:
+                if not free:
+                    continue
+                if not dry_run:
+                    _take_away(cache, folder)
             forget(folder)
             dropped += folder not in parts
 
@@ -472,8 +478,8 @@ def _prefixes(cache: Path) -> list[Path]:
 
 
 def _archive_folders(cache: Path) -> list[Path]:
-    """Directories that each hold one archive, unpacked or whole."""
-    patterns = ("uv/archive-v*/*", "wheels/*", "conda/pkgs/*", "commits/*")
+    """Directories that each hold one archive, unpacked or whole, or the mirror of a repository."""
+    patterns = ("uv/archive-v*/*", "wheels/*", "conda/pkgs/*", "commits/*", "git/*.git")
     return [p for pattern in patterns for p in sorted(cache.glob(pattern)) if p.is_dir()]
 
 

@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import filelock
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -34,6 +33,7 @@ from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.repository import CommitNotFoundError, Repository
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.temporary import file_locks
 
 FOLDER = "commits"
 LOG_LINES = 12
@@ -113,12 +113,14 @@ class CommitBuilder:
             raise UnbuildableError(failure[1], transient=False)
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with filelock.FileLock(place.with_name(f".{key}.lock"), timeout=2 * source.build.time_limit + 60):
+            with file_locks().FileLock(
+                place.with_name(f".{key}.lock"), timeout=2 * source.build.time_limit + 60
+            ):
                 # Another process may have built it while we waited.
                 if (known := _kept(place)) is None:
                     known = self._build(source, interpreter, place)
                 return known
-        except filelock.Timeout:
+        except file_locks().Timeout:
             raise UnbuildableError("another process has been building this commit", transient=True) from None
         except UnbuildableError as error:
             if not error.transient:
@@ -358,8 +360,8 @@ def _remove_leftovers(place: Path) -> None:
             remove_tree(old)
             continue
         with (
-            contextlib.suppress(filelock.Timeout),
-            filelock.FileLock(place.with_name(f".{key}.lock"), timeout=0),
+            contextlib.suppress(file_locks().Timeout),
+            file_locks().FileLock(place.with_name(f".{key}.lock"), timeout=0),
         ):
             remove_tree(old)
 
@@ -397,15 +399,18 @@ def _failed(finished: Finished, source: CommitSource) -> UnbuildableError:
         text = f"the build of {short} was killed by signal {-finished.returncode}:\n{told}"
         return UnbuildableError(text, transient=True)
     words = "\n".join(lines)
+    if missing := _NO_COMPILER.search(words):
+        # Of the host, and not of the commit: another host can build it.
+        lacking = missing[1] or "compiler"
+        text = f"the build of {short} failed (this host has no {lacking}):\n{told}"
+        return UnbuildableError(text, transient=True)
     transient = is_transient(words) and not (source.build.memory and "Cannot allocate memory" in words)
     why = _reason(words)
     return UnbuildableError(f"the build of {short} failed{why}:\n{told}", transient=transient)
 
 
 def _reason(words: str) -> str:
-    """What is known of a failure that happens on hosts, rather than in commits."""
-    if missing := _NO_COMPILER.search(words):
-        return f" (this host has no {missing[1] or 'compiler'})"
+    """What is known of a failure that has nothing to do with the commit."""
     if "missing an upload date" in words:
         return " (the index gives no upload dates, so that nobody knows what is as old as the commit)"
     return ""

@@ -77,8 +77,8 @@ def solve_by_conda(
     assert request.conda is not None
     solver = find_solver()
     with temporary("conda-lock") as cwd:
-        (cwd / "environment.yml").write_text(_environment(request, places), "utf-8")
-        (cwd / "virtual.yml").write_text(_virtual_packages(request), "utf-8")
+        (cwd / "environment.yml").write_text(environment_text(request, places), "utf-8")
+        (cwd / "virtual.yml").write_text(virtual_packages_text(request), "utf-8")
         args: list[str | Path] = [sys.executable, "-m", "conda_lock", "lock", "--conda", solver]
         args += ["--file", "environment.yml", "--virtual-package-spec", "virtual.yml"]
         args += ["--platform", request.platform, "--lockfile", "conda-lock.yml"]
@@ -123,7 +123,8 @@ def read_packages(text: str, platform: str) -> tuple[LockedPackage, ...]:
     return tuple(packages)
 
 
-def _environment(request: EnvironmentRequest, places: ChannelPlaces) -> str:
+def environment_text(request: EnvironmentRequest, places: ChannelPlaces) -> str:
+    """A request as the `environment.yml` that conda-lock reads. Pure."""
     assert request.conda is not None
     channels = [next(iter(places.mirrors.get(url, ())), url) for url in places.urls]
     specs = [_conda_spec(spec) for spec in request.conda.specs(request.python)]
@@ -137,7 +138,8 @@ def _conda_spec(spec: str) -> str:
     return f"{name} {rest.removeprefix('==')}" if rest.startswith("==") and "=" not in rest[2:] else spec
 
 
-def _virtual_packages(request: EnvironmentRequest) -> str:
+def virtual_packages_text(request: EnvironmentRequest) -> str:
+    """What the host has, as the file of virtual packages that conda-lock reads. Pure."""
     assert request.conda is not None
     packages: dict[str, Any] = {}
     for name, value in request.conda.virtual_packages.items():

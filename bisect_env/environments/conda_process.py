@@ -294,7 +294,7 @@ class HelperPool:
 
     def __init__(self, start: Callable[[], HelperProcess] = HelperProcess) -> None:
         self._start = start
-        self._idle: list[HelperProcess] = []
+        self.idle: list[HelperProcess] = []
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
@@ -336,20 +336,20 @@ class HelperPool:
         with self._lock:
             if self._owner != os.getpid():
                 # After a fork the pipes lead to the parent's helpers.
-                self._idle, self._owner = [], os.getpid()
-            helper = self._idle.pop() if self._idle else None
+                self.idle, self._owner = [], os.getpid()
+            helper = self.idle.pop() if self.idle else None
         if helper is None:
             helper = self._start()
         yield helper
         # Only after an answer: one that died was closed.
         with self._lock:
             if helper.is_open:
-                self._idle.append(helper)
+                self.idle.append(helper)
 
     def close(self) -> None:
         """End all helpers; the pool starts new ones when it is asked again."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self.idle = self.idle, []
         if self._owner == os.getpid():
             for helper in idle:
                 helper.close()

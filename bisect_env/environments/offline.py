@@ -57,7 +57,7 @@ class RecordingCatalogue:
         return found
 
     def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
-        """Commits are built, and what they are built with is not known beforehand.
+        """Commits are built, and what they are built with is not known beforehand; arguments as there.
 
         Raises:
             UsageError: Always.
@@ -100,7 +100,7 @@ class OfflineCatalogue:
         return list(self._answer(_PYTHONS, "the versions of Python"))
 
     def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
-        """What was fetched holds no commits.
+        """What was fetched holds no commits; arguments as for `RecordingCatalogue`.
 
         Raises:
             UsageError: Always.

@@ -25,8 +25,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import filelock
-
 from bisect_env.containers.trial import Inside
 from bisect_env.environments import (
     bytecode,
@@ -67,6 +65,7 @@ from bisect_env.environments.settings import default_cache_dir, default_cache_li
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
+from bisect_env.temporary import file_locks
 
 # --------------------------------------------------------------------------------------------------
 # Commands in a prefix that is made in one place and used in another.
@@ -141,6 +140,12 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 def make_empty(uv: Uv, place: Path, interpreter: Interpreter, timeout: float) -> None:
     """Make an environment without packages.
+
+    Args:
+        uv: Makes it.
+        place: Must not exist.
+        interpreter: Its Python.
+        timeout: Seconds.
 
     Raises:
         UnbuildableError: uv cannot.
@@ -350,7 +355,7 @@ def before_trial(prefix: Prefix, timeout: float = 900.0) -> Prefix:
         return prefix
     problem = ""
     try:
-        with filelock.FileLock(_lock_path(prefix.path.parent, prefix.path.name), timeout=timeout):
+        with file_locks().FileLock(_lock_path(prefix.path.parent, prefix.path.name), timeout=timeout):
             marker = _bare_marker(prefix.path)
             if marker is None:
                 return prefix
@@ -363,7 +368,7 @@ def before_trial(prefix: Prefix, timeout: float = 900.0) -> Prefix:
                 marker |= {"snapshot": snapshot, "without_bytecode": marker["snapshot"]}
             text = json.dumps(marker, indent=1) + "\n"
             _write(prefix.path / MARKER, text.encode(), 0o644)
-    except (OSError, filelock.Timeout) as error:
+    except (OSError, file_locks().Timeout) as error:
         problem = f"modules cannot be compiled: {error}"
     if not problem:
         return prefix
@@ -627,9 +632,11 @@ class _Builder:
     def _exclusive(self) -> Iterator[None]:
         try:
             # Twice the limit: whoever holds it has one build to finish and cleaning up to do.
-            with filelock.FileLock(_lock_path(self.folder, self.lock.content_hash), timeout=2 * self.timeout):
+            with file_locks().FileLock(
+                _lock_path(self.folder, self.lock.content_hash), timeout=2 * self.timeout
+            ):
                 yield
-        except filelock.Timeout as error:
+        except file_locks().Timeout as error:
             raise UnbuildableError(
                 f"another process has been building this prefix for {2 * self.timeout:.0f} s", transient=True
             ) from error
@@ -738,8 +745,8 @@ def _remove_leftovers(folder: Path) -> None:
     """Remove what dead builders left; those alive hold their lock."""
     for content_hash in {path.name.split("-")[1] for path in folder.glob(".build-*-*")}:
         with (
-            contextlib.suppress(filelock.Timeout),
-            filelock.FileLock(_lock_path(folder, content_hash), timeout=0),
+            contextlib.suppress(file_locks().Timeout),
+            file_locks().FileLock(_lock_path(folder, content_hash), timeout=0),
         ):
             _remove_builds(folder, content_hash)
 

@@ -78,6 +78,8 @@ class Catalogue:
     def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
         """See `VersionCatalogue.commit_details`."""
         found = Repository(repository, self._cache_dir)
+        # The mirror may have been taken away meanwhile.
+        found.require(*commits)
         return [found.details(commit) for commit in commits], found.forge()
 
     def conda_versions(

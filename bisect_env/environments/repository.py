@@ -16,13 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import filelock
-
+from bisect_env.environments.cache import hold
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.history import Commit, CommitDetails, History
 from bisect_env.matrix.secrets import passed_on, without_credentials
+from bisect_env.temporary import file_locks
 
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}(T\S+)?")
@@ -104,12 +104,13 @@ class Repository:
         is_path = "://" not in self.source
         if is_path and not Path(self.source).is_dir():
             raise UsageError(f"there is no repository {self.source}", remedy="correct the path")
-        with filelock.FileLock(self._lock):
+        with file_locks().FileLock(self._lock):
             if not self.mirror.is_dir():
                 self._make(is_path=is_path)
             finished = self._transport("fetch", "--quiet", "--no-tags", "--prune", self.source, *_REFS)
             if finished.returncode != 0 or finished.timed_out:
                 raise self._unreachable(finished)
+            os.utime(self.mirror)
             head = self._transport("ls-remote", "--symref", self.source, "HEAD")
             if found := re.search(r"^ref: (refs/\S+)\tHEAD$", head.stdout, re.MULTILINE):
                 self._git("symbolic-ref", "HEAD", found[1])
@@ -258,6 +259,8 @@ class Repository:
             InfrastructureError: git cannot write it.
         """
         place = folder / "source"
+        # The clone has no objects of its own.
+        lease = hold(self.mirror.parent, self.mirror.name)
         try:
             self._check(
                 self._run(
@@ -271,6 +274,7 @@ class Repository:
             yield place
         finally:
             remove_tree(place)
+            lease.release()
 
     def pointers(self, place: Path) -> list[str]:
         """Files of a checkout that only point to what git-lfs keeps elsewhere."""

@@ -94,7 +94,7 @@ def configured_index(environ: Mapping[str, str] | None = None) -> str:
             return url
     if environ.get("PIP_INDEX_URL"):
         return environ["PIP_INDEX_URL"]
-    for path in _pip_config_files(environ):
+    for path in pip_config_files(environ):
         if url := _index_of_pip_conf(path):
             return url
     return _default_index()
@@ -156,7 +156,8 @@ def _index_of_uv_toml(config: dict[str, Any]) -> str | None:
     return None
 
 
-def _pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
+def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Where pip looks for its configuration."""
     # pip's own order, strongest first: PIP_CONFIG_FILE, the virtual environment, the user, the host.
     configured = environ.get("PIP_CONFIG_FILE")
     if configured == os.devnull:

@@ -276,7 +276,7 @@ class Uv:
         """
         try:
             with temporary("uv") as folder:
-                env = self._environment()
+                env = self.variables()
                 if builds:
                     env = self._for_builds(env, folder / "netrc")
                 room = Room(Path(env["UV_CACHE_DIR"]))
@@ -298,7 +298,8 @@ class Uv:
                 f"{self.cache_dir} can be written (BISECT_ENV_CACHE names another)",
             ) from error
 
-    def _environment(self) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
+        """The environment variables that uv is run with."""
         env = {
             name: value
             for name, value in self._environ.items()

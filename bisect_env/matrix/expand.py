@@ -150,7 +150,14 @@ def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> G
 
 
 def commit_axis(name: str, direction: Direction, history: History, values: Iterable[str]) -> GridAxis:
-    """An axis of some commits of a history."""
+    """An axis of some commits of a history.
+
+    Args:
+        name: Of the axis.
+        direction: How the failure changes along it.
+        history: All commits between its ends.
+        values: Those that are looked at, in their order.
+    """
     chosen = tuple(values)
     known = set(chosen)
     left = tuple(commit for commit in history.place if commit not in known)

@@ -330,7 +330,7 @@ def _keys(model: type[BaseModel]) -> tuple[str, ...]:
     return tuple(info.alias or name for name, info in model.model_fields.items())
 
 
-_KEYS_AT: dict[str, tuple[str, ...]] = {
+KEYS_AT: dict[str, tuple[str, ...]] = {
     "": _keys(MatrixFile),
     "axes.package-axis": _keys(PackageAxis),
     "axes.value-axis": _keys(ValueAxis),
@@ -371,7 +371,7 @@ class _Validator:
         try:
             return adapter.validate_python(value)
         except ValidationError as error:
-            self.problems += of_validation(error, self.lines, _KEYS_AT, loc)
+            self.problems += of_validation(error, self.lines, KEYS_AT, loc)
             return None
 
     def parts(self) -> Parts:

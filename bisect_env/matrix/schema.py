@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 import string
 from collections.abc import Mapping, Sequence
@@ -305,6 +306,11 @@ class CommitBuild(StrictModel):
         default=False,
         description="Build although submodules or files of git-lfs, which are not fetched, are missing.",
     )
+    ahead: bool = Field(
+        default=False,
+        description="Build what may be wanted next beside what is: sooner done where cores are idle, with up "
+        "to twice as many builds.",
+    )
 
 
 class CommitAxis(StrictModel):
@@ -423,6 +429,13 @@ class TargetRule(StrictModel):
         "`from-bad-end`: that of the first failure at the known bad end (any, when empty).",
     )
 
+    @field_validator("signature", mode="after")
+    @classmethod
+    def _of_this_version(cls, text: str) -> str:
+        # Reports leave out the version where it is this one.
+        known = text.partition(":")[0].partition(" ")[0] in get_args(TargetOutcome)
+        return f"{text} (v{SIGNATURE_VERSION})" if known and not re.search(r" \(v\d+\)$", text) else text
+
     @model_validator(mode="after")
     def _signature_can_match(self) -> Self:
         if not self.signature or self.signature == FROM_BAD_END:
@@ -432,7 +445,7 @@ class TargetRule(StrictModel):
         except ValueError:
             raise ValueError(
                 f"{self.signature!r} is no signature; copy one from a report "
-                f"(`crash:SIGSEGV in body, at a.py:f (v{SIGNATURE_VERSION})`), or say `{FROM_BAD_END}`"
+                f"(`crash:SIGSEGV in body, at a.py:f`), or say `{FROM_BAD_END}`"
             ) from None
         if parts.version != SIGNATURE_VERSION:
             raise ValueError(

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Any
 
 from bisect_env.matrix.history import SHORT, readable
-from bisect_env.matrix.signatures import shown
+from bisect_env.matrix.signatures import SIGNATURE_VERSION, shown
 from bisect_env.report.model import (
     ChangeReport,
     CombinationReport,
@@ -423,7 +423,8 @@ def left_out(report: Report) -> list[tuple[str, str, str]]:
 
 def described(failure: FailureReport) -> str:
     """Its signature, as a matrix may name it, else its outcome."""
-    return shortened(clean(shown(failure.signature) or failure.outcome), SIGNATURE_WIDTH)
+    text = shown(failure.signature).removesuffix(f" (v{SIGNATURE_VERSION})")
+    return shortened(clean(text or failure.outcome), SIGNATURE_WIDTH)
 
 
 def change(one: ChangeReport) -> tuple[str, str, str, str]:

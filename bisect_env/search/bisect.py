@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.search.as_git import looked_at_next
 from bisect_env.search.classes import simplest
 from bisect_env.search.families import FloatArray
 from bisect_env.search.space import Hypothesis, HypothesisSpace
@@ -103,7 +104,8 @@ class Bisection:
         group: For each cell the flat position of the cell that stands for it, -1 where nothing can be learnt
             any more; shape of the lattice. Looked at anew when `forget` was called.
         required: Share of the prior weight of what is left that the answer must hold.
-        thrifty: Whether a stated good end is looked at only when the answer rests on it.
+        thrifty: Whether along a single axis to look where `git bisect` would.
+        trusted: Stated ends that are looked at only when the answer rests on them.
     """
 
     def __init__(
@@ -114,9 +116,10 @@ class Bisection:
         required: float,
         *,
         thrifty: bool = False,
+        trusted: Collection[Index] = (),
     ) -> None:
         self._grid, self._space, self._group, self._required = grid, space, group, required
-        self._thrifty = thrifty
+        self._thrifty, self._trusted = thrifty, trusted
         self.labels: dict[Index, bool] = {}
         self._left = np.arange(space.size)
         self._applied: set[Index] = set()
@@ -550,9 +553,9 @@ class Bisection:
             only: Choose among these alone; None for all.
         """
         pending = {cell for cell in pending if cell not in self.labels}
-        trusted = self._thrifty and self._grid.good is not None
-        ends = self.ends[1:] if trusted else self.ends
-        first = [c for c in ends if c is not None and c not in self.labels and c not in pending]
+        trusted = {self._stands_for(cell) for cell in self._trusted}
+        ends = [end for end in self.ends if end is not None and end not in trusted]
+        first = [c for c in ends if c not in self.labels and c not in pending]
         allowed = self._allowed(only)
         chosen = [cell for cell in dict.fromkeys(first) if allowed[cell]][:count]
         found = self.found
@@ -562,6 +565,9 @@ class Bisection:
         room = count - len(chosen)
         if room <= 0 or (only is not None and not allowed.any()):
             return chosen
+        if (place := self._where_git_looks()) is not None:
+            wait = bool(chosen or pending) or not allowed[place]
+            return chosen if wait else [place]
         match found.how:
             case "rule":
                 more = self._cuts(room, {*pending, *chosen}, cost, allowed)
@@ -570,6 +576,34 @@ class Bisection:
             case _:
                 more = self._gap_cells(room, {*pending, *chosen}, allowed)
         return [*chosen, *more]
+
+    def _where_git_looks(self) -> Index | None:
+        """The next cell of a line as `git bisect` has it; None where it has none, or is not followed."""
+        if not self._thrifty or self.found.how != "rule" or self._line() is None:
+            return None
+        (axis,) = (i for i, n in enumerate(self._grid.shape) if n > 1)
+        line, turned = self._grid.axes[axis], self._grid.axes[axis].direction is Direction.FIXED
+        if not turned and line.direction is not Direction.REGRESSION:
+            return None
+
+        def at(place: int) -> Index:
+            return tuple(place if i == axis else 0 for i in range(len(self._grid.shape)))
+
+        known = self._table.ravel()
+        new = [i for i, label in enumerate(known) if label == (0 if turned else 1)]
+        old = [i for i, label in enumerate(known) if label == (1 if turned else 0)]
+        first, last = self.ends[::-1] if turned else self.ends
+        low = max(old, default=0 if first is None else first[axis])
+        high = min(new, default=len(known) - 1 if last is None else last[axis])
+        aside = {i for i in range(len(known)) if self._stands_for(at(i)) is None}
+        inside = range(low + 1, high + 1)
+        skipped = {n for n, i in enumerate(inside) if i in aside}
+        hashes = [line.values[i] for i in inside]
+        history = line.history
+        order = range(len(known)) if history is None else [history.place[value] for value in line.values]
+        weights = [order[i] - order[i - 1] for i in inside]
+        place = looked_at_next(hashes, weights, skipped, skips=bool(aside))
+        return None if place is None else self._stands_for(at(inside[place]))
 
     def _allowed(self, only: Collection[Index] | None) -> NDArray[np.bool_]:
         if only is None:
@@ -595,7 +629,11 @@ class Bisection:
 
     def supposing(self, labels: Mapping[Index, bool]) -> Bisection:
         """The same with some more labels."""
-        ahead = Bisection(self._grid, self._space, self._group, self._required, thrifty=self._thrifty)
+        ahead = Bisection(
+            *(self._grid, self._space, self._group, self._required),
+            thrifty=self._thrifty,
+            trusted=self._trusted,
+        )
         ahead._left, ahead._applied = self._rules, set(self._applied)
         ahead.labels = {**self.labels, **labels}
         ahead.__dict__["ends"] = self.ends

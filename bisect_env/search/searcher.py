@@ -169,8 +169,18 @@ class Search:
         self._checks_ended = not self._plain or self.settings.quick
         narrow = self._narrow
         self._bisection = Bisection(
-            grid, narrow.space, narrow.group, self.settings.confidence, thrifty=self.settings.thrifty
+            *(grid, narrow.space, narrow.group, self.settings.confidence),
+            thrifty=self.settings.thrifty,
+            trusted=self._trusted(grid),
         )
+
+    def _trusted(self, grid: Grid) -> list[Index]:
+        """Stated ends that are tried only when the answer rests on them."""
+        settings = self.settings
+        if not settings.thrifty or settings.careful:
+            return []
+        ends = [grid.good, grid.bad if settings.crash_rate == 1.0 else None]
+        return [end for end in ends if end is not None]
 
     @cached_property
     def _question(self) -> Question:

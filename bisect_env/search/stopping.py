@@ -41,8 +41,10 @@ class SearchSettings:
         quick: Whether the search ends as soon as the answer stands, without checks.
         crash_rate: About how often it fails where it does, if the user says so.
         thrifty: Whether an environment costs so much that none is made to be on the safe side alone: where
-            failures are certain, a stated good end is tried only when the answer rests on it, and nothing is
+            failures are certain, it is looked where `git bisect` would look, and a stated good end is tried
+            only when the answer rests on it, like a stated bad one that is said to fail always; nothing is
             looked at once the answer stands that was not tried before.
+        careful: Whether both stated ends are tried all the same, and before anything else.
 
     Raises:
         ValueError: A value is out of range.
@@ -55,6 +57,7 @@ class SearchSettings:
     clean_rate: float = 0.05
     quick: bool = False
     thrifty: bool = False
+    careful: bool = False
 
     def __post_init__(self) -> None:
         if not 0.5 < self.confidence <= MOST_CONFIDENCE:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -165,6 +165,13 @@ class StoredTrial:
     recorded_at: datetime
     machine: Machine = UNKNOWN_MACHINE
     iterations: int = 0
+
+    def record(self, **logs: Any) -> TrialRecord:
+        """What the trial did; its logs are those that are given."""
+        return TrialRecord(**{name: getattr(self, name) for name in _IN_BOTH}, **logs)
+
+
+_IN_BOTH = {one.name for one in fields(StoredTrial)} & {one.name for one in fields(TrialRecord)}
 
 
 @dataclass(frozen=True, slots=True)

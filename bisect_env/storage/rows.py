@@ -423,7 +423,16 @@ def decision_of(row: DecisionRow) -> Decision:
 def trial_row(
     study_id: str, combination_id: int, record: TrialRecord, evidence: Evidence, trial_key: str, now: datetime
 ) -> TrialRow:
-    """A trial as a row, without its logs."""
+    """A trial as a row, without its logs.
+
+    Args:
+        study_id: Of its study.
+        combination_id: Of its combination's row.
+        record: What it did.
+        evidence: What that means there.
+        trial_key: Under which other studies find it; "" for none.
+        now: When it is recorded.
+    """
     return TrialRow(
         trial_id=record.trial_id,
         study_id=study_id,
@@ -520,27 +529,6 @@ def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> Wh
     imported = read_json(logs.get(IMPORTED) or b"{}")
     if not isinstance(imported, dict) or not all(isinstance(value, str) for value in imported.values()):
         raise DamageError(where, IMPORTED, f"it holds {shortened(imported)}, not versions")
-    record = TrialRecord(
-        trial_id=light.trial_id,
-        combination=light.combination,
-        lock_hash=light.lock_hash,
-        outcome=light.outcome,
-        detail=light.detail,
-        returncode=light.returncode,
-        phase=light.phase,
-        started_at=light.started_at,
-        duration=light.duration,
-        **texts,
-        signature=light.signature,
-        killed_by_us=light.killed_by_us,
-        hash_seed=light.hash_seed,
-        copies=light.copies,
-        iterations=light.iterations,
-        host=light.host,
-        worker=light.worker,
-        gpu=light.gpu,
-        machine=light.machine,
-        imported=imported,
-    )
+    record = light.record(**texts, imported=imported)
     collected = any(content is None for content in logs.values())
     return WholeTrial(light.study_id, record, light.evidence, light.recorded_at, collected)

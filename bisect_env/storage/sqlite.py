@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
-import filelock
 import psutil
 from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 
@@ -21,6 +20,7 @@ from bisect_env.storage import backend
 from bisect_env.storage.backend import ANOTHER, READING, Database, speaking
 from bisect_env.storage.blobs import SUFFIX
 from bisect_env.storage.tables import APPLICATION_ID
+from bisect_env.temporary import file_locks
 
 # --------------------------------------------------------------------------------------------------
 # Whether a file lies on a network file system, where SQLite's WAL is not safe.
@@ -104,6 +104,8 @@ def network_file_system_of(path: Path) -> str | None:
 _MAGIC = b"SQLite format 3\0"
 _HEADER = 100
 _LOCK_PATIENCE = 60.0
+_BESIDE = ("-wal", "-shm")
+"""What SQLite names the log of a database, and its index."""
 
 
 def header_problem(header: bytes, size: int, application_id: int, *, has_wal: bool = False) -> str | None:
@@ -191,14 +193,17 @@ def create(path: Path, fill: Callable[[Path], None], application_id: int) -> Non
         lock = path.with_name(f".{path.name}.lock")
         # Where no file can be made, a file lock would wait as if somebody else held it.
         os.close(os.open(lock, os.O_CREAT | os.O_RDWR, 0o600))
-        with filelock.FileLock(lock, timeout=_LOCK_PATIENCE, mode=0o600):
+        with file_locks().FileLock(lock, timeout=_LOCK_PATIENCE, mode=0o600):
             if not is_new(path, application_id):
                 return
             with _beside(path) as temporary:
                 fill(temporary)
                 _refuse_unless_whole(temporary, path, application_id)
+                for suffix in _BESIDE:
+                    # Of a database that was deleted under its users: SQLite would put it into the new one.
+                    Path(f"{path}{suffix}").unlink(missing_ok=True)
                 temporary.replace(path)
-    except filelock.Timeout as error:
+    except file_locks().Timeout as error:
         raise StorageError(
             f"another process has been making {path} for {_LOCK_PATIENCE:.0f} s",
             remedy="try again, or " + ANOTHER,
@@ -226,8 +231,8 @@ def _beside(path: Path) -> Iterator[Path]:
     try:
         yield temporary
     finally:
-        for leftover in (temporary, Path(f"{temporary}-wal"), Path(f"{temporary}-shm")):
-            leftover.unlink(missing_ok=True)
+        for suffix in ("", *_BESIDE):
+            Path(f"{temporary}{suffix}").unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:
@@ -311,14 +316,72 @@ def _fill(path: Path) -> None:
         engine.dispose()
 
 
+class _Place:
+    """The file that is written to, and whether it is still the one that was opened.
+
+    A database that somebody deletes or replaces lives on, without a name, for those who have it open. What
+    they write is lost; and its log, which keeps its name, would be taken for that of whatever is put there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._known = {"": path.stat()}
+        except OSError as error:
+            raise _unreachable(path, error) from error
+
+    def check(self) -> None:
+        """See that it is still there, before each transaction.
+
+        Raises:
+            StorageError: It is not.
+        """
+        if self._is_ours(""):
+            for suffix in _BESIDE:
+                with contextlib.suppress(FileNotFoundError):
+                    self._known[suffix] = Path(f"{self._path}{suffix}").stat()
+            return
+        self.clean()
+        raise StorageError(
+            f"the database {self._path} was deleted or replaced while it was in use",
+            remedy="put it back and start the same command again, or start it again to measure anew",
+        )
+
+    def clean(self) -> None:
+        """Take our log away from a database that is not ours."""
+        if self._is_ours(""):
+            return
+        for suffix in _BESIDE:
+            if self._is_ours(suffix):
+                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+
+    def _is_ours(self, suffix: str) -> bool:
+        known = self._known.get(suffix)
+        try:
+            return known is not None and os.path.samestat(known, Path(f"{self._path}{suffix}").stat())
+        except OSError:
+            return False
+
+
 def _engine(path: Path, *, read_only: bool) -> Engine:
+    place = None if read_only else _Place(path)
+    connect = connector(path, read_only=read_only)
+
+    def connect_there() -> sqlite3.Connection:
+        if place is not None:
+            place.check()
+        return connect()
+
     engine = create_engine(
         "sqlite://",
-        creator=connector(path, read_only=read_only),
+        creator=connect_there,
         poolclass=QueuePool,
         **backend.ENGINE_OPTIONS,
     )
     _set_up(engine, str(path), read_only=read_only)
+    if place is not None:
+        event.listen(engine, "begin", lambda _connection: place.check(), insert=True)
+        event.listen(engine, "engine_disposed", lambda _engine: place.clean())
     return engine
 
 

@@ -195,8 +195,8 @@ def _first_at(session: Session, study_id: str, key: str, evidence: Evidence) -> 
 
 def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
     """As `Store.collect`."""
-    folder = sessions._database.folder
-    with sessions._reading() if dry else sessions._writing() as session:
+    folder = sessions.database.folder
+    with sessions.reading() if dry else sessions.writing() as session:
         before = stored(session)
         limit = limit_of(session) if limit is None else limit
         orphans = _orphans(session)
@@ -218,7 +218,7 @@ def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
             for digest in orphans:
                 session.exec(delete(BlobRow).where(col(BlobRow.content_hash) == digest))
     if not dry and folder is not None and folder.is_dir():
-        with sessions._writing() as session:
+        with sessions.writing() as session:
             _remove_files(session, folder)
     return Collected(limit, before, after, len(dropped), len(orphans), sum(cited.values()))
 
@@ -369,7 +369,7 @@ def _stands(now: float) -> Any:
     return col(ClaimRow.expires_at).between(now, now + LONGEST_LEASE)
 
 
-def _now(session: Session) -> float:
+def time_of_database(session: Session) -> float:
     """Seconds since 1970 by the database's clock: hosts disagree about the time."""
     clock: Any = literal_column(_CLOCKS[session.get_bind().dialect.name])
     return float(session.exec(select(clock)).one())
@@ -408,18 +408,22 @@ def _sequence(session: Session, trial_id: str) -> int:
 
 
 class Store:
-    """An open results database; see the module for what it promises."""
+    """An open results database; see the module for what it promises.
+
+    Attributes:
+        database: Its connections.
+    """
 
     # -- open sessions ---------------------------------------------------------------------------------------
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
         self._local = threading.local()
         self._places: dict[tuple[str, Combination], int] = {}
 
     def close(self) -> None:
         """Give the connections back; may be called twice."""
-        self._database.engine.dispose()
+        self.database.engine.dispose()
 
     def __enter__(self) -> Self:
         return self
@@ -432,7 +436,7 @@ class Store:
     @property
     def shown(self) -> str:
         """The database as messages name it, without a password."""
-        return self._database.shown
+        return self.database.shown
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -440,7 +444,7 @@ class Store:
         if getattr(self._local, "session", None) is not None:
             yield
             return
-        with self._reading() as session:
+        with self.reading() as session:
             self._local.session = session
             try:
                 yield
@@ -450,7 +454,7 @@ class Store:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """All that this thread writes inside is there at its end, or none of it."""
-        with self._writing() as session:
+        with self.writing() as session:
             self._local.writer = session
             try:
                 yield
@@ -458,19 +462,21 @@ class Store:
                 self._local.writer = None
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[Session]:
+    def reading(self) -> Iterator[Session]:
+        """A session for reading; within another one of this thread, that one."""
         if (shared := getattr(self._local, "session", None)) is not None:
             yield shared
             return
-        with speaking(self.shown), Session(self._database.reader) as session:
+        with speaking(self.shown), Session(self.database.reader) as session:
             yield session
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[Session]:
+    def writing(self) -> Iterator[Session]:
+        """The same for writing, committed at its end."""
         if (shared := getattr(self._local, "writer", None)) is not None:
             yield shared
             return
-        with speaking(self.shown), Session(self._database.engine) as session:
+        with speaking(self.shown), Session(self.database.engine) as session:
             yield session
             session.commit()
 
@@ -493,7 +499,7 @@ class Store:
 
     def find_study(self, name: str, digest: str) -> Study | None:
         """The newest study with this name and digest, finished or not."""
-        with self._reading() as session:
+        with self.reading() as session:
             row = _newest(session, name, digest)
             return rows.study_of(row) if row else None
 
@@ -506,7 +512,7 @@ class Store:
         """
         now = datetime.now(UTC)
         values = rows.definition_values(definition)
-        with self._writing() as session:
+        with self.writing() as session:
             row = None if definition.fresh else _newest(session, definition.name, definition.digest)
             if row is None:
                 row = StudyRow(
@@ -534,13 +540,13 @@ class Store:
 
     def save_verdict(self, study_id: str, verdict: dict[str, Any]) -> None:
         """Store the verdict so far, for those who look at a study that is still going."""
-        with self._writing() as session:
+        with self.writing() as session:
             row = study_row(session, study_id)
             row.verdict, row.updated_at = jsonable(verdict), datetime.now(UTC)
 
     def set_grid(self, study_id: str, grid: Sequence[dict[str, Any]]) -> None:
         """Store other values of a study's axes, when releases were added around its answer."""
-        with self._writing() as session:
+        with self.writing() as session:
             row = study_row(session, study_id)
             row.grid, row.updated_at = [jsonable(axis) for axis in grid], datetime.now(UTC)
 
@@ -559,7 +565,7 @@ class Store:
         if ended is StudyStatus.OPEN:
             raise ValueError("an open study has not ended")
         now = datetime.now(UTC)
-        with self._writing() as session:
+        with self.writing() as session:
             row = study_row(session, study_id)
             row.status, row.finished_at, row.updated_at = ended.value, now, now
             if verdict is not None:
@@ -567,7 +573,7 @@ class Store:
 
     def reopen(self, study_id: str) -> None:
         """Go on with a study that had ended; its verdict stays until the next one."""
-        with self._writing() as session:
+        with self.writing() as session:
             row = study_row(session, study_id)
             row.status, row.finished_at, row.updated_at = StudyStatus.OPEN.value, None, datetime.now(UTC)
 
@@ -585,13 +591,13 @@ class Store:
 
     def studies(self) -> list[Study]:
         """Every study, the newest first."""
-        with self._reading() as session:
+        with self.reading() as session:
             query = select(StudyRow).order_by(col(StudyRow.created_at).desc(), col(StudyRow.id))
             return [rows.study_of(row) for row in session.exec(query)]
 
     def record_decision(self, study_id: str, kind: str, payload: dict[str, Any]) -> None:
         """Store something that was decided, for those who want to follow the study later."""
-        with self._writing() as session:
+        with self.writing() as session:
             study_row(session, study_id)
             session.add(
                 DecisionRow(
@@ -610,7 +616,7 @@ class Store:
         Returns:
             What is settled: signature and trial.
         """
-        with self._writing() as session:
+        with self.writing() as session:
             study_row(session, study_id)
             if (settled := _target(session, study_id)) is not None:
                 return settled
@@ -620,12 +626,12 @@ class Store:
 
     def target(self, study_id: str) -> tuple[str, str] | None:
         """Signature of the failure that a study is about, and its trial; None if any failure is meant."""
-        with self._reading() as session:
+        with self.reading() as session:
             return _target(session, study_id)
 
     def decisions(self, study_id: str) -> list[Decision]:
         """Everything that was decided in a study, in order."""
-        with self._reading() as session:
+        with self.reading() as session:
             query = select(DecisionRow).where(DecisionRow.study_id == study_id).order_by(col(DecisionRow.id))
             return [rows.decision_of(row) for row in session.exec(query)]
 
@@ -634,7 +640,7 @@ class Store:
     def save_locks(self, study_id: str, locks: Iterable[Lock]) -> None:
         """Store locks that are not there yet, with their packages."""
         wanted = {lock.content_hash: lock for lock in locks}
-        with self._writing() as session:
+        with self.writing() as session:
             study_row(session, study_id)
             query = select(LockRow.content_hash).where(col(LockRow.content_hash).in_(wanted))
             known = set(session.exec(query))
@@ -650,7 +656,7 @@ class Store:
         Raises:
             StorageError: It is not what its hash says, or holds what no lock of ours does.
         """
-        with self._reading() as session:
+        with self.reading() as session:
             row = session.get(LockRow, content_hash)
             if row is None:
                 return None
@@ -666,7 +672,7 @@ class Store:
         Raises:
             ValueError: A status that is none, or a lock that is not stored.
         """
-        with self._writing() as session, constraints("a lock that is not stored"):
+        with self.writing() as session, constraints("a lock that is not stored"):
             study_row(session, study_id)
             named = [(clean(state.combination.key), state) for state in states]
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
@@ -693,17 +699,23 @@ class Store:
     def set_combination(self, study_id: str, combination: Combination, status: str, reason: str) -> None:
         """Store what running has taught about a combination; its lock stays.
 
+        Args:
+            study_id: Its study.
+            combination: Which one.
+            status: A `CombinationStatus`.
+            reason: Why, for people.
+
         Raises:
             ValueError: A status that is none, or a combination that the study does not have.
         """
         checked = CombinationStatus(status)
-        with self._writing() as session:
+        with self.writing() as session:
             row = combination_row(session, study_id, combination)
             row.status, row.reason = checked.value, public(reason)
 
     def combinations(self, study_id: str) -> list[CombinationState]:
         """Every combination of a study, in the order in which they were saved first."""
-        with self._reading() as session:
+        with self.reading() as session:
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
             found = [rows.combination_of(row) for row in session.exec(query.order_by(col(CombinationRow.id)))]
             if found and (row := session.get(StudyRow, study_id)) is not None:
@@ -753,7 +765,7 @@ class Store:
         """
         ids = [record.trial_id for record, _, _ in trials]
         try:
-            with self._writing() as session:
+            with self.writing() as session:
                 known = set(session.exec(select(TrialRow.trial_id).where(col(TrialRow.trial_id).in_(ids))))
                 new = [one for one in trials if one[0].trial_id not in known]
                 places = self._combination_ids(
@@ -769,7 +781,7 @@ class Store:
                 for row, artefacts in added:
                     assert row.sequence is not None
                     for name, content in artefacts.items():
-                        digest = blobs.put(session, self._database.folder, content)
+                        digest = blobs.put(session, self.database.folder, content)
                         session.add(ArtefactRow(trial_sequence=row.sequence, name=name, content_hash=digest))
                 session.exec(delete(ClaimRow).where(col(ClaimRow.trial_id).in_(ids)))
             return len(new)
@@ -778,7 +790,7 @@ class Store:
             if len(trials) > 1:
                 return sum(self.record_trials(study_id, [one]) for one in trials)
             ((record, _, _),) = trials
-            with self._reading() as session:
+            with self.reading() as session:
                 if queries.has_trial(session, record.trial_id):
                     return 0
             raise ValueError(f"trial {record.trial_id} names a lock that is not stored") from error
@@ -808,35 +820,35 @@ class Store:
             study_id: Which one.
             after: Only those with a larger `sequence`.
         """
-        with self._reading() as session:
+        with self.reading() as session:
             return queries.trials(session, study_id, after)
 
     def trial(self, trial_id: str) -> WholeTrial | None:
         """One trial with its logs."""
-        with self._reading() as session:
-            return queries.trial(session, trial_id, self._database.folder)
+        with self.reading() as session:
+            return queries.trial(session, trial_id, self.database.folder)
 
     def counts(self, study_id: str) -> dict[Combination, EvidenceCounts]:
         """How many trials of each combination said what, reused ones included.
 
         Combinations without trials are left out.
         """
-        with self._reading() as session:
+        with self.reading() as session:
             return queries.counts(session, study_id)
 
     def failures(self, study_id: str) -> list[FailureGroup]:
         """The ways in which trials failed (bad and other ones), the most frequent first."""
-        with self._reading() as session:
+        with self.reading() as session:
             return queries.failures(session, study_id)
 
     def environments(self, study_id: str) -> int:
         """Number of distinct locks in which trials of a study ran; spoilt trials do not count."""
-        with self._reading() as session:
+        with self.reading() as session:
             return queries.environments(session, study_id)
 
     def machines(self, study_id: str) -> list[Machine]:
         """Classes of machines on which a study's own trials ran; spoilt trials do not count."""
-        with self._reading() as session:
+        with self.reading() as session:
             return queries.machines(session, study_id)
 
     # -- claims, and trials of other studies -----------------------------------------------------------------
@@ -866,9 +878,9 @@ class Store:
             ValueError: The study does not have a combination.
         """
         answers = []
-        with self._writing() as session:
+        with self.writing() as session:
             study_row(session, study_id)
-            now = _now(session)
+            now = time_of_database(session)
             session.exec(delete(ClaimRow).where(~_stands(now)))
             places = self._combination_ids(session, study_id, [want.combination for want in wants])
             taken = _taken(session, study_id, set(places))
@@ -898,9 +910,15 @@ class Store:
         """Say that these trials, and no others, are still being run by this holder.
 
         Claims that lapsed meanwhile (the holder was suspended, or its host) stand again.
+
+        Args:
+            study_id: Whose trials they are.
+            holder: Who runs them.
+            running: Trial id to its combination.
+            lease: Seconds from now for which the claims stand.
         """
-        with self._writing() as session:
-            now = _now(session)
+        with self.writing() as session:
+            now = time_of_database(session)
             session.exec(delete(ClaimRow).where(col(ClaimRow.holder) == clean(holder)))
             for trial_id, combination in running.items():
                 if queries.has_trial(session, trial_id):
@@ -919,7 +937,7 @@ class Store:
 
     def release(self, holder: str, trial_ids: Collection[str] | None = None) -> None:
         """Give claims back: those of some trials, or all of this holder."""
-        with self._writing() as session:
+        with self.writing() as session:
             query = delete(ClaimRow).where(col(ClaimRow.holder) == clean(holder))
             if trial_ids is not None:
                 query = query.where(col(ClaimRow.trial_id).in_(trial_ids))
@@ -933,8 +951,8 @@ class Store:
             holder: Whose claims are not news.
             after: The `sequence` up to which everything is known; it grows in the order of commits.
         """
-        with self._reading() as session:
-            now = _now(session)
+        with self.reading() as session:
+            now = time_of_database(session)
             query = (
                 select(CombinationRow.key, func.count())
                 .join(ClaimRow, col(ClaimRow.combination_id) == col(CombinationRow.id))
@@ -964,7 +982,7 @@ class Store:
             logs: Whether to read each with its logs.
         """
         found: dict[str, list[tuple[StoredTrial, WholeTrial | None]]] = {}
-        with self._reading() as session:
+        with self.reading() as session:
             known = set(session.exec(select(ReusedRow.trial_sequence).where(ReusedRow.study_id == study_id)))
             for key in sorted(set(keys) - {""}):
                 query = (
@@ -978,7 +996,7 @@ class Store:
                     light = rows.stored_trial(row, combination)
                     if row.sequence in known or light.machine not in machines:
                         continue
-                    folder = self._database.folder
+                    folder = self.database.folder
                     whole = queries.trial(session, row.trial_id, folder) if logs else None
                     found.setdefault(key, []).append((light, whole))
         return found
@@ -994,7 +1012,7 @@ class Store:
             How many it did not have yet.
         """
         number = 0
-        with self._writing() as session:
+        with self.writing() as session:
             for trial_id, combination, evidence in trials:
                 sequence = session.exec(
                     select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)
@@ -1021,7 +1039,7 @@ class Store:
             study_id: Which one.
             judged: Trial to what it says.
         """
-        with self._writing() as session:
+        with self.writing() as session:
             for trial_id, evidence in judged.items():
                 row = session.exec(select(TrialRow).where(TrialRow.trial_id == trial_id)).first()
                 if row is None:
@@ -1033,7 +1051,7 @@ class Store:
 
     def reused(self, study_id: str) -> list[StoredTrial]:
         """Trials of other studies that a study reuses, with what they say in this one."""
-        with self._reading() as session:
+        with self.reading() as session:
             query = (
                 select(TrialRow, CombinationRow.key, ReusedRow.evidence)
                 .join(ReusedRow, col(ReusedRow.trial_sequence) == col(TrialRow.sequence))
@@ -1045,7 +1063,7 @@ class Store:
 
     def origins(self, study_id: str) -> list[Origin]:
         """From whom a study has the trials that it reuses, the largest share first."""
-        with self._reading() as session:
+        with self.reading() as session:
             number: Any = func.count()
             query: Any = (
                 select_columns(
@@ -1066,36 +1084,14 @@ class Store:
 
     # -- logs and other files that trials left ---------------------------------------------------------------
 
-    def add_artefact(self, trial_id: str, name: str, content: bytes) -> None:
-        """Store a file that a trial left, compressed; equal contents are stored once.
-
-        Raises:
-            ValueError: The trial is not stored, or has another artefact of this name.
-            UsageError: It is too large.
-        """
-        if len(content) > blobs.LARGEST:
-            raise UsageError(
-                f"the artefact {name!r} has {len(content)} bytes, more than {blobs.LARGEST}",
-                remedy="keep it elsewhere, and store its name",
-            )
-        with self._writing() as session:
-            sequence = _sequence(session, trial_id)
-            digest = blobs.put(session, self._database.folder, content)
-            key = (sequence, clean(name))
-            known = session.get(ArtefactRow, key)
-            if known is not None and known.content_hash != digest:
-                raise ValueError(f"trial {trial_id} has another artefact {name!r}")
-            if known is None:
-                session.add(ArtefactRow(trial_sequence=sequence, name=key[1], content_hash=digest))
-
     def artefacts(self, trial_id: str) -> dict[str, bytes | None]:
         """Everything that a trial left, by name; what was collected is None.
 
         Raises:
             ValueError: The trial is not stored.
         """
-        with self._reading() as session:
-            return queries.artefacts(session, _sequence(session, trial_id), self._database.folder)
+        with self.reading() as session:
+            return queries.artefacts(session, _sequence(session, trial_id), self.database.folder)
 
     def collect(self, limit: int | None = None, *, dry: bool = False) -> Collected:
         """Drop what no trial refers to, and the oldest logs beyond a limit; never what a verdict cites.
@@ -1108,5 +1104,5 @@ class Store:
 
     def logs_beyond_limit(self) -> bool:
         """Whether the logs take more than the limit that the database keeps."""
-        with self._reading() as session:
+        with self.reading() as session:
             return stored(session) > limit_of(session)

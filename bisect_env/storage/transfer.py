@@ -145,7 +145,7 @@ class _Copier:
             self.merged.damaged.append(_in_words(error))
             return False
         self._locks(study.id)
-        with self._writing() as session:
+        with self.writing() as session:
             self.merged.studies += 1
             known = session.get(StudyRow, study.id)
             if known is None:
@@ -178,7 +178,7 @@ class _Copier:
             query = select(PackageRow).where(PackageRow.lock_hash == lock_hash)
             rows.lock_of(row, list(self._reading.exec(query)))
 
-    def _writing(self) -> Session:
+    def writing(self) -> Session:
         return Session(self._target.engine)
 
     def _locks_of(self, study_id: str) -> list[str]:
@@ -189,7 +189,7 @@ class _Copier:
 
     def _locks(self, study_id: str) -> None:
         for lock_hash in self._locks_of(study_id):
-            with self._writing() as session:
+            with self.writing() as session:
                 if session.get(LockRow, lock_hash) is not None:
                     continue
                 session.add(LockRow(**_values(self._reading.get_one(LockRow, lock_hash))))
@@ -234,7 +234,7 @@ class _Copier:
             if not found:
                 return
             last = found[-1].sequence or 0
-            with self._writing() as session:
+            with self.writing() as session:
                 self._chunk(session, found, ids)
                 session.commit()
             # What was copied need not stay in memory.
@@ -298,7 +298,7 @@ class _Copier:
         )
         cited = self._reading.exec(query).all()
         for i in range(0, len(cited), _CHUNK):
-            with self._writing() as session:
+            with self.writing() as session:
                 for trial_id, key, evidence in cited[i : i + _CHUNK]:
                     trial = session.exec(
                         select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)
@@ -306,10 +306,14 @@ class _Copier:
                     if trial is None:
                         continue  # it is damaged where it comes from, and was named
                     here = select(CombinationRow.id).where(CombinationRow.study_id == study_id)
+                    combination = session.exec(here.where(CombinationRow.key == key)).first()
+                    if combination is None:
+                        self.merged.damaged.append(_in_words(KeyError(key)))
+                        continue
                     row = ReusedRow(
                         study_id=study_id,
                         trial_sequence=trial,
-                        combination_id=session.exec(here.where(CombinationRow.key == key)).one() or 0,
+                        combination_id=combination,
                         evidence=evidence,
                     )
                     session.merge(row)

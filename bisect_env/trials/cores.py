@@ -204,10 +204,10 @@ def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
     lines = [f"Python frames, by py-spy{crashed}:"]
     for thread in found:
         lines += [str(thread), *(f"  {frame}" for frame in thread.frames)]
-    return "\n".join(lines), _called_from(guilty) if guilty else ""
+    return "\n".join(lines), called_from(guilty) if guilty else ""
 
 
-def _called_from(thread: stacks.Thread) -> str:
+def called_from(thread: stacks.Thread) -> str:
     """The innermost Python frame of a thread, and that of the user's own code where it is another one."""
     frames = [frame for frame in thread.frames if not frame.native]
     own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)

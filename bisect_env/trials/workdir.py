@@ -7,13 +7,12 @@ import json
 import os
 import shutil
 import stat
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bisect_env.temporary import TRIAL, left_behind, make_held
+from bisect_env.temporary import TRIAL, Once, left_behind, make_held
 from bisect_env.trials.records import TrialFile
 from bisect_env.trials.tools import run_tool
 
@@ -47,7 +46,7 @@ def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
     Raises:
         ValueError: A file's name leads out of the directory.
     """
-    _SWEEP.once()
+    _SWEEP()
     top, held = make_held(TRIAL)
     try:
         made = WorkDir(top=top, work=top / "work", tmp=top / "tmp")
@@ -74,21 +73,8 @@ def sweep() -> None:
             _remove(old)
 
 
-class _Sweep:
-    """Once in the life of a process: for a worker that was killed, a new one is started."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._done = False
-
-    def once(self) -> None:
-        with self._lock:
-            if not self._done:
-                self._done = True
-                sweep()
-
-
-_SWEEP = _Sweep()
+# For a worker that was killed, a new one is started.
+_SWEEP = Once(sweep)
 
 
 def _write(directory: Path, file: TrialFile) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.commits import compiled
 from benchmarks.repositories import Change, git, in_tree, module, pure, write
 from bisect_env.engine.narrow import tag_of
 from bisect_env.report.formats import FORMATS
 from bisect_env.report.reading import load_report
 from bisect_env.storage.store import Store
 from tests.cli.asking import Asking, an_index
+from tests.cluster.dask_processes import DaskProcesses
 from tests.environments.index_server import IndexServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -37,7 +41,8 @@ def user(tmp_path: Path, index: IndexServer) -> Asking:
 
 def test_one_line_asks_for_the_commit(user: Asking) -> None:
     place = user.folder / "my clone"
-    commits = write(place, pure("demo", 20, 12, files=in_tree("demo")))
+    # Its version is worked out by the build, so that to lock it is to build it.
+    commits = write(place, pure("demo", 20, 12, files=in_tree("demo", version="")))
     user.script("import demo\nassert demo.works()\n")
     words = ("--git", "my clone", "--from", "v1.0", "--to", "v1.1", "--always", "--", "python", "repro.py")
     done = user.run("run", *words)
@@ -45,9 +50,16 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
     first = done.stdout.splitlines()[0]
     assert first.startswith(f"demo {commits[11][:10]} (Change number 12 (#1012)) is the first bad commit")
     assert "pull request   #1012" in done.stdout
+    # As many as `git bisect` takes of 19, and none for an end.
+    assert len(list((user.folder / "cache" / "commits").glob("*/*.whl"))) <= 5
     assert f"package: demo, from: {json.dumps('v1.0')}" in done.stderr
     again = user.run("run", *words)
     assert again.stdout.splitlines()[0] == first
+    user.index = ""
+    explained = user.run("explain")
+    assert explained.returncode == 2
+    assert "are commits: no other package is looked for" in explained.stderr
+    assert "remedy: the commit is the answer" in explained.stderr
 
 
 @pytest.mark.parametrize(
@@ -179,3 +191,71 @@ def test_a_study_that_was_killed_during_a_build_goes_on(user: Asking) -> None:
     assert commits[5][:10] in done.stdout.splitlines()[0]
     assert not list(folder.glob(".build-*"))
     assert len(list(folder.glob("*/*.whl"))) <= 5
+
+
+def test_a_plan_says_what_commits_will_cost_and_builds_none(user: Asking) -> None:
+    commits = write(user.folder / "clone", pure("demo", 40, 12, files=in_tree("demo")))
+    user.script("import demo\n")
+    (user.folder / "matrix.yaml").write_text(
+        "version: 1\nname: planned\naxes: {demo: {git: clone, package: demo, from: v1.0}}\n"
+        "trial: {files: [repro.py]}\ngood: {demo: v1.0}\nbad: {demo: HEAD}\n"
+    )
+    user.index = ""
+    done = user.run("plan", "matrix.yaml", "--forecast", "60")
+    assert done.returncode == 0, done.stderr
+    assert f"demo (regression, 40 values): {commits[0][:10]}, " in done.stdout
+    assert "40 combinations: 40 to be built when wanted; 40 distinct environments" in done.stdout
+    found = re.search(r"crash rate of 1: about \d+ trials .* in about (\d+) environments", done.stdout)
+    assert found is not None, done.stdout
+    assert int(found[1]) <= 8
+    assert not list((user.folder / "cache" / "commits").glob("*"))
+    whole = user.run("plan", "matrix.yaml", "--all", "--forecast", "0")
+    assert f"demo={commits[7][:10]}: to be built when wanted" in whole.stdout, whole.stderr
+
+
+@pytest.mark.parametrize("files", [in_tree("demo"), None], ids=["asks-for-nothing", "setuptools"])
+def test_a_bare_clone_does_without_a_network(
+    user: Asking, files: dict[str, bytes | str | None] | None
+) -> None:
+    commits = write(user.folder / "clone", pure("demo", 8, 6, files=files))
+    git(user.folder, "clone", "--quiet", "--bare", "clone", "bare.git")
+    shutil.rmtree(user.folder / "clone")
+    user.script("import demo\nassert demo.works()\n")
+    user.index = ""
+    words = ("run", "--git", "bare.git", "--from", "v1.0", "--always", "repro.py", "--to")
+    if files is None:
+        # What builds ask for is in the cache once any of them was made.
+        user.run(*words, commits[1])
+    user.env["UV_OFFLINE"] = "1"
+    done = user.run(*words, "v1.1")
+    assert done.returncode == 0, done.stderr
+    assert f"demo {commits[5][:10]}" in done.stdout.splitlines()[0]
+
+
+@pytest.mark.slow
+def test_a_host_without_a_compiler_is_told_and_its_trials_go_elsewhere(user: Asking) -> None:
+    changes = compiled(1.0).changes[:14]
+    changes[-1].tags = ["v1.1"]
+    commits = write(user.folder / "clone", changes)
+    user.script("import demo\nassert demo.works()\n")
+    user.index = ""
+    # Each host has a cache of its own, and so has the command.
+    del user.env["BISECT_ENV_CACHE"]
+    user.env["XDG_CACHE_HOME"] = str(user.folder / "home")
+    bare = user.folder / "bin"
+    bare.mkdir()
+    (bare / "git").symlink_to(str(shutil.which("git")))
+    with DaskProcesses(user.folder) as dask:
+        dask.scheduler()
+        dask.worker("--name", "able", env={"BISECT_ENV_CACHE": str(user.folder / "one")})
+        lacking = {"BISECT_ENV_CACHE": str(user.folder / "other"), "PATH": str(bare)}
+        dask.worker("--host", "127.0.0.2", "--name", "bare", env=lacking)
+        words = ("--git", "clone", "--from", "v1.0", "--to", "v1.1", "-p", "demo", "--always", "repro.py")
+        done = user.run("run", "--scheduler", dask.address, *words)
+    assert done.returncode == 0, done.stderr + dask.logs()
+    assert commits[11][:10] in done.stdout.splitlines()[0]
+    assert done.stderr.count("on 127.0.0.2 an environment cannot be made") == 1, done.stderr
+    assert re.search(r"\(this host has no [\w-]*(gcc|cc|clang)\); its trials run elsewhere", done.stderr)
+    with Store.open(str(user.folder / "results.sqlite"), read_only=True) as store:
+        trials = store.trials(store.study(None).id)
+    assert {trial.worker for trial in trials} == {"able"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cli.one_session import TrialLines
-from bisect_env.cli.verify_command import told
+from bisect_env.cli.trial_command import told
 from bisect_env.engine import events
 from bisect_env.engine.verify import Verification
 from bisect_env.search.rate_test import RateClaim

@@ -203,7 +203,7 @@ def test_what_was_counted_before_is_in_the_table_and_a_failure_stays() -> None:
         now = 165.0
         view(seen)
         drawn = Console(file=io.StringIO(), width=160)
-        drawn.print(view._draw())
+        drawn.print(view.drawn())
     out = drawn.file.getvalue()  # type: ignore[attr-defined]
     (row,) = [line for line in out.splitlines() if line.startswith("pkg=1 ")]
     assert row.split()[1:3] == ["7", "3"]
@@ -222,7 +222,7 @@ def test_the_live_view_draws_the_open_question() -> None:
         for event in EVERY:
             view(event)
         drawn = Console(file=io.StringIO(), width=100)
-        drawn.print(view._draw())
+        drawn.print(view.drawn())
     out = drawn.file.getvalue()  # type: ignore[attr-defined]
     assert "quickstart (study abc)" in out
     assert "pkg=2" in out
@@ -289,7 +289,7 @@ def test_an_answer_on_the_way_is_told_as_the_report_tells_it() -> None:
     with LiveView(Console(file=io.StringIO(), force_terminal=True)) as view:
         view(replace(progress(**{"1": 0.5}), document=gap, axes=axes))
         drawn = Console(file=io.StringIO(), width=160)
-        drawn.print(view._draw())
+        drawn.print(view.drawn())
     assert "pkg is broken up to 1 and from 4 on" in drawn.file.getvalue()  # type: ignore[attr-defined]
 
 

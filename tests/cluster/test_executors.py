@@ -13,7 +13,7 @@ import dask.config
 import psutil
 import pytest
 
-from bisect_env.cluster.local import LocalExecutor, _make_scratch
+from bisect_env.cluster.local import LocalExecutor, make_scratch
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialCompleted, TrialLost
 from bisect_env.errors import InfrastructureError
@@ -93,8 +93,8 @@ class TestLocalExecutor(ExecutorContract):
         executor.submit(one)
         attempt, known = next(iter(executor._attempts.items()))
         wait_until(lambda: known.future.status == "finished")
-        (address,) = executor._client.who_has()[("trial", attempt)]
-        pid = executor._client.run(os.getpid, workers=[address])[address]
+        (address,) = executor.client.who_has()[("trial", attempt)]
+        pid = executor.client.run(os.getpid, workers=[address])[address]
         psutil.Process(pid).kill()
         wait_until(lambda: not psutil.pid_exists(pid))
         (answer,) = collect(executor, 1)
@@ -119,7 +119,7 @@ class TestLocalExecutor(ExecutorContract):
 
 
 def settings_of(executor: LocalExecutor) -> list[bool]:
-    return list(executor._client.run(dask.config.get, "distributed.worker.profile.enabled").values())
+    return list(executor.client.run(dask.config.get, "distributed.worker.profile.enabled").values())
 
 
 def worker_of(trial_id: str) -> psutil.Process:
@@ -161,9 +161,9 @@ if __name__ == "__main__":
     )
     (scratch,) = tmp_path.glob("bisect-env-*")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    path, lock = _make_scratch()
+    path, lock = make_scratch()
     assert list(tmp_path.glob("bisect-env-*")) == [path] != [scratch]
-    second, second_lock = _make_scratch()
+    second, second_lock = make_scratch()
     assert set(tmp_path.glob("bisect-env-*")) == {path, second}
     os.close(lock)
     os.close(second_lock)

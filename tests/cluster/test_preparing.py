@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect_env.cluster.base import Whereabouts, late_outcome
+from bisect_env.cluster.base import ATTEMPTS, Whereabouts, outcome
 from bisect_env.cluster.protocol import BuildFailed, PrefixReady, WorkerOffer
 from tests.cluster.executor_contract import prepared
 
@@ -60,9 +60,22 @@ def test_when_all_that_have_it_are_gone_anybody_may_try() -> None:
     assert known().at_work(NEW) == NEW
 
 
-def test_what_late_builds_come_to_is_never_a_failure_of_the_environment() -> None:
-    assert late_outcome(HASH, {"b": PrefixReady(HASH, 3.0)}) == PrefixReady(HASH, 3.0)
-    assert late_outcome(HASH, {"b": OSError("gone")}) == READY
-    failed = late_outcome(HASH, {"b": FAILED, "c": PrefixReady(HASH, 3.0, ("mended",))})
-    assert (failed.build_seconds, failed.notes[0]) == (3.0, "mended")
-    assert "on b, which joined later, an environment cannot be made: too old" in failed.notes[1]
+def test_what_may_pass_is_tried_again_a_few_times_on_a_host_while_others_have_it() -> None:
+    where = known()
+    for _ in range(ATTEMPTS):
+        ((_, builders),) = where.late([HASH], OLD + NEW)
+        assert [offer.address for offer in builders] == ["tcp://b:1"]
+        where.heard(HASH, {"b": BuildFailed("", HASH, "timeout", True)})
+    assert where.late([HASH], OLD + NEW) == []
+
+
+def test_a_host_that_cannot_make_what_another_has_is_told_once() -> None:
+    lacking = BuildFailed("", HASH, "the build failed (this host has no gcc):\nlog\nof it", True)
+    answers = {"a": PrefixReady(HASH, 3.0, ("mended",)), "b": lacking}
+    made = outcome(HASH, answers)
+    assert isinstance(made, PrefixReady)
+    assert (made.build_seconds, made.notes[0]) == (3.0, "mended")
+    assert made.notes[1].startswith(
+        "on b an environment cannot be made: the build failed (this host has no gcc); its trials run else"
+    )
+    assert outcome(HASH, answers, told={"b"}) == PrefixReady(HASH, 3.0, ("mended",))

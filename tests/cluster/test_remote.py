@@ -67,7 +67,7 @@ class TestRemoteExecutor(ExecutorContract):
             f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
             "from bisect_env.cluster.remote import RemoteExecutor\n"
             "from tests.cluster.executor_contract import build, request\n"
-            f"executor = RemoteExecutor(build, scheduler={executor._client.scheduler.address!r})\n"
+            f"executor = RemoteExecutor(build, scheduler={executor.client.scheduler.address!r})\n"
             f"executor.submit(request({SLEEP!r}, trial_id={one.spec.trial_id!r}))\n"
             "executor.wait()\n"
         )
@@ -135,7 +135,7 @@ def test_a_host_that_joins_gets_no_trial_before_it_has_the_environment(tmp_path:
         executor.submit(long)
         wait_until(lambda: processes_of(long.spec.trial_id))
         dask.worker("--host", "127.0.0.2", "--name", "late")
-        wait_until(lambda: len(executor._look(0.0)) == 2)
+        wait_until(lambda: len(executor.look(0.0)) == 2)
         # What is submitted before the prefix is there waits for the host that has it.
         assert executor.slots == 1
         early = request()
@@ -158,7 +158,7 @@ def test_where_an_environment_cannot_be_made_on_a_host_that_joins(tmp_path: Path
         executor.prepare(prepared())
         ready_later(executor)
         dask.worker("--host", "127.0.0.2", env={"CANNOT_BUILD": "1"})
-        wait_until(lambda: len(executor._look(0.0)) == 2)
+        wait_until(lambda: len(executor.look(0.0)) == 2)
         executor.submit(request())
         answers = collect(executor, 2)
         (ready,) = [answer for answer in answers if isinstance(answer, PrefixReady)]
@@ -197,6 +197,9 @@ def test_a_lost_scheduler_is_an_error_that_says_what_to_do_and_leaves_no_trial_r
         assert "start the same command again" in str(error.value)
         assert [type(answer) for answer in answers] == [TrialLost]
         wait_until(lambda: not processes_of(one.spec.trial_id))
+        # As a client is that closes by itself while it is asked; what a thread raises fails the test.
+        executor._client.scheduler = None
+        executor.cancel()
         executor.close()
 
 

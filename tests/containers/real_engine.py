@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.containers.engine import ENGINE, RUN_ARGS, Engine, _find, find_engine
+from bisect_env.containers.engine import ENGINE, RUN_ARGS, Engine, find_engine, find_named
 from bisect_env.errors import InfrastructureError
 
 OLD_CGROUPS = (
@@ -114,4 +114,4 @@ def working_image(tag: str) -> Iterator[tuple[dict[str, str], Engine, str]]:
 
 def forget_engines() -> None:
     """Look for the engine again: settings have changed."""
-    _find.cache_clear()
+    find_named.cache_clear()

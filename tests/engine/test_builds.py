@@ -33,16 +33,18 @@ def test_hosts_build_once_however_many_workers_they_have() -> None:
 def test_what_hosts_say_together() -> None:
     quick, slow = PrefixReady(A, 0.0), PrefixReady(A, 7.0, ("mended",))
     broken, network = BuildFailed("", A, "no wheel", False), BuildFailed("", A, "timeout", True)
-    assert outcome(A, [quick, slow]) == PrefixReady(A, 7.0, ("mended",))
-    assert outcome(A, [quick, network, broken]) == broken
-    assert outcome(A, [network, slow]) == network
+    assert outcome(A, {"x": quick, "y": slow}) == PrefixReady(A, 7.0, ("mended",))
+    # Where it can be made trials go; where nobody can, what is true of the environment is told.
+    (mended, elsewhere) = outcome(A, {"x": network, "y": slow}).notes  # type: ignore[union-attr]
+    assert (mended, elsewhere.partition(";")[0]) == ("mended", "on x an environment cannot be made: timeout")
+    assert outcome(A, {"x": network, "y": broken}) == broken
     # A host that is lost says nothing as long as another one answers.
-    assert outcome(A, [OSError("gone"), slow]) == slow
-    lost = outcome(A, [OSError("gone")])
+    assert outcome(A, {"x": OSError("gone"), "y": slow}) == slow
+    lost = outcome(A, {"x": OSError("gone")})
     assert isinstance(lost, BuildFailed)
     assert lost.transient
     assert "gone" in lost.message
-    assert isinstance(outcome(A, []), BuildFailed)
+    assert isinstance(outcome(A, {}), BuildFailed)
 
 
 CRASH_FROM_FOUR = """

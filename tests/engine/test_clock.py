@@ -33,8 +33,10 @@ def test_a_clock_set_back_by_an_hour_changes_nothing(
 
     for module in (specs, run, store_module):
         monkeypatch.setattr(module, "datetime", Clock)
-    database_now = store_module._now
-    monkeypatch.setattr(store_module, "_now", lambda session: database_now(session) - back().total_seconds())
+    database_now = store_module.time_of_database
+    monkeypatch.setattr(
+        store_module, "time_of_database", lambda session: database_now(session) - back().total_seconds()
+    )
     report = studies.run(studies.matrix(SCRIPT)).report
     assert report["verdict"]["first_bad"]["level"] == "6"
     told = [event.record.trial_id for event in studies.events if isinstance(event, events.TrialFinished)]
@@ -58,8 +60,8 @@ def test_a_claim_of_before_the_clock_was_set_back_lapses(
         recorded = sum(trial.combination == one for trial in store.trials(study))
         assert store.claim(study, "dead", [Want("a", one, recorded)], lease=60) == [True]
         assert store.claim(study, "me", [Want("b", one, recorded)], lease=60) == [False]
-        now = store_module._now
-        monkeypatch.setattr(store_module, "_now", lambda session: now(session) - 3600.0)
+        now = store_module.time_of_database
+        monkeypatch.setattr(store_module, "time_of_database", lambda session: now(session) - 3600.0)
         assert store.news(study, "me", after=0).claimed == {}
         assert store.claim(study, "me", [Want("b", one, recorded)], lease=60) == [True]
         assert store.news(study, "you", after=0).claimed == {one: 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,34 @@ def test_a_merge_whose_sides_are_both_good_is_the_culprit_itself(studies: Studie
     found = verdict(studies.run(matrix(studies, place, keys=", history: all", rest=ENDS)))
     assert found["first_bad"]["demo"] == commits[4]
     assert found["last_good"]["demo"] == commits[3]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["stated", "worked-out"])
+def test_a_commit_is_built_once_whenever_that_is(studies: Studies, dynamic: bool) -> None:
+    changes = pure("demo", 12, 8, files=in_tree("demo", version="" if dynamic else "1.0"))
+    changes[8].files["broken"] = "x"  # type: ignore[index]
+    changes[9].files["broken"] = None  # type: ignore[index]
+    place, commits = repository(studies, changes)
+    log = studies.folder / "builds"
+    keys = f", build: {{env: {{BUILDS: {log}}}}}"
+    rest = ENDS + "search: {crash_rate: 1}\n"
+    conclusion = studies.run(matrix(studies, place, keys=keys, rest=rest))
+    assert verdict(conclusion)["first_bad"]["demo"] == commits[7]
+    failed = [one for one in conclusion.report["combinations"] if one["status"] == "env-unbuildable"]
+    assert len(log.read_text().splitlines()) == builds(studies) + len(failed) <= 4 + 2
+
+
+def test_builds_are_made_ahead_where_that_is_wanted(studies: Studies) -> None:
+    files = {**in_tree("demo"), "slow": "0.5"}
+    place, commits = repository(studies, pure("demo", 16, 11, files=files))
+    rest = ENDS + "search: {crash_rate: 1}\n"
+    log = studies.folder / "builds"
+    keys = f", build: {{ahead: true, env: {{BUILDS: {log}}}}}"
+    conclusion = studies.run(matrix(studies, place, keys=keys, rest=rest))
+    assert verdict(conclusion)["first_bad"]["demo"] == commits[10]
+    begun = sorted(map(float, log.read_text().split()))
+    assert any(later - earlier < 0.5 for earlier, later in itertools.pairwise(begun)), "at the same time"
+    assert len(begun) <= 2 * 5
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["stated", "worked-out"])

@@ -111,7 +111,7 @@ def test_other_conditions_are_another_measurement(studies: Studies, change: tupl
 def test_another_machine_is_another_measurement(studies: Studies) -> None:
     path = studies.matrix(CRASH_FROM_SIX, rest="search: {max_trials: 4}")
     studies.run(path)
-    with Store.open(str(studies.db)) as store, store._writing() as session:
+    with Store.open(str(studies.db)) as store, store.writing() as session:
         session.connection().exec_driver_sql("UPDATE trials SET cpu = 'aarch64'")
     assert studies.run(renamed(path)).report["reused"] == []
 
@@ -144,7 +144,7 @@ def test_a_study_on_unlike_machines_says_so(studies: Studies) -> None:
     first = studies.run(path).report
     assert first["warnings"] == []
     with Store.open(str(studies.db)) as store:
-        with store._writing() as session:
+        with store.writing() as session:
             session.connection().exec_driver_sql(
                 "UPDATE trials SET cpu = 'aarch64', gpu_model = 'GH200', driver = '1' "
                 "WHERE sequence = (SELECT min(sequence) FROM trials)"

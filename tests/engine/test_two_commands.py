@@ -89,7 +89,7 @@ def ended(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 
 def claims(db: str) -> int:
-    with Store.open(db, read_only=True) as store, store._reading() as session:
+    with Store.open(db, read_only=True) as store, store.reading() as session:
         return len(session.exec(select(ClaimRow)).all())
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.commits import compiled
 from benchmarks.repositories import Change, in_tree, pure, write
+from bisect_env.environments.cache import prune
 from bisect_env.environments.commit_source import CommitRecipe, CommitSource
 from bisect_env.environments.commits import CommitBuilder, build_limit, package_of_project, stated_metadata
 from bisect_env.environments.interpreters import Interpreter, probe
@@ -20,6 +21,7 @@ from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError, 
 from bisect_env.environments.lockfiles import make_lock, parse_lock, requirements_text
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
+from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Uv
 from bisect_env.matrix.scalars import cutoff
@@ -56,6 +58,28 @@ def test_a_commit_is_built_once_and_kept(tmp_path: Path, commits: CommitBuilder,
     # The user's clone has no work tree, and gets none.
     assert [path.name for path in place.iterdir()] == [".git"]
     assert not list((tmp_path / "cache" / "commits").glob(".build-*"))
+
+
+def test_what_was_built_and_mirrored_is_pruned_and_had_again(
+    tmp_path: Path, commits: CommitBuilder, here: Interpreter
+) -> None:
+    cache = tmp_path / "cache"
+    place = tmp_path / "demo"
+    built = write(place, pure("demo", 2, 2, files=in_tree("demo")))
+    commits.wheel(source(place, built[0]), here)
+    mirror = Repository(str(place), cache).mirror
+    objects = {path: path.stat().st_mode for path in (place / ".git").rglob("*")}
+    checking_out = tmp_path / "out"
+    checking_out.mkdir()
+    with Repository(str(place), cache).checked_out(built[0], checking_out):
+        # What a build reads from stays.
+        assert prune(cache).archives == 1
+        assert mirror.is_dir()
+        assert not list((cache / "commits").glob("*/*.whl"))
+    assert prune(cache).archives == 1
+    assert not mirror.exists()
+    assert {path: path.stat().st_mode for path in (place / ".git").rglob("*")} == objects
+    assert commits.wheel(source(place, built[1]), here).path.is_file()
 
 
 def test_a_damaged_wheel_is_built_again(tmp_path: Path, commits: CommitBuilder, here: Interpreter) -> None:
@@ -121,6 +145,21 @@ def test_builds_see_the_variables_they_are_given_and_no_secrets(
     given = commits.wheel(source(place, commit, env=(("FLAG", "ccache gcc"),)), here)
     assert b"FLAG = None" in _member(plain.path)
     assert b"FLAG = 'ccache gcc'" in _member(given.path)
+
+
+def test_a_compiler_cache_is_called_and_told_the_directory_in_which_builds_differ(
+    tmp_path: Path, commits: CommitBuilder, here: Interpreter
+) -> None:
+    place = tmp_path / "demo"
+    (commit, *_) = write(place, compiled(1.0).changes[:2])
+    calls = tmp_path / "calls"
+    wrapper = tmp_path / "ccache"
+    wrapper.write_text(f'#!/bin/sh\necho "$CCACHE_BASEDIR $PWD $*" >> {calls}\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    commits.wheel(source(place, commit, env=(("CC", f"{wrapper} gcc"),)), here)
+    compiling = next(line for line in calls.read_text().splitlines() if " -c " in line)
+    base, where, compiler, *_ = compiling.split()
+    assert (where, compiler) == (base, "gcc")
 
 
 def _member(path: Path) -> bytes:
@@ -251,7 +290,7 @@ def test_an_extension_is_compiled_and_a_host_without_a_compiler_says_so(
     other = CommitBuilder(tmp_path / "cache", Uv(tmp_path / "cache"))
     with pytest.raises(UnbuildableError, match=r"\(this host has no [\w-]*(gcc|cc|clang)\)") as caught:
         other.wheel(source(place, built[0]), here)
-    assert not caught.value.transient
+    assert caught.value.transient, "it is the host's, and another may have one"
 
 
 def test_what_others_install_names_the_commit(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_download_that_falls_silent(channel, index, cache, python, tmp_path):
     finally:
         released.set()
     assert raised.value.transient
-    assert not pool._idle, "the process that still waits is gone"
+    assert not pool.idle, "the process that still waits is gone"
     index.on_request = lambda path: None
     fill(tmp_path / "again", tmp_path / "final", lock, cache, 60, stall=1.0, pool=pool)
     pool.close()

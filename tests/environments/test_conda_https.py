@@ -209,7 +209,7 @@ class TestOneArchive:
             with pytest.raises(UnbuildableError, match="no data for") as raised:
                 download_conda(url, tmp_path / "archive", pool=pool, stall=1.0)
             assert raised.value.transient
-            assert not pool._idle, "the process that still waits is gone"
+            assert not pool.idle, "the process that still waits is gone"
             released.set()
             private.index.on_request = lambda path: None
             download_conda(url, tmp_path / "archive", pool=pool)

@@ -58,13 +58,13 @@ def test_what_it_is_asked():
         virtual_packages={"__cuda": "12.8", "__archspec": "x86_64"},
     )
     places = ChannelPlaces((CHANNEL, "file:///srv"), {CHANNEL: ("https://me:word@near.example",)})
-    asked = yaml.safe_load(conda_lock._environment(wanted, places))
+    asked = yaml.safe_load(conda_lock.environment_text(wanted, places))
     assert asked == {
         "channels": ["https://me:word@near.example", "file:///srv"],
         "dependencies": ["python 3.11.*", "demo 1.0", "torch 2.8.0 cuda*", "numpy >=2"],
         "platforms": ["linux-64"],
     }
-    virtual = yaml.safe_load(conda_lock._virtual_packages(wanted))
+    virtual = yaml.safe_load(conda_lock.virtual_packages_text(wanted))
     assert virtual["subdirs"]["linux-64"]["packages"] == {"__cuda": "12.8", "__archspec": "1 x86_64"}
 
 

@@ -25,7 +25,7 @@ def write(path, text):
 
 
 def test_without_any_setting_it_is_the_librarys_constant(home, monkeypatch):
-    monkeypatch.setattr("bisect_env.environments.settings._pip_config_files", lambda environ: iter(()))
+    monkeypatch.setattr("bisect_env.environments.settings.pip_config_files", lambda environ: iter(()))
     assert configured_index(environ(home)) == PYPI_SIMPLE_ENDPOINT
 
 

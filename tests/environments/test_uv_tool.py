@@ -13,7 +13,7 @@ from bisect_env.environments.uv_tool import Uv, is_transient, plain_words, run_t
 
 def shown_environment(tmp_path, environ):
     uv = Uv(tmp_path / "cache", environ={"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path), **environ})
-    return uv._environment()
+    return uv.variables()
 
 
 def test_settings_that_would_change_a_lock_unseen_are_dropped(tmp_path):

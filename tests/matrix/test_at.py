@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_env.errors import UsageError
-from bisect_env.matrix.at import find_combination, parse_at
-from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, find_combination, parse_at
 
 GRID = Grid(
     (

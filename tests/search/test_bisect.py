@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import subprocess
+from collections.abc import Collection
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import binom
 
+from benchmarks.repositories import Change, git, write
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.search.searcher import CERTAIN, Search, SearchSettings
 from bisect_env.search.space import HypothesisSpace
@@ -381,30 +385,55 @@ def test_two_stated_ends_have_a_verdict_before_any_trial() -> None:
     assert search.verdict.status is not Status.CONFIRMED
 
 
-@pytest.mark.parametrize("size", [3, 10, 40])
-def test_where_environments_are_dear_a_search_builds_two_more_than_git_bisect_at_most(size: int) -> None:
-    for bad in range(1, size):
+def git_bisect(place: Path, size: int, bad: int, broken: Collection[int]) -> tuple[list[str], list[int]]:
+    """Hashes of so many commits in a row, and which of them `git bisect run` itself looks at."""
+    hashes = write(place, (Change({"n": str(n)}, tags=["v0"] if n == 0 else []) for n in range(size)))
+    git(place, "bisect", "start", "--no-checkout", "main", "v0")
+    skipped = " ".join(map(str, broken)) or "none"
+    check = (
+        f"n=$(git show BISECT_HEAD:n); echo $n >> tried; case ' {skipped} ' in *\" $n \"*) exit 125;; esac;"
+        f" test $n -lt {bad}"
+    )
+    subprocess.run(["git", "bisect", "run", "sh", "-c", check], cwd=place, capture_output=True, check=False)
+    return hashes, [int(n) for n in (place / "tried").read_text().split()]
+
+
+@pytest.mark.parametrize("size", [3, 10, 40, 61])
+def test_where_environments_are_dear_a_search_builds_what_git_bisect_does_and_an_end(
+    tmp_path: Path, size: int
+) -> None:
+    rng = random.Random(size)
+    for turn in range(6):
+        # What is said to fail always is not tried for that alone.
+        rate = 1.0 if turn < 4 else None
+        bad = rng.randrange(1, size)
+        begin = rng.randrange(1, size - 1)
+        # Every other time a stretch that cannot be built, which may lie around the answer.
+        broken = set(range(begin, min(size - 1, begin + rng.randrange(1, 12)))) if turn % 2 else set()
+        hashes, theirs = git_bisect(tmp_path / str(turn), size, bad, broken)
         line = grid([size], good=(0,), bad=(size - 1,))
-        search = Search(line, alone(line), SearchSettings(thrifty=True))
-        built: set[int] = set()
+        axis = dataclasses.replace(line.axes[0], values=tuple(hashes))
+        line = dataclasses.replace(line, axes=(axis,))
+        search = Search(line, alone(line), SearchSettings(thrifty=True, crash_rate=rate))
+        ours: list[int] = []
         while not search.finished:
-            prices = {(i,): 20.0 for i in range(size) if i not in built}
+            prices: dict[Index, float] = {(i,): 20.0 for i in range(size) if i not in ours}
             ((place,),) = search.ask(1, build_cost=prices)
-            built.add(place)
-            search.tell((place,), hit=place >= bad)
-        first = search.verdict.best.first_bad
-        assert first == (bad,)
-        assert len(built) <= built_by_git(size, bad) + 2
-
-
-def built_by_git(size: int, bad: int) -> int:
-    """How many commits `git bisect` tries between a good first and a bad last one, which it trusts."""
-    low, high, tried = 0, size - 1, 0
-    while high - low > 1:
-        middle = low + (high - low) // 2
-        tried += 1
-        low, high = (low, middle) if middle >= bad else (middle, high)
-    return tried
+            ours += [] if place in ours else [place]
+            if place in broken:
+                search.set_aside((place,))
+            else:
+                search.tell((place,), hit=place >= bad)
+        ends = [n for n in ours if n not in theirs]
+        what = f"{size} commits, bad from {bad}, broken {sorted(broken)}: git {theirs}, we {ours}"
+        assert [n for n in ours if n not in ends] == theirs, what
+        assert set(ends) <= {0, size - 1}, what
+        # Both only where nothing between them can be built.
+        assert len(ends) <= 1 + (rate is None) or broken >= set(range(1, size - 1)), what
+        best = search.verdict.best
+        able = [n for n in range(size) if n not in broken]
+        assert best.first_bad == (min(n for n in able if n >= bad),), what
+        assert best.last_good == (max(n for n in able if n < bad),), what
 
 
 @pytest.mark.parametrize("size", [20, 136, 722])

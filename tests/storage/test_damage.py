@@ -188,6 +188,60 @@ def test_every_damage_ends_in_words(original: tuple[Path, str], tmp_path: Path) 
     assert damage_and_use(original, tmp_path, list(damages())) > 300
 
 
+def use_bytes(content: bytes, empty: bytes, study_id: str, folder: Path) -> None:
+    damaged, copy = folder / "damaged.sqlite", folder / "copy.sqlite"
+    damaged.write_bytes(content)
+    copy.write_bytes(empty)
+    with contextlib.suppress(BisectEnvError):
+        use(damaged, study_id, copy)
+    for path in folder.glob("*.sqlite*"):
+        path.unlink()
+
+
+def test_bytes_that_change_anywhere_end_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    world = random.Random(seed)
+    path, study_id = original
+    content, empty = path.read_bytes(), empty_database(tmp_path)
+    for _ in range(12):
+        changed_bytes = bytearray(content)
+        for _ in range(world.choice((1, 5, 50))):
+            changed_bytes[world.randrange(len(content))] = world.randrange(256)
+        use_bytes(bytes(changed_bytes), empty, study_id, tmp_path)
+
+
+def test_a_schema_that_is_no_text_is_damage(original: tuple[Path, str], tmp_path: Path) -> None:
+    """SQLite quotes it in a message that Python cannot read."""
+    path, study_id = original
+    content, empty = path.read_bytes(), empty_database(tmp_path)
+    damaged = content.replace(b"CREATE TABLE studies", b"CREATE T\xc4BLE studies")
+    assert damaged != content
+    use_bytes(damaged, empty, study_id, tmp_path)
+    (tmp_path / "again.sqlite").write_bytes(damaged)
+    with pytest.raises(StorageError, match="damaged"):
+        use(tmp_path / "again.sqlite", study_id, tmp_path / "copy.sqlite")
+
+
+def test_a_trial_that_was_taken_for_a_combination_that_is_gone_is_named(
+    original: tuple[Path, str], tmp_path: Path
+) -> None:
+    path, study_id = original
+    damaged, copy = tmp_path / "damaged.sqlite", tmp_path / "copy.sqlite"
+    damaged.write_bytes(path.read_bytes())
+    unused = (
+        "SELECT id FROM combinations WHERE study_id = ? AND id NOT IN (SELECT combination_id FROM trials)"
+    )
+    changed(damaged, f"UPDATE reused SET combination_id = ({unused} LIMIT 1)", study_id)
+    changed(
+        damaged,
+        "UPDATE combinations SET key = ? WHERE id IN (SELECT combination_id FROM reused)",
+        '[["orjson","9.0"]]',
+    )
+    merged = transfer.merge_databases(str(copy), str(damaged))
+    assert any("which its study does not have" in text for text in merged.damaged)
+
+
 def test_documents_with_parts_that_are_wrong_end_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
     seed = random.randrange(10**9)
     print(f"seed {seed}")

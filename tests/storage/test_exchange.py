@@ -37,7 +37,6 @@ def fill(reference: str) -> tuple[str, str]:
         store.record_trial(first.id, whole_record(), Evidence.BAD)
         one = record("1.0", stdout=noise(1), machine=Machine("x86_64", "H100", "570.1"))
         store.record_trial(first.id, one, Evidence.GOOD, trial_key="k")
-        store.add_artefact(one.trial_id, "core", bytes(range(256)))
         store.record_trial(second.id, record("2.0", Outcome.CRASH, signature="s"), Evidence.BAD)
         store.reuse(second.id, [(one.trial_id, combination("1.0"), Evidence.GOOD)])
         store.set_combination(first.id, combination("1.1"), "unbuildable", "no compiler")

@@ -59,7 +59,7 @@ def test_the_password_is_neither_shown_nor_stored(postgres: Server, postgres_url
         assert (
             store.shown == f"postgresql+psycopg://owner:***@127.0.0.1:{postgres.port}/{name_of(postgres_url)}"
         )
-        assert PASSWORD not in repr(store._database)
+        assert PASSWORD not in repr(store.database)
     for table in ("meta", "studies", "decisions"):
         rows = postgres.run(f"SELECT t::text FROM {table} t", database=name_of(postgres_url))
         assert "hunter2" not in str(rows)
@@ -147,7 +147,7 @@ def test_a_reader_neither_waits_nor_makes_others_wait(reopen: Reopen, postgres_u
         assert reader.trials(study.id) == []
         for _ in range(20):
             store.record_trial(study.id, record(), Evidence.GOOD)
-        with store._database.engine.begin() as held:
+        with store.database.engine.begin() as held:
             held.exec_driver_sql("UPDATE studies SET description = 'half-written'")
             assert reader.study(study.id).definition == definition()
         assert reader.trials(study.id) == []
@@ -161,7 +161,7 @@ def test_a_writer_who_never_gives_way_is_named(
         monkeypatch.setattr(backend, "BUSY_SECONDS", 0.2)
         with Store.open(postgres_url) as store:
             with (
-                holder._database.engine.begin(),
+                holder.database.engine.begin(),
                 pytest.raises(StorageError, match=r"held by another writer[^$]*pg_stat_activity"),
             ):
                 store.open_study(definition())

@@ -90,7 +90,7 @@ def test_a_new_database_that_the_disk_had_no_room_for_does_not_appear(path: Path
 
 
 def test_every_connection_is_set_up(reopen: Reopen) -> None:
-    with reopen()._database.engine.connect() as connection:
+    with reopen().database.engine.connect() as connection:
         settings = [
             connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
             for name in ("journal_mode", "foreign_keys", "busy_timeout", "query_only")
@@ -103,9 +103,9 @@ def test_writers_take_the_lock_at_once_and_readers_do_not(reopen: Reopen, path: 
     store = reopen()
     other = sqlite3.connect(path, timeout=0, isolation_level=None)
     try:
-        with store._database.engine.begin(), pytest.raises(sqlite3.OperationalError, match="locked"):
+        with store.database.engine.begin(), pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("BEGIN IMMEDIATE")
-        with store._database.reader.begin():
+        with store.database.reader.begin():
             other.execute("BEGIN IMMEDIATE")
             other.execute("ROLLBACK")
     finally:
@@ -119,7 +119,7 @@ def test_a_reader_neither_waits_nor_makes_others_wait(reopen: Reopen, path: Path
         assert reader.trials(study.id) == []
         for _ in range(20):
             store.record_trial(study.id, record(), Evidence.GOOD)
-        with store._database.engine.begin() as held:
+        with store.database.engine.begin() as held:
             held.exec_driver_sql("UPDATE studies SET description = 'half-written'")
             assert reader.study(study.id).definition == definition()
         assert reader.trials(study.id) == []
@@ -512,3 +512,41 @@ def test_logs_of_a_team_belong_to_its_group(reopen: Reopen, path: Path) -> None:
     (file,) = artefact_files(path)
     modes = [stat.S_IMODE(one.stat().st_mode) for one in (file.parent.parent, file.parent, file)]
     assert modes == [0o2770, 0o2770, 0o660]
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced", "moved away"])
+def test_a_database_that_goes_away_is_noticed_and_leaves_no_log_to_the_next(tmp_path: Path, how: str) -> None:
+    """SQLite would put the log of the old one into whatever has its name."""
+    path, other = tmp_path / "results.sqlite", tmp_path / "other.sqlite"
+    Store.open(str(other)).close()
+    content = other.read_bytes()
+    with Store.open(str(path)) as store:
+        study = opened_study(store)
+        assert Path(f"{path}-wal").stat().st_size > 0
+        match how:
+            case "deleted":
+                path.unlink()
+            case "replaced":
+                other.replace(path)
+            case _:
+                path.rename(tmp_path / "kept.sqlite")
+        with pytest.raises(StorageError, match="deleted or replaced while it was in use"):
+            store.record_trial(study.id, record(), Evidence.BAD)
+        assert not Path(f"{path}-wal").exists()
+    assert path.exists() == (how == "replaced")
+    if how == "replaced":
+        assert path.read_bytes() == content
+    with Store.open(str(path)) as store:
+        assert store.studies() == []
+
+
+def test_a_log_without_its_database_is_not_that_of_the_next(tmp_path: Path) -> None:
+    """As a command leaves it that was killed after somebody had deleted the database."""
+    path = tmp_path / "results.sqlite"
+    with Store.open(str(path)) as store:
+        opened_study(store)
+        log = Path(f"{path}-wal").read_bytes()
+    path.unlink()
+    Path(f"{path}-wal").write_bytes(log)
+    with Store.open(str(path)) as store:
+        assert store.studies() == []

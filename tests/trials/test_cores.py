@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.trials import stacks
-from bisect_env.trials.cores import Autopsy, _called_from, core_names, find_core, guilty_frame, of_cuda_gdb
+from bisect_env.trials.cores import Autopsy, called_from, core_names, find_core, guilty_frame, of_cuda_gdb
 
 HANDLED = """\
 #0  __pthread_kill_implementation (threadid=<optimized out>, signo=11, no_tid=0) at ./nptl/pthread_kill.c:44
@@ -81,11 +81,11 @@ def test_the_users_own_frame_is_named_beside_a_librarys() -> None:
     )
     packaged, own = frame("fit", "/p/lib/python3.11/site-packages/cuml/f.py"), frame("guilty", "/w/main.py")
     outer = frame("<module>", "/w/main.py")
-    called = _called_from(stacks.Thread(1, "", (inner, library, packaged, own, outer)))
+    called = called_from(stacks.Thread(1, "", (inner, library, packaged, own, outer)))
     assert called == f"{library}, from {own}"
-    assert _called_from(stacks.Thread(1, "", (inner, own, outer))) == str(own)
-    assert _called_from(stacks.Thread(1, "", (library,))) == str(library)
-    assert _called_from(stacks.Thread(1, "", (inner,))) == ""
+    assert called_from(stacks.Thread(1, "", (inner, own, outer))) == str(own)
+    assert called_from(stacks.Thread(1, "", (library,))) == str(library)
+    assert called_from(stacks.Thread(1, "", (inner,))) == ""
 
 
 def test_the_sentence() -> None:

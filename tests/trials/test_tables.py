@@ -11,10 +11,10 @@ from bisect_env.trials import gpu_errors
 from bisect_env.trials.classify import RULES, classify
 from bisect_env.trials.exit_record import ExitRecord
 from bisect_env.trials.gpu_errors import CUDA_ERRORS, PROGRAM_XIDS, SICK_XIDS, described
-from bisect_env.trials.outcome_table import ANSWERS, rules_of
 from bisect_env.trials.records import Outcome
 from tests.trials.test_classify import RECORDS
 from tools import gpu_tables, outcomes_page
+from tools.outcomes_page import ANSWERS, rules_of
 
 DOES_NOT_END = {Outcome.WORKER_LOST, Outcome.ENV_UNSOLVABLE, Outcome.ENV_UNBUILDABLE}
 
