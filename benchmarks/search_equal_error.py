@@ -39,7 +39,7 @@ from bisect_env.search.simulate import simulate
 from bisect_env.search.verdict import capacity
 
 RESULTS = Path(__file__).parent / "results" / "search_equal_error.json"
-CONFIDENCES = (0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+CONFIDENCES = (0.6, 0.7, 0.8, 0.9, 0.95, 0.96, 0.97, 0.98, 0.99)
 ERRORS = (0.1, 0.05, 0.02)
 ROWS = tuple(
     Row((32,), p0, p1)
