@@ -431,12 +431,13 @@ def database_gone(play: Round) -> None:
     Store.open(str(other)).close()
     replaced = play.rng.choice((b"", b"not a database\n" * 100, other.read_bytes()))
     running = begun(play)
-    if play.db.exists():
+    was_there = play.db.exists()
+    if was_there:
         play.db.unlink()
         if replaced:
             play.db.write_bytes(replaced)
     running.end()
-    if replaced and play.db.exists() and play.db.read_bytes() != replaced:
+    if was_there and replaced and play.db.read_bytes() != replaced:
         play.count("wrong evidence", 1, "something was written into what had taken the database's place")
     for path in play.db.parent.iterdir():
         if replaced or not play.db.exists():
@@ -602,8 +603,7 @@ def answer(play: Round) -> None:
         play.look()
         if code in (0, 1) and play.budget is not None:
             counted = [trial for trial in play.stored() if trial["evidence"] in ("good", "bad")]
-            # What runs when the last one is counted may still come in.
-            if running.verdict() not in ("", expected) or len(counted) > play.budget[0] + 2:
+            if running.verdict() not in ("", expected) or len(counted) > play.budget[0]:
                 play.count(
                     "wrong verdicts", 1, f"{running.verdict()!r}, {len(counted)} trials: {play.budget}"
                 )

@@ -236,7 +236,7 @@ class DaskExecutor:
         self._unable: set[str] = set()
         self._told: queue.SimpleQueue[PrefixProgress] = queue.SimpleQueue()
         self._whereabouts = Whereabouts()
-        self._attempts: dict[str, _Attempt] = {}
+        self.attempts: dict[str, _Attempt] = {}
         self._count = 0
         self._epoch = 0
         self._preparing = 0
@@ -310,7 +310,7 @@ class DaskExecutor:
         settings = WorkerSettings(self._build, self._topic, self._epoch, self._cpus, self._version)
         lock_hash = request.lock.content_hash
         fit = self._whereabouts.fit(lock_hash, self.look())
-        known = self._attempts[attempt] = _Attempt(request.spec.trial_id, self._epoch, lock_hash, fit)
+        known = self.attempts[attempt] = _Attempt(request.spec.trial_id, self._epoch, lock_hash, fit)
         # The key is unique and the function declared impure, or equal submits would be run once. The common
         # first part makes the trials one group, to which alone the worker saturation applies.
         known.future = self.client.submit(
@@ -377,7 +377,7 @@ class DaskExecutor:
         """An event of a worker; runs in the client's event loop, before the answer that follows it."""
         _, said = event
         if "begun" in said:
-            attempt = self._attempts.get(said["begun"])
+            attempt = self.attempts.get(said["begun"])
             if attempt is not None:
                 attempt.begun.append((said["worker"], said["host"]))
                 if len(attempt.begun) == 2:
@@ -393,7 +393,7 @@ class DaskExecutor:
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Answers since the last call; see `Executor.wait`. Empty at once when none is due."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._attempts or self._preparing:
+        while self.attempts or self._preparing:
             left = LOOK if deadline is None else min(LOOK, deadline - time.monotonic())
             done = take(self._answers, max(0.0, left))
             answers = [self._answer(attempt) for attempt in done if attempt]
@@ -425,7 +425,7 @@ class DaskExecutor:
         self._answers.put("")
 
     def _answer(self, name: str) -> Completion:
-        attempt = self._attempts[name]
+        attempt = self.attempts[name]
         host = attempt.begun[-1][1] if attempt.begun else ""
         try:
             completion: Completion = attempt.future.result()
@@ -438,7 +438,7 @@ class DaskExecutor:
         finally:
             attempt.future.release()
             # Not before: while the result was fetched, a lost worker may have made a second run of it.
-            del self._attempts[name]
+            del self.attempts[name]
         if len(attempt.begun) > 1:
             worker, host = attempt.begun[0]
             reason = f"the worker {worker} was lost before its answer was fetched"
@@ -463,12 +463,12 @@ class DaskExecutor:
 
     def _check_health(self) -> None:
         self._check_client()
-        if any(attempt.epoch < self._epoch for attempt in self._attempts.values()):
+        if any(attempt.epoch < self._epoch for attempt in self.attempts.values()):
             self._broadcast_cancel()
         offers = self.look()
         if offers:
             self._workerless_since = None
-            self._welcome({attempt.lock_hash for attempt in self._attempts.values()})
+            self._welcome({attempt.lock_hash for attempt in self.attempts.values()})
             self._give_up_stranded(offers)
             if self._aside and why_never(offers, self._gpus_per_trial):
                 self._refuse_missing_gpus(self._gpus_per_trial)
@@ -484,7 +484,7 @@ class DaskExecutor:
     def _give_up_stranded(self, offers: Sequence[WorkerOffer]) -> None:
         """End attempts that wait for workers which are all gone; Dask would wait for ever."""
         there = {offer.address for offer in offers}
-        for attempt in self._attempts.values():
+        for attempt in self.attempts.values():
             if attempt.fit is not None and there.isdisjoint(attempt.fit):
                 attempt.is_stranded = True
                 attempt.future.cancel()
@@ -545,11 +545,11 @@ class DaskExecutor:
     def _close_in_order(self) -> None:
         deadline = time.monotonic() + CLOSE_GRACE
         with _despite_lost_connection():
-            if self._attempts:
+            if self.attempts:
                 self.cancel()
-            while self._attempts and time.monotonic() < deadline:
+            while self.attempts and time.monotonic() < deadline:
                 self.wait(deadline - time.monotonic())
-        self._attempts.clear()
+        self.attempts.clear()
         self._preparing = 0
         with _despite_lost_connection():
             self.client.close()

@@ -89,13 +89,13 @@ class HostExecutor(DaskExecutor):
         super().__init__(build, cpus=tuple(sorted(os.sched_getaffinity(0))), gpus_per_trial=gpus_per_trial)
         self._notes: list[str] = []
         self._threads = threads
-        self._scratch, self._scratch_lock = make_scratch()
-        self._cluster: Any = None
+        self.scratch, self._scratch_lock = make_scratch()
+        self.cluster: Any = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._remove_scratch)
-            _scratches.add(self._scratch)
+            _scratches.add(self.scratch)
             # As long as the cluster lives: a worker that is started again reads the settings of that moment.
-            undo.enter_context(dask.config.set({**_CONFIG, "temporary-directory": str(self._scratch)}))
+            undo.enter_context(dask.config.set({**_CONFIG, "temporary-directory": str(self.scratch)}))
             self._start(workers)
             self._undo = undo.pop_all()
 
@@ -113,18 +113,18 @@ class HostExecutor(DaskExecutor):
             "memory_limit": 0,
             "dashboard_address": None,
             "silence_logs": logging.CRITICAL,
-            "local_directory": str(self._scratch),
+            "local_directory": str(self.scratch),
             "preload": ["bisect_env.cluster.worker"],
             "scheduler_kwargs": _SCHEDULER,
             # Every user of this host reaches the loopback device, and whoever a scheduler or a worker listens
             # to runs code as its owner: a certificate made for this cluster lets in its own processes and
             # nobody else.
-            "security": _certificate(self._scratch),
+            "security": _certificate(self.scratch),
         }
         deadline = time.monotonic() + START_TIMEOUT
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                self._cluster = self._make_cluster(workers, options)
+                self.cluster = self._make_cluster(workers, options)
                 break
             except (OSError, RuntimeError, TimeoutError) as error:
                 # One worker that dies while it starts (of the kernel's memory kill, say) ends them all.
@@ -135,14 +135,14 @@ class HostExecutor(DaskExecutor):
                 )
         try:
             client = _client(
-                self._cluster, set_as_default=False, direct_to_workers=True, timeout=START_TIMEOUT
+                self.cluster, set_as_default=False, direct_to_workers=True, timeout=START_TIMEOUT
             )
             # With the first one trials begin; the others join when they stand.
             client.wait_for_workers(1, timeout=START_TIMEOUT)
             self._connect(client)
             self._complete()
         except (OSError, TimeoutError) as error:
-            self._cluster.close()
+            self.cluster.close()
             raise _start_error(workers, attempt, error) from error
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
@@ -156,7 +156,7 @@ class HostExecutor(DaskExecutor):
 
     def _give_back(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
-            self._cluster.close()
+            self.cluster.close()
 
     def _kill(self) -> None:
         end_processes()
@@ -167,8 +167,8 @@ class HostExecutor(DaskExecutor):
         sweep()  # of trials whose workers were killed at the same time as their supervisors ended
 
     def _remove_scratch(self) -> None:
-        _scratches.discard(self._scratch)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        _scratches.discard(self.scratch)
+        shutil.rmtree(self.scratch, ignore_errors=True)
         os.close(self._scratch_lock)
 
 
@@ -300,7 +300,7 @@ class GpuExecutor(HostExecutor):
         )
 
     def _complete(self) -> None:
-        self._cluster.scale(len(self._groups))
+        self.cluster.scale(len(self._groups))
 
 
 def refuse_without_dask_cuda() -> Any:

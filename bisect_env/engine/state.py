@@ -546,6 +546,9 @@ class StudyState:
         if self.search.finished:
             return Wanted()
         free = in_flight(slots, self.trial_seconds.value, flaky=not self.looks_certain) - len(self.running)
+        # Nothing is begun that would exceed the budget of trials.
+        left = self._matrix.file.search.max_trials - self.search.trials - len(self.running)
+        free = min(free, left)
         if only is not None:
             free = max(0, free)
             now = [only] * free if self.is_ready(only) else []
@@ -560,7 +563,8 @@ class StudyState:
         later = [index for index in chosen if not self.is_ready(index)]
         if later:
             # Cores that build are not lent out to trials that nobody waits for.
-            room = min(len(later), max(0, slots - len(self.building) - len(self.running) - len(now)))
+            idle = slots - len(self.building) - len(self.running)
+            room = min(len(later), max(0, min(idle, left) - len(now)))
             now += self._backfill(room, pending + Counter(chosen), slots)
         ahead = self._ahead(costs, pending + Counter(chosen), slots, busy=bool(later))
         build, lock = self._to_make([*later, *ahead], slots)

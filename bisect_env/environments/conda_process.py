@@ -173,7 +173,7 @@ class HelperProcess:
         env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
         env |= certificates(env)
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -192,7 +192,7 @@ class HelperProcess:
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        return self.process.pid
 
     @property
     def is_open(self) -> bool:
@@ -210,12 +210,12 @@ class HelperProcess:
         Raises:
             HelperDiedError: None came; the process is gone, and another one has to be started.
         """
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         if room is not None:
-            room.watch(self._process.pid)
+            room.watch(self.process.pid)
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
             return self._answer(self._line(time.monotonic() + timeout, room))
         except BrokenPipeError:
             raise self._died() from None
@@ -226,7 +226,7 @@ class HelperProcess:
 
     def close(self) -> None:
         """End it, with everything that it started."""
-        process = self._process
+        process = self.process
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -237,8 +237,8 @@ class HelperProcess:
                     stream.close()
 
     def _line(self, deadline: float, room: Room | None) -> bytes:
-        assert self._process.stdout is not None
-        stream = self._process.stdout.fileno()
+        assert self.process.stdout is not None
+        stream = self.process.stdout.fileno()
         look = None if room is None else LOOK
         with selectors.DefaultSelector() as selector:
             selector.register(stream, selectors.EVENT_READ)
@@ -270,7 +270,7 @@ class HelperProcess:
         return answer
 
     def _died(self) -> HelperDiedError:
-        code = self._process.wait()
+        code = self.process.wait()
         words = self._words()
         self.close()
         if code < 0:

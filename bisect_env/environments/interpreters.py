@@ -176,7 +176,7 @@ class Interpreters:
         candidates: Callable[[], Iterable[Path]] = candidate_paths,
         fetch: Callable[[str], str] | None = None,
     ) -> None:
-        self._candidates = candidates
+        self.candidates = candidates
         self._fetch = fetch or fetch_with_uv
         self._found: tuple[Interpreter, ...] | None = None
         self._refused: dict[str, str] = {}
@@ -227,7 +227,7 @@ class Interpreters:
 
     def _installed(self) -> tuple[Interpreter, ...]:
         if self._found is None:
-            paths = list(dict.fromkeys(path.absolute() for path in self._candidates()))
+            paths = list(dict.fromkeys(path.absolute() for path in self.candidates()))
             answers = [found for found in _probed(paths) if found is not None]
             unique: dict[Path, Interpreter] = {}
             for found in answers:

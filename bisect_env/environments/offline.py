@@ -24,7 +24,35 @@ from bisect_env.matrix.versions import Manager
 _PYTHONS = "pythons"
 
 
-class RecordingCatalogue:
+def _no_commits(repository: str) -> UsageError:
+    return UsageError(
+        f"commits of {without_credentials(repository)} cannot be taken along to a host without a network: "
+        "each is built with what it asks for",
+        remedy="run the study where the package index can be reached; the repository may be a local clone",
+    )
+
+
+class _WithoutCommits:
+    """A catalogue that has no commits: they are built, with what is not known beforehand."""
+
+    def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
+        """None; arguments as for `VersionCatalogue`.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise _no_commits(repository)
+
+    def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
+        """As for `commits`.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise _no_commits(repository)
+
+
+class RecordingCatalogue(_WithoutCommits):
     """Asks another catalogue, and keeps what it answers.
 
     Args:
@@ -56,24 +84,8 @@ class RecordingCatalogue:
         self._answers[_PYTHONS] = found
         return found
 
-    def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
-        """Commits are built, and what they are built with is not known beforehand; arguments as there.
 
-        Raises:
-            UsageError: Always.
-        """
-        raise _no_commits(repository)
-
-    def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
-        """As for `commits`.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise _no_commits(repository)
-
-
-class OfflineCatalogue:
+class OfflineCatalogue(_WithoutCommits):
     """Answers what a `RecordingCatalogue` kept.
 
     Args:
@@ -98,22 +110,6 @@ class OfflineCatalogue:
     def python_versions(self) -> list[str]:
         """See `VersionCatalogue.python_versions`."""
         return list(self._answer(_PYTHONS, "the versions of Python"))
-
-    def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
-        """What was fetched holds no commits; arguments as for `RecordingCatalogue`.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise _no_commits(repository)
-
-    def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
-        """As for `commits`.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise _no_commits(repository)
 
     def _releases(self, key: str, package: str) -> list[Release]:
         return [_from_data(entry) for entry in self._answer(key, f"the versions of {package}")]
@@ -228,14 +224,6 @@ def _conda_question(package: str, channels: Sequence[str], platform: str, build:
 
 def _question(package: str, manager: Manager, index: str | None) -> str:
     return json.dumps([package, str(manager), index and without_credentials(index)])
-
-
-def _no_commits(repository: str) -> UsageError:
-    return UsageError(
-        f"commits of {without_credentials(repository)} cannot be taken along to a host without a network: "
-        "each is built with what it asks for",
-        remedy="run the study where the package index can be reached; the repository may be a local clone",
-    )
 
 
 def _changed(place: Path, what: str) -> InfrastructureError:

@@ -224,7 +224,7 @@ def _failure(finished: Finished, timeout: float, *, builds: bool) -> Unbuildable
 # --------------------------------------------------------------------------------------------------
 # Prefixes: installed environments on this host, one directory for each lock, shared by every trial.
 
-_unchanged: set[tuple[str, str]] = set()
+UNCHANGED: set[tuple[str, str]] = set()
 """Prefixes, with their snapshots, that this process has seen to be as they were made."""
 _FORMAT = 3  # raise it when prefixes are made differently: older ones are then built anew
 
@@ -270,7 +270,7 @@ def is_still(place: Path, state: str) -> bool:
         known = state in (marker["snapshot"], marker.get("without_bytecode"))
         if known and integrity.is_unchanged(place, marker["snapshot"], ignore=(MARKER,)):
             return True
-    _unchanged.discard((str(place), state))
+    UNCHANGED.discard((str(place), state))
     return False
 
 
@@ -427,10 +427,10 @@ class _Builder:
         if marker.get("format") != _FORMAT or not self._may_start(python):
             return None
         made = (str(self.final), str(marker.get("snapshot")))
-        if made not in _unchanged:
+        if made not in UNCHANGED:
             if not integrity.is_unchanged(self.final, made[1], ignore=(MARKER,)):
                 return None
-            _unchanged.add(made)
+            UNCHANGED.add(made)
         return Prefix(self.final, python)
 
     def _may_start(self, python: Path) -> bool:

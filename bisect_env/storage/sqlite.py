@@ -358,9 +358,21 @@ class _Place:
     def _is_ours(self, suffix: str) -> bool:
         known = self._known.get(suffix)
         try:
-            return known is not None and os.path.samestat(known, Path(f"{self._path}{suffix}").stat())
+            found = Path(f"{self._path}{suffix}").stat()
         except OSError:
             return False
+        if known is not None and os.path.samestat(known, found):
+            return True
+        # A log may have been made after the last look, of a file that was gone already then.
+        return bool(suffix) and any(os.path.samestat(one, found) for one in _open_files())
+
+
+def _open_files() -> Iterator[os.stat_result]:
+    """What this process has open."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 -- names
+            with contextlib.suppress(OSError, ValueError):
+                yield os.fstat(int(name))
 
 
 def _engine(path: Path, *, read_only: bool) -> Engine:

@@ -251,7 +251,7 @@ class Launcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
         self._has_looked = False
 
@@ -292,7 +292,7 @@ class Launcher:
 
     def _send(self, fds: list[int]) -> None:
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
+            if self.process is None or self.process.poll() is not None:
                 self._start_server()
             assert self._requests is not None
             socket.send_fds(self._requests, [b"+"], fds)
@@ -300,7 +300,7 @@ class Launcher:
     def prepare(self) -> None:
         """Start the server before it is needed; what goes wrong is said by the first `start`."""
         with self._lock, contextlib.suppress(OSError):
-            if self._process is None:
+            if self.process is None:
                 self._start_server()
 
     def _start_server(self) -> None:
@@ -314,7 +314,7 @@ class Launcher:
         with theirs:
             # Its own session: a Ctrl-C in the terminal is for the command to handle, not for trials.
             # -S and -I: no site packages, no variables of the worker's environment.
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs.fileno()), owner],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -328,20 +328,20 @@ class Launcher:
     def _discard(self) -> None:
         if self._requests is not None:
             self._requests.close()
-        if self._process is not None:
+        if self.process is not None:
             # The server ends when its socket does and the last trial has ended; the wait reaps it.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_GRACE)
-            if self._process.returncode is None and _is_stopped(self._process.pid):
-                self._process.kill()
-                self._process.wait()
-        self._requests = self._process = None
+                self.process.wait(END_GRACE)
+            if self.process.returncode is None and _is_stopped(self.process.pid):
+                self.process.kill()
+                self.process.wait()
+        self._requests = self.process = None
 
     def go_on(self) -> None:
         """Let the server go on if somebody has stopped it."""
         with self._lock:
-            if self._process is not None and self._process.poll() is None and _is_stopped(self._process.pid):
-                self._process.send_signal(signal.SIGCONT)
+            if self.process is not None and self.process.poll() is None and _is_stopped(self.process.pid):
+                self.process.send_signal(signal.SIGCONT)
 
     def abandon(self, supervisor: int | None) -> None:
         """Kill a supervisor that does not answer with all that is below it, or the server that started none.
@@ -350,7 +350,7 @@ class Launcher:
             supervisor: Its process id, None where none was started.
         """
         with self._lock:
-            server = self._process
+            server = self.process
             if server is None:
                 return
             with contextlib.suppress(psutil.Error):
@@ -370,8 +370,8 @@ class Launcher:
         """In a forked child: the server and its socket belong to the parent."""
         if self._requests is not None:
             self._requests.close()
-        if self._process is not None:
-            self._process.returncode = 0  # else its destructor warns of a child that is not ours
+        if self.process is not None:
+            self.process.returncode = 0  # else its destructor warns of a child that is not ours
         self.__init__()  # type: ignore[misc]  # a lock that another thread held stays locked for ever
 
 

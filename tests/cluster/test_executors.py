@@ -55,7 +55,7 @@ def shared_cluster() -> Iterator[LocalExecutor]:
     # multiprocessing's resource tracker belongs to this process, not to the cluster.
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]
-    assert not executor._scratch.exists()
+    assert not executor.scratch.exists()
     with pytest.raises(InfrastructureError, match="closed"):
         executor.submit(request())
 
@@ -91,7 +91,7 @@ class TestLocalExecutor(ExecutorContract):
     ) -> None:
         one = request(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')")
         executor.submit(one)
-        attempt, known = next(iter(executor._attempts.items()))
+        attempt, known = next(iter(executor.attempts.items()))
         wait_until(lambda: known.future.status == "finished")
         (address,) = executor.client.who_has()[("trial", attempt)]
         pid = executor.client.run(os.getpid, workers=[address])[address]
@@ -187,7 +187,7 @@ def test_closing_an_inline_executor_ends_its_trials() -> None:
 def test_a_lost_cluster_is_an_error_that_says_what_to_do() -> None:
     executor = LocalExecutor(build, workers=1)
     executor.submit(request(SLEEP))
-    executor._cluster.close()
+    executor.cluster.close()
     with pytest.raises(InfrastructureError, match=r"lost|gone"):
         wait_for_ever(executor)
     executor.close()

@@ -198,7 +198,7 @@ def test_a_lost_scheduler_is_an_error_that_says_what_to_do_and_leaves_no_trial_r
         assert [type(answer) for answer in answers] == [TrialLost]
         wait_until(lambda: not processes_of(one.spec.trial_id))
         # As a client is that closes by itself while it is asked; what a thread raises fails the test.
-        executor._client.scheduler = None
+        executor.client.scheduler = None
         executor.cancel()
         executor.close()
 

@@ -290,11 +290,9 @@ def test_a_source_distribution_is_built_where_there_is_a_network(
     assert fetched(studies, matrix, bundle).warnings == ()
     index.on_request = lambda path: 500
     provider = OfflineEnvironments(bundle, "planted", tmp_path / "cache-there")
-    (lock,) = {
-        answer.content_hash
-        for answer in map(provider._bundle.result, provider._answers.locks.values())
-        if isinstance(answer, Lock)
-    }
+    held = Bundle(bundle)
+    results = map(held.result, held.read("planted").locks.values())
+    (lock,) = {answer.content_hash for answer in results if isinstance(answer, Lock)}
     prefix = provider.ensure_prefix(Bundle(bundle).lock(lock), allow_source=frozenset({"made"}))
     said = subprocess.run(
         [prefix.python, "-c", "import made; print(made.origin)"], capture_output=True, text=True, check=True

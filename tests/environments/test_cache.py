@@ -65,11 +65,11 @@ BULK = "x = '" + "a" * 400_000 + "'\n"
 @pytest.fixture(autouse=True)
 def _new_process(monkeypatch):
     """Each test begins as a process does that has looked at no prefix yet."""
-    monkeypatch.setattr(prefix_module, "_unchanged", set())
+    monkeypatch.setattr(prefix_module, "UNCHANGED", set())
 
 
 def forget():
-    prefix_module._unchanged.clear()
+    prefix_module.UNCHANGED.clear()
 
 
 def module_of(prefix, name):

@@ -98,7 +98,7 @@ def test_a_crash_after_the_answer_is_not_heard_of(channel, tmp_path, python):
     pool, folder = dying_pool(tmp_path, "after", 1)
     solver = CondaSolver(tmp_path / "cache", pool=pool)
     lock = Locker(tmp_path / "cache", conda=solver).lock(request(channel, python, demo="1.0"))
-    assert pool.idle[0]._process.wait(30) == -11, "it died by itself, after it had answered"
+    assert pool.idle[0].process.wait(30) == -11, "it died by itself, after it had answered"
     assert len(list(folder.iterdir())) == 1
     # The pool notices when it asks the next time, and starts another one.
     again = Locker(tmp_path / "cache", conda=solver).lock(request(channel, python, demo="1.0"))

@@ -71,8 +71,8 @@ def test_what_is_missing_is_fetched_once(monkeypatch):
 def test_what_was_fetched_is_used(monkeypatch):
     fetched = []
     pythons = planted(monkeypatch, "3.10.1", "3.14.0", fetch=lambda version: fetched.append(version) or "")
-    everything = pythons._candidates
-    pythons._candidates = lambda: everything() if fetched else everything()[:1]
+    everything = pythons.candidates
+    pythons.candidates = lambda: everything() if fetched else everything()[:1]
     assert pythons.find("3.14").version == "3.14.0"
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
+from bisect_env.engine.document import verdict_document
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
-from bisect_env.report import words
+from bisect_env.report import formats, words
 from bisect_env.report.build import ANSWERS, LIMIT, POINTS
 from bisect_env.report.charts import clock, lanes_of
 from bisect_env.report.model import TimedTrial, TimelineReport
@@ -138,6 +139,39 @@ def test_a_history_that_is_not_monotone_ends_as_it_did() -> None:
     assert seen.probabilities[-1][0] == pytest.approx(live.probabilities[best])
     # What nobody thought of at first has no probability then.
     assert seen.probabilities[0][0] == 0.0
+
+
+@pytest.mark.parametrize("length", ["short", pytest.param("long", marks=pytest.mark.slow)])
+def test_any_history_goes_through_every_report(store: Store, length: str) -> None:
+    """Old releases that fail for another reason are the everyday case: bad, good and bad, at any length."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    size = chance.randrange(20, 80) if length == "short" else chance.randrange(80, 301)
+    direction = chance.choice(("regression", "fixed", "either"))
+    turns = sorted(chance.sample(range(1, size), chance.randrange(1, 5)))
+    first = chance.random() < 0.7
+    bad = [(sum(turn <= place for turn in turns) % 2 == 0) == first for place in range(size)]
+    print(f"{size} values, {direction}, changes at {turns}, the first is {'bad' if first else 'good'}")
+    values = [f"1.{number}" for number in range(size)]
+    grid = Grid((GridAxis("lib", AxisKind.VALUE, tuple(values), Direction(direction)),))
+    study = StudyBuilder(store, [axis("lib", *values, direction=direction, kind="value")])
+    search = Search(grid, {index: index for index in grid.indices()})
+    while (wanted := search.ask(1)) and search.trials < 40:
+        for index in wanted:
+            cell = {"lib": values[index[0]]}
+            (study.crashes if bad[index[0]] else study.passes)(cell, 1)
+            search.tell(index, hit=bad[index[0]])
+    study.finished(verdict_document(grid, search, {}))
+    report = load_report(store, study.study.id)
+    for form in ("text", "html", "md", "json", "junit", "csv"):
+        assert formats.formatted(report, form)
+    assert report.sentence
+    if report.verdict["status"] == "confirmed":
+        # However it is put, what was tried is called what it was.
+        called = set(report.verdict["bad_values"]["lib"])
+        seen = {values.index(one.combination["lib"]) for one in report.combinations if one.counted}
+        assert {place for place in seen if values[place] in called} == {n for n in seen if bad[n]}
 
 
 def test_what_is_told_again_is_what_was_believed_then() -> None:

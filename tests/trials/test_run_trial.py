@@ -536,7 +536,7 @@ def test_a_killed_supervisor_is_a_harness_error_and_leaves_no_child() -> None:
 
 def test_a_killed_server_is_replaced(run: Run) -> None:
     run("pass")
-    process = launch.LAUNCHER._process
+    process = launch.LAUNCHER.process
     assert process is not None
     process.kill()
     process.wait()
@@ -622,7 +622,7 @@ def test_many_threads_at_once(private_temp: Path) -> None:
     assert [record.outcome for record in records] == [kinds[code] for code in codes]
     assert list(private_temp.iterdir()) == []
     assert threading.active_count() == threads
-    server = launch.LAUNCHER._process
+    server = launch.LAUNCHER.process
     assert server is not None
     deadline = time.monotonic() + 20  # supervisors end just after their last word
     while psutil.Process(server.pid).children() and time.monotonic() < deadline:
