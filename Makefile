@@ -68,6 +68,7 @@ bench-search: setup ## compare the search with its rivals on planted truths (ARG
 	$(BIN)/python -m benchmarks.search $(ARGS)
 	$(BIN)/python -m benchmarks.search_frontiers
 	$(BIN)/python -m benchmarks.search_tables
+	$(BIN)/python -m benchmarks.search_equal_error --studies 20
 	$(BIN)/python -m benchmarks.search_steps
 	$(BIN)/python -m benchmarks.answers
 

@@ -1,8 +1,9 @@
 """What a decision of the search costs: milliseconds of processor time of one step, on one core.
 
 `python -m benchmarks.search_steps [--trials N]` plays studies and prints the median and the 90th percentile
-of a step: `ask` for one worker or for eight, `tell`, and whether it is finished. Limits are those that the
-search is held to, for one worker; eight may take twice as long.
+of a step: `ask`, `tell`, and whether it is finished; of `ask` alone for one worker and for eight; and the
+share of time in which a worker is free while the search thinks, with two workers and trials of 0.3 s. Limits
+are those that the search is held to.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 # Before numpy is imported, as the commands do.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.engine.state import in_flight
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.search.coarsening import search_for
+from bisect_env.search.searcher import StudySearch
 
 REGRESSION, EITHER = Direction.REGRESSION, Direction.EITHER
 
@@ -54,26 +59,106 @@ CASES = (
 )
 
 
-def steps(case: Case, workers: int, trials: int, seed: int = 0) -> list[float]:
-    """Milliseconds of each step of a study."""
-    rng = np.random.default_rng(seed)
-    axes = (
-        GridAxis(f"a{i}", AxisKind.PACKAGE, tuple(map(str, range(n))), case.direction)
-        for i, n in enumerate(case.shape)
-    )
-    grid = Grid(tuple(axes))
-    first = [int(rng.integers(1, n)) for n in case.shape]
-    search = search_for(grid, {index: index for index in grid.indices()})
+@dataclass(frozen=True)
+class Study:
+    """A study of a case that can be asked and told.
+
+    Attributes:
+        search: The search.
+        rates: How often each combination fails.
+        rng: Tosses the coins.
+    """
+
+    search: StudySearch
+    rates: NDArray[np.float64]
+    rng: np.random.Generator
+
+    @classmethod
+    def of(cls, case: Case, seed: int = 0) -> Study:
+        """Planted at random."""
+        rng = np.random.default_rng(seed)
+        axes = (
+            GridAxis(f"a{i}", AxisKind.PACKAGE, tuple(map(str, range(n))), case.direction)
+            for i, n in enumerate(case.shape)
+        )
+        grid = Grid(tuple(axes))
+        bad = np.ones(case.shape, dtype=bool)
+        for axis, n in enumerate(case.shape):
+            first = int(rng.integers(1, n))
+            bad &= (np.arange(n) >= first).reshape([-1 if a == axis else 1 for a in range(len(case.shape))])
+        search = search_for(grid, {index: index for index in grid.indices()})
+        return cls(search, np.where(bad, case.rate, 0.0), rng)
+
+    def tell(self, cell: Index) -> None:
+        """Run a trial of a combination."""
+        self.search.tell(cell, hit=bool(self.rng.random() < self.rates[cell]))
+
+
+def steps(case: Case, workers: int, trials: int, seed: int = 0) -> tuple[list[float], list[float]]:
+    """Milliseconds of each step of a study, and of each `ask` alone."""
+    study = Study.of(case, seed)
     found: list[float] = []
-    while not search.finished and search.trials < trials:
+    asking: list[float] = []
+    while not study.search.finished and study.search.trials < trials:
         started = time.process_time()
-        batch = search.ask(workers)
+        batch = study.search.ask(workers)
+        asking.append(1e3 * (time.process_time() - started))
         for cell in batch:
-            bad = all(place >= begin for place, begin in zip(cell, first, strict=True))
-            search.tell(cell, hit=bool(rng.random() < case.rate * bad))
-        search.finished  # noqa: B018 - a part of the step
+            study.tell(cell)
+        study.search.finished  # noqa: B018 - a part of the step
         found.append(1e3 * (time.process_time() - started))
-    return found
+    return found, asking
+
+
+TRIAL_SECONDS = 0.3
+WORKERS = 2
+
+
+def free_while_thinking(case: Case, trials: int, seed: int = 0) -> float:
+    """Share of time in which some worker is free and the search thinks.
+
+    Played: trials last `TRIAL_SECONDS`, the search thinks as long as it takes here, one thought after the
+    other, and as many trials are submitted as the engine keeps submitted.
+    """
+    study = Study.of(case, seed)
+    clock = free = 0.0
+    ends: list[tuple[float, Index]] = []
+    waiting: list[Index] = []
+    while study.search.trials < trials:
+        started = time.process_time()
+        if study.search.finished:
+            break
+        pending = Counter([*(cell for _, cell in ends), *waiting])
+        flaky = 0 < study.search.verdict.bad_rate < 0.999
+        room = in_flight(WORKERS, TRIAL_SECONDS, flaky=flaky) - sum(pending.values())
+        asked = study.search.ask(room, pending=pending) if room > 0 else []
+        thought = time.process_time() - started
+        # What ends while the search thinks is replaced by what waits; without that the worker is free.
+        until = clock + thought
+        idle_from = [clock] * (WORKERS - len(ends))
+        for end, _ in sorted(ends):
+            if end < until:
+                if waiting:
+                    ends.append((end + TRIAL_SECONDS, waiting.pop(0)))
+                else:
+                    idle_from.append(end)
+        if idle_from:
+            free += until - min(idle_from)
+        clock = until
+        waiting += asked
+        running = sum(end > clock for end, _ in ends)
+        while waiting and running < WORKERS:
+            ends.append((clock + TRIAL_SECONDS, waiting.pop(0)))
+            running += 1
+        if not ends:
+            break
+        ends.sort()
+        done, cell = ends.pop(0)
+        clock = max(clock, done)
+        if waiting and done >= until:
+            ends.append((clock + TRIAL_SECONDS, waiting.pop(0)))
+        study.tell(cell)
+    return free / clock if clock else 0.0
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -81,15 +166,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=150)
     options = parser.parse_args(arguments)
-    print("| lattice | direction | rate | limit | one worker: median, 90 % | eight: median, 90 % |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| lattice | direction | rate | limit | a step: median, 90 % | ask(1) | ask(8) | "
+        "two workers, trials of 0.3 s: free while it thinks |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for case in CASES:
-        shown = []
-        for workers in (1, 8):
-            took = steps(case, workers, options.trials)
-            shown.append(f"{np.median(took):.1f}, {np.percentile(took, 90):.1f}")
+        took, one = steps(case, 1, options.trials)
+        _, eight = steps(case, 8, options.trials)
         name = "x".join(map(str, case.shape))
-        print(f"| {name} | {case.direction} | {case.rate:g} | {case.limit:g} ms | {shown[0]} | {shown[1]} |")
+        print(
+            f"| {name} | {case.direction} | {case.rate:g} | {case.limit:g} ms "
+            f"| {np.median(took):.1f}, {np.percentile(took, 90):.1f} | {np.median(one):.1f} "
+            f"| {np.median(eight):.1f} | {free_while_thinking(case, options.trials):.2%} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

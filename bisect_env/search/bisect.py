@@ -80,6 +80,21 @@ class Found:
         return self.list_answers()
 
 
+@dataclass(frozen=True)
+class Rivals:
+    """Answers that call bad whatever failed, and some combinations besides that passed.
+
+    Attributes:
+        cells: The good combinations.
+        weight: Prior of each kind of rival, in units of that of the answers that agree with all labels.
+        calls: Which of the cells each kind calls bad, 0/1, shape (rivals, cells).
+    """
+
+    cells: tuple[Index, ...]
+    weight: FloatArray
+    calls: FloatArray
+
+
 class Bisection:
     """Labels of combinations, and where to look next.
 
@@ -140,7 +155,7 @@ class Bisection:
             "_stairs",
             "_bands",
             "_chance",
-            "if_bad_instead",
+            "rivals",
         ):
             self.__dict__.pop(name, None)
 
@@ -162,16 +177,6 @@ class Bisection:
         self._left = self._agreeing(self._left, new)
         self._applied |= set(new)
         return self._left
-
-    def _wrong_once(self) -> dict[Index, float]:
-        """Weight of the rules that contradict the label of one cell, and no other label; of each cell."""
-        cells = list(self.labels)
-        flat = np.ravel_multi_index(tuple(np.array(cells).T), self._grid.shape)
-        says = self._space.judged(np.arange(self._space.size), np.asarray(flat, dtype=np.intp))
-        differ = says != np.array(list(self.labels.values()))
-        one = differ.sum(axis=1) == 1
-        totals = self._space.prior[one] @ differ[one].astype(np.float64)
-        return {cell: float(w) for cell, w in zip(cells, totals, strict=True)}
 
     @cached_property
     def _visible(self) -> NDArray[np.bool_]:
@@ -277,23 +282,25 @@ class Bisection:
         return self._unlooked([self._at(cells[place]) for place in places])
 
     @cached_property
-    def if_bad_instead(self) -> dict[Index, float]:
-        """Weight of the answers that call one good cell bad and agree with all other labels.
-
-        Of each such cell, in units of the weight of what agrees with all labels.
-        """
+    def rivals(self) -> Rivals:
+        """What else may be true if good combinations passed by luck."""
         found = self.found
         if found.how != "rule":
             sides = (self._stands_for(b.good) for b in found.answers[0].boundaries)
-            return {cell: 1.0 for cell in sides if cell is not None and self.labels.get(cell) is False}
-        if not self.labels:
-            return {}
+            cells = dict.fromkeys(c for c in sides if c is not None and self.labels.get(c) is False)
+            return Rivals(tuple(cells), np.ones(len(cells)), np.eye(len(cells)))
+        good = [cell for cell, bad in self.labels.items() if not bad]
+        if not good:
+            return Rivals((), np.zeros(0), np.zeros((0, 0)))
+        fails = self._agreeing(np.arange(self._space.size), {c: True for c, b in self.labels.items() if b})
+        flat = np.asarray(np.ravel_multi_index(tuple(np.array(good).T), self._grid.shape), dtype=np.intp)
+        says = self._space.judged(fails, flat)
+        of, first, number = np.unique(_packed(says), axis=0, return_index=True, return_inverse=True)
+        weight = np.bincount(number.reshape(-1), weights=self._space.prior[fails], minlength=len(of))
+        calls = says[first].astype(np.float64)
+        others = calls.any(axis=1)
         mass = float(self._space.prior[self._rules].sum())
-        return {
-            cell: weight / mass
-            for cell, weight in self._wrong_once().items()
-            if weight > 0 and not self.labels[cell]
-        }
+        return Rivals(tuple(good), weight[others] / mass, calls[others])
 
     def scattered(self, count: int, pending: Collection[Index]) -> list[Index]:
         """Cells without a label, as far from all others as can be, in the order of the lattice."""

@@ -41,7 +41,7 @@ class Check:
     Attributes:
         cell: The combination.
         wanted: How many trials, from now on.
-        why: `last good`, `control`, or `untested` for a look where nobody looked.
+        why: `first bad`, `last good`, `control`, or `untested` for a look where nobody looked.
     """
 
     cell: Index

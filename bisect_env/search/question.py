@@ -65,7 +65,13 @@ class Question(Knowledge):
         any_of: Whether one answer may name several causes that suffice each.
         contamination: As for `Knowledge`.
         families: Of value sets, one per axis, instead of those that belong to the axes' directions.
+
+    Attributes:
+        proves_first: Whether both sides of the boundary are tried as often as `proof` says before the answer
+            stands; else that is left to whoever checks it afterwards.
     """
+
+    proves_first = True
 
     def __init__(
         self,
@@ -245,13 +251,21 @@ class Question(Knowledge):
         return None
 
     def _wanted(self, best: Answer) -> list[tuple[Index, float]]:
-        """Trials that each side of every boundary must have before the answer is confirmed."""
+        """Trials that some combinations must have before the answer stands."""
         if best.hypothesis.kind == "never":
             return [(cell, 1) for cell in self._spread]
         if best.hypothesis.kind == "always":
             # Where failures are frequent, a combination that passed is not yet one that fails as well.
             enough = passes(self.typical_rates()[0]) or 1
             return [(cell, 1 if self._counts.hits[cell] else enough) for cell in self._spread]
+        return self.proof(best) if self.proves_first else []
+
+    def proof(self, best: Answer) -> list[tuple[Index, float]]:
+        """Trials that each side of every boundary must have for it to be proven, infinite without failures.
+
+        The first bad combination must have failed, the last good one passed; and a control must have, and
+        the middle of each long stretch, where that is cheap.
+        """
         wanted: list[tuple[Index, float]] = []
         pairs = [(b.bad, b.good) for b in best.boundaries]
         if not pairs and best.first_bad is not None and best.last_good is not None:

@@ -34,12 +34,14 @@ _STEPS_AN_OCTAVE = 3
 # would only put more weight on "none", which a lucky study then believes too soon.
 _LEAST_BACKGROUND = 0.1
 # Prior weights. More on "certain" and on "shared" saves trials where they hold, and is paid for in wrong
-# answers where they do not: at a rate of one half, and where the rates of bad combinations differ. These are
-# about the most that kept both below the stated error (`benchmarks/search.py`). Real failures differ more
+# answers where they do not: at a rate of one half, and where the rates of bad combinations differ. That good
+# combinations never fail is hardly believed beforehand: a study in which they do would take its first lucky
+# passes for proof. Low rates are less likely than high ones, by the square root: the density of Jeffreys'
+# prior near zero. `docs/decisions/search/rates.md` has what each choice costs. Real failures differ more
 # than planted ones (a load axis trebles the rate of one and the same bug), hence the weight on wide spreads.
-_NO_BACKGROUND = 0.3
+_NO_BACKGROUND = 0.04
 _DETERMINISTIC = 0.35
-_SPREADS = {0.0: 0.4, 0.35: 0.3, 0.7: 0.3}
+_SPREADS = {0.0: 0.8, 0.7: 0.2}
 # Somebody who says how often it fails has mostly seen that, and may be wrong: typical rates near the stated
 # one get most of the prior (log-normally: half and double are near), others keep a tenth of their share.
 _STATED_SPREAD = 0.7
@@ -93,7 +95,12 @@ class RateGrid:
             # A spread around 1 is no belief of its own: rates end there. Spreads overlap: half the points do.
             typical = points if sigma == 0 else points[:-1:2]
             floors = [0.0] if sigma == 0 else np.unique(floor_at).tolist()
-            columns += [(m, sigma, share / len(typical), floor) for m in typical for floor in floors]
+            weights = np.sqrt(typical) / np.sqrt(typical).sum()
+            columns += [
+                (m, sigma, share * w, floor)
+                for m, w in zip(typical, weights, strict=True)
+                for floor in floors
+            ]
         m, spread, weight, floor = (np.array(column) for column in zip(*columns, strict=True))
         share = _DETERMINISTIC
         if stated is not None:
