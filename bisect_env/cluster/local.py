@@ -18,6 +18,7 @@ from typing import Any
 
 import dask.config
 import distributed
+import psutil
 
 from bisect_env.cluster.base import DaskExecutor
 from bisect_env.cluster.gpus import INSTALL
@@ -148,11 +149,20 @@ class HostExecutor(DaskExecutor):
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Answers since the last call; see `Executor.wait`. The first environment tells of the start."""
         answers = super().wait(timeout)
+        if not answers:
+            self._let_workers_go_on()
         for i, answer in enumerate(answers):
             if isinstance(answer, PrefixReady) and self._notes:
                 answers[i] = replace(answer, notes=(*self._notes, *answer.notes))
                 self._notes.clear()
         return answers
+
+    def _let_workers_go_on(self) -> None:
+        """Continue a worker that somebody has stopped: Dask would wait for it for a quarter of an hour."""
+        for nanny in list(self.cluster.workers.values()):
+            with contextlib.suppress(psutil.Error, OSError, AttributeError, TypeError):
+                if psutil.Process(nanny.pid).status() == psutil.STATUS_STOPPED:
+                    os.kill(nanny.pid, signal.SIGCONT)
 
     def _give_back(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
