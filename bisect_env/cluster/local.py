@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -94,6 +95,7 @@ class HostExecutor(DaskExecutor):
         self.cluster: Any = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._remove_scratch)
+            undo.callback(_keep_going().set)
             _scratches.add(self.scratch)
             # As long as the cluster lives: a worker that is started again reads the settings of that moment.
             undo.enter_context(dask.config.set({**_CONFIG, "temporary-directory": str(self.scratch)}))
@@ -149,20 +151,11 @@ class HostExecutor(DaskExecutor):
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Answers since the last call; see `Executor.wait`. The first environment tells of the start."""
         answers = super().wait(timeout)
-        if not answers:
-            self._let_workers_go_on()
         for i, answer in enumerate(answers):
             if isinstance(answer, PrefixReady) and self._notes:
                 answers[i] = replace(answer, notes=(*self._notes, *answer.notes))
                 self._notes.clear()
         return answers
-
-    def _let_workers_go_on(self) -> None:
-        """Continue a worker that somebody has stopped: Dask would wait for it for a quarter of an hour."""
-        for nanny in list(self.cluster.workers.values()):
-            with contextlib.suppress(psutil.Error, OSError, AttributeError, TypeError):
-                if psutil.Process(nanny.pid).status() == psutil.STATUS_STOPPED:
-                    os.kill(nanny.pid, signal.SIGCONT)
 
     def _give_back(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
@@ -196,6 +189,25 @@ def _certificate(folder: Path) -> Any:
             stream.write(text)
         names |= {f"tls_{role}_{kind}": str(path) for role in ("client", "scheduler", "worker")}
     return _security(require_encryption=True, tls_ca_file=names["tls_client_cert"], **names)
+
+
+def _keep_going() -> threading.Event:
+    """Continue workers that somebody stops, as long as the event is not set.
+
+    Dask would wait for one for a minute while the cluster starts, and for a quarter of an hour later.
+    """
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(1.0):
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):
+                    is_stopped = child.status() == psutil.STATUS_STOPPED
+                    if is_stopped and any("spawn_main" in word for word in child.cmdline()):
+                        child.resume()
+
+    threading.Thread(target=look, name="stopped workers", daemon=True).start()
+    return over
 
 
 def _let_tracker_end() -> None:
