@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import Any
 
 import dask.config
 import distributed
+import psutil
 
 from bisect_env.cluster.base import DaskExecutor
 from bisect_env.cluster.gpus import INSTALL
@@ -93,6 +95,7 @@ class HostExecutor(DaskExecutor):
         self.cluster: Any = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._remove_scratch)
+            undo.callback(_keep_going().set)
             _scratches.add(self.scratch)
             # As long as the cluster lives: a worker that is started again reads the settings of that moment.
             undo.enter_context(dask.config.set({**_CONFIG, "temporary-directory": str(self.scratch)}))
@@ -186,6 +189,25 @@ def _certificate(folder: Path) -> Any:
             stream.write(text)
         names |= {f"tls_{role}_{kind}": str(path) for role in ("client", "scheduler", "worker")}
     return _security(require_encryption=True, tls_ca_file=names["tls_client_cert"], **names)
+
+
+def _keep_going() -> threading.Event:
+    """Continue workers that somebody stops, as long as the event is not set.
+
+    Dask would wait for one for a minute while the cluster starts, and for a quarter of an hour later.
+    """
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(1.0):
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):
+                    is_stopped = child.status() == psutil.STATUS_STOPPED
+                    if is_stopped and any("spawn_main" in word for word in child.cmdline()):
+                        child.resume()
+
+    threading.Thread(target=look, name="stopped workers", daemon=True).start()
+    return over
 
 
 def _let_tracker_end() -> None:

@@ -85,6 +85,14 @@ class TestLocalExecutor(ExecutorContract):
         executor.submit(request())
         assert isinstance(collect(executor, 1)[0], TrialCompleted)
 
+    def test_a_worker_that_somebody_stops_goes_on(self, executor: LocalExecutor) -> None:
+        one = request("import time; time.sleep(0.3)")
+        executor.submit(one)
+        wait_until(lambda: bool(processes_of(one.spec.trial_id)))
+        worker_of(one.spec.trial_id).suspend()
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialCompleted)
+
     @pytest.mark.slow
     def test_an_answer_that_a_lost_worker_took_along_is_not_taken_from_a_second_run(
         self, executor: LocalExecutor, tmp_path: Path
