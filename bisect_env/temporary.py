@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
+import importlib
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -98,31 +99,41 @@ def _lock(path: Path, fd: int) -> bool:
 
 @contextlib.contextmanager
 def _named_ones() -> Iterator[None]:
-    """Whatever others make without a name, meanwhile, lies in a directory that has ours."""
+    """Directories that this thread has made without a name, meanwhile, lie in one that has ours."""
     try:
         folder, held = make_held(f"{PREFIX}import-")
     except OSError:  # a full file system, which whoever needs it will name
         yield
         return
-    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    thread, make = threading.get_ident(), tempfile.mkdtemp
+
+    def make_inside(suffix: Any = None, prefix: Any = None, dir: Any = None) -> Any:  # noqa: A002
+        # Other threads go on meanwhile, and what they make has to stay.
+        inside = dir is None and threading.get_ident() == thread
+        return make(suffix, prefix, str(folder) if inside else dir)
+
+    setattr(tempfile, "mkdtemp", make_inside)  # noqa: B010 -- what a type checker forbids
     try:
         yield
     finally:
-        tempfile.tempdir = before
+        setattr(tempfile, "mkdtemp", make)  # noqa: B010
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
 
 
-@functools.cache
+_importing = threading.Lock()
+
+
 def file_locks() -> Any:
     """The module `filelock`, imported when it is wanted: it takes a tenth of a second, and asyncio.
 
     While it is imported it tries in a nameless directory what links can do: a kill would leave that.
     """
-    with _named_ones():
-        import filelock
-
-        return filelock
+    with _importing:
+        if "filelock" not in sys.modules:
+            with _named_ones():
+                importlib.import_module("filelock")
+    return importlib.import_module("filelock")
 
 
 def left_behind(prefix: str, folder: Path | None = None) -> Iterator[Path]:
