@@ -85,7 +85,7 @@ def calibration_table(document: Results) -> str:
             else "none"
             for c in found["claims"]
         ]
-        held = f"{100 * found['intervals_held']:.1f} % of {found['intervals']}"
+        held = f"{100 * found['intervals_held']:.1f} % of {found['intervals']}" if found["intervals"] else "—"
         lines.append("| " + " | ".join([name, str(found["studies"]), *shares, held]) + " |")
     return "\n".join([*lines, "", ""])
 
