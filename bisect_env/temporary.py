@@ -6,6 +6,7 @@ that was killed cannot remove its own, so the next one on this host does. All of
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -34,12 +35,33 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY
 
 
 _OWN: set[Path] = set()
+_making = threading.Lock()
+_is_over = False
 
 
 def remove_own() -> None:
-    """Remove what this process has, which then ends without unwinding."""
+    """Remove what this process has; it ends now, perhaps without unwinding, and its threads get no more."""
+    global _is_over
+    is_held = _making.acquire(timeout=1.0)  # whoever else holds it may be stuck in a file system
+    _is_over = True
+    if is_held:
+        _making.release()
     for path in list(_OWN):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _begin_anew() -> None:
+    """In a forked process: what its parent has is not its own."""
+    global _making, _is_over
+    _making, _is_over = threading.Lock(), False
+    _OWN.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+# Threads that nobody waits for stop in the midst of what they do.
+atexit.register(remove_own)
 
 
 @contextlib.contextmanager
@@ -53,14 +75,24 @@ def temporary(name: str) -> Iterator[Path]:
         OSError: It cannot be made.
     """
     _SWEEP()
-    path, held = make_held(f"{PREFIX}{name}-")
-    _OWN.add(path)
+    path, held = _make_own(f"{PREFIX}{name}-")
     try:
         yield path
     finally:
-        _OWN.discard(path)
         shutil.rmtree(path, ignore_errors=True)
+        _OWN.discard(path)
         os.close(held)
+
+
+def _make_own(prefix: str) -> tuple[Path, int]:
+    with _making:
+        if not _is_over or threading.current_thread() is threading.main_thread():
+            made = make_held(prefix)
+            _OWN.add(made[0])
+            return made
+    # The process ends, and nobody wants any more what this thread does.
+    threading.Event().wait()
+    raise AssertionError
 
 
 def make_held(prefix: str) -> tuple[Path, int]:

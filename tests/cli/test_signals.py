@@ -214,6 +214,39 @@ def test_terminating_the_whole_group_twice_ends_all_of_it(tmp_path: Path, option
         )
 
 
+THREADS = """
+import os, sys, threading, time
+from bisect_env import temporary
+
+def again_and_again():
+    while True:
+        with temporary.temporary("some"):
+            time.sleep(0.003)
+
+for _ in range(6):
+    threading.Thread(target=again_and_again, daemon=True).start()
+time.sleep(float(sys.argv[2]))
+if sys.argv[1] == "at once":
+    temporary.remove_own()
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["at once", "in order"])
+def test_threads_of_a_process_that_ends_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for _ in range(20):
+        subprocess.run(
+            [sys.executable, "-c", THREADS, how, str(rng.uniform(0.0, 0.05))], check=True, timeout=60
+        )
+        assert list(tmp_path.iterdir()) == []
+
+
 def child_of(process: subprocess.Popen[str], word: str) -> psutil.Process:
     """A process below a command, as soon as there is one with this word on its command line."""
     found: list[psutil.Process] = []

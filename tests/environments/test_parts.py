@@ -263,7 +263,9 @@ def test_killed_while_it_is_put_together(index, python, cache, tmp_path):
     path = tmp_path / "many.conda-lock.yml"
     path.write_text(wanted.text)
     final = cache / "prefixes" / wanted.content_hash
-    command = [sys.executable, "-c", BUILDERS, path, cache]
+    # In another process, too, every environment counts as a large one.
+    builders_of_large = f"from bisect_env.environments import bytecode\nbytecode.SMALL = -1\n{BUILDERS}"
+    command = [sys.executable, "-c", builders_of_large, path, cache]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as builders:
         for n in range(24):
             remove_tree(cache / "prefixes")
