@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -52,24 +51,26 @@ class Tenants:
         self.seen: list[list[str]] = []
         self.threads: list[threading.Thread] = []
 
-    def start(self, gpus: float) -> threading.Event:
+    def start(self, gpus: float, *, waits: bool = False) -> threading.Event:
+        """Begin a trial, or let it wait for a GPU; it goes on until the event that is given is set."""
         end, begun = threading.Event(), threading.Event()
 
         def trial(uuids: Sequence[str], _watch: GpuWatch | None) -> TrialRecord:
             self.seen.append(list(uuids))
             begun.set()
-            assert end.wait(20)
+            assert end.wait(60)
             return record(Outcome.PASS)
 
         thread = threading.Thread(target=self.gpus.run, args=(spec(gpus), trial))
         thread.start()
         self.threads.append(thread)
-        begun.wait(0.3)
+        # Nothing says that a trial waits: it is given a moment to begin all the same.
+        assert begun.wait(0.3 if waits else 20) or waits
         return end
 
     def join(self) -> None:
         for thread in self.threads:
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -109,10 +110,9 @@ def test_who_needs_a_whole_gpu_waits_for_the_first_that_gets_free() -> None:
     first, *rest = [tenants.start(0.5) for _ in range(4)]
     for end in (first, rest[1]):
         end.set()
-    time.sleep(0.05)
-    whole = tenants.start(1)  # half of each GPU is free: enough, but in no one piece
+    whole = tenants.start(1, waits=True)  # half of each GPU is free: enough, but in no one piece
     assert len(tenants.seen) == 4
-    late = tenants.start(0.5)
+    late = tenants.start(0.5, waits=True)
     for end in (*rest, late, whole):
         end.set()
     tenants.join()
@@ -149,12 +149,21 @@ def test_four_trials_share_a_gpu_of_a_dask_worker_and_a_fifth_waits(tmp_path: Pa
     gpu = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
     meet = tmp_path / "meet"
     meet.mkdir()
-    code = (
-        f"import os, time; place = {str(meet)!r}; own = os.path.join(place, str(os.getpid()))\n"
-        "open(own, 'w').close(); time.sleep(1.5)\n"
-        "print(len(os.listdir(place)), os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
-        "time.sleep(0.5); os.remove(own)"
-    )
+    # All who can be there at once meet; who comes later waits until they have gone.
+    code = f"""
+        import os, time
+        place, met = {str(meet)!r}, {str(tmp_path / "met")!r}
+        is_late, own = os.path.exists(met), os.path.join(place, str(os.getpid()))
+        open(own, "w").close()
+        while (len(os.listdir(place)) > 1) if is_late else (len(os.listdir(place)) < 4): time.sleep(0.01)
+        time.sleep(0.5)
+        print(len(os.listdir(place)), os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+        open(f"{{met}}-{{os.getpid()}}", "w").close()
+        while not is_late and len([n for n in os.listdir({str(tmp_path)!r}) if n.startswith("met-")]) < 4:
+            time.sleep(0.01)
+        open(met, "w").close()
+        os.remove(own)
+    """
     with DaskProcesses(tmp_path) as dask:
         dask.scheduler()
         dask.worker("--nthreads", "8", "--resources", "GPU=1", env={"CUDA_VISIBLE_DEVICES": gpu})
@@ -166,7 +175,12 @@ def test_four_trials_share_a_gpu_of_a_dask_worker_and_a_fifth_waits(tmp_path: Pa
         answers = [a.record.stdout.split() for a in collect(executor, 5) if isinstance(a, TrialCompleted)]
         assert sorted(answers) == [["1", gpu], *[["4", gpu]] * 4]
         # What looks like a neighbour's doing is lost, and says so.
-        fail = "import time; time.sleep(1); raise RuntimeError('CUDA error: out of memory')"
+        fail = f"""
+            import os, time
+            open(os.path.join({str(meet)!r}, str(os.getpid())), "w").close()
+            while len(os.listdir({str(meet)!r})) < 2: time.sleep(0.01)
+            raise RuntimeError("CUDA error: out of memory")
+        """
         for _ in range(2):
             one = request(fail, gpus=1)
             executor.submit(replace(one, spec=replace(one.spec, gpus=0.25)))
