@@ -1,4 +1,4 @@
-"""What to check of an answer that stands: its last good side, and one look where nobody looked. Pure.
+"""What to check of an answer that stands: its last good side, and a look where nobody looked. Pure.
 
 Regressions often come in two steps: a first release fails in a tenth of runs, the next one always. Whoever
 finds the second has seen the first one pass, once or twice. So the last good combinations are tried until
@@ -135,10 +135,11 @@ def last_good(best: Answer, can_run: NDArray[np.bool_], tally: Tally) -> list[In
 
 
 def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally: Tally) -> list[Check]:
-    """One look where the answer says most without a trial, if it says much.
+    """The next look where the answer says most without a trial, if it says much.
 
-    On a single axis that is the middle of its longest untested interval. On several it is a combination at
-    the far end of the others: whether it agrees tells a corner from a frontier.
+    On a single axis that is the middle of its longest untested interval. On several it is, for each culprit
+    axis in turn, its last good value at the far end of the others: a corner is good there, a frontier is
+    bad beyond one of them.
     """
     if sum(n > 1 for n in grid.shape) == 1:
         found = interval_checks(best, grid, can_run, tally, 1.0)
@@ -151,10 +152,8 @@ def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally:
         return []
     far = [cell for cell in _far_cells(best, grid) if can_run[cell]]
     sides = {cell for b in best.boundaries for cell in (b.bad, b.good)}
-    elsewhere = [cell for cell in far if cell not in sides]
-    if any(tally(cell)[1] for cell in elsewhere):
-        return []
-    return [Check(cell, 1, "untested") for cell in elsewhere[:1]]
+    untried = [cell for cell in far if cell not in sides and not tally(cell)[1]]
+    return [Check(cell, 1, "untested") for cell in untried[:1]]
 
 
 def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:

@@ -13,7 +13,7 @@ How the question is put follows from the counts alone:
   something else explains the counts far better, each combination is called good or bad by itself
   (`labels.py`) and those labels are bisected.
 
-Once the answer stands (`answered`), it is checked: one look into the longest part that nobody tried, and the
+Once the answer stands (`answered`), it is checked: a look into the longest part that nobody tried, and the
 last good combinations until a failure rate of `clean_rate` is excluded there (`checks.py`). The study is
 `finished` after that, or at once with `quick`, or when `end_checks` was called. A failure during the checks
 opens the question again.

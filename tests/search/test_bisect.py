@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 import subprocess
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
@@ -306,6 +307,25 @@ def test_a_configuration_stays_a_configuration(direction: Direction) -> None:
         assert one.verdict.best.hypothesis.kind == "all"
         assert (one.verdict.best.hypothesis.bad_cells() == bad).all()
         assert one.stood_after <= 18
+
+
+def test_a_corner_of_a_frontier_is_not_the_answer_in_whatever_order_trials_end() -> None:
+    """Two workers, whose trials take any time: the corner (1, 3) of it fits what they show first."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    first, second = np.indices((4, 5))
+    bad = ((first >= 2) & (second >= 1)) | ((first >= 1) & (second >= 3))
+    lattice = grid(bad.shape)
+    for _ in range(25):
+        search = Search(lattice, alone(lattice), SearchSettings())
+        running: list[Index] = []
+        while not search.finished:
+            running += search.ask(2 - len(running), pending=Counter(running))
+            cell = running.pop(chance.randrange(len(running)))
+            search.tell(cell, hit=bool(bad[cell]))
+        assert search.verdict.best.hypothesis.kind == "frontier"
+        assert is_true(search.verdict, bad)
 
 
 # -- the last good side ------------------------------------------------------------------------------------
