@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.families import CoarseAxis, FloatArray, alike, family
 from bisect_env.search.question import Question
-from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings
+from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings, StudySearch
 from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.verdict import Answer, Boundary, Verdict, entropy_bits
 
@@ -47,7 +47,7 @@ def search_for(
     return (CoarsenedSearch if large else Search)(grid, groups, settings)
 
 
-class CoarsenedSearch:
+class CoarsenedSearch(StudySearch):
     """A `Search` over a lattice of any size; asked and told like it.
 
     Args:
@@ -56,6 +56,8 @@ class CoarsenedSearch:
         settings: When to stop.
         make: The kind of question that is put to the active values.
     """
+
+    trials = 0
 
     def __init__(
         self,
@@ -76,7 +78,6 @@ class CoarsenedSearch:
         self._axes: list[CoarseAxis] = []
         self._search: Question | None = None
         self._looked_at = -1
-        self.trials = 0
 
     # -- telling -----------------------------------------------------------------------------------------
 
@@ -157,19 +158,6 @@ class CoarsenedSearch:
         return {cell: price for cell, price in prices.items() if price}
 
     # -- answering ---------------------------------------------------------------------------------------
-
-    def end_checks(self) -> None:
-        """Nothing: large lattices are not checked once the answer stands."""
-
-    @property
-    def answered(self) -> bool:
-        """Whether the answer stands: at the end."""
-        return self.finished
-
-    @property
-    def checks_left(self) -> int:
-        """None: see `end_checks`."""
-        return 0
 
     @property
     def finished(self) -> bool:

@@ -252,10 +252,6 @@ class CulpritSearch:
         """Number of intermediate environments that cannot be made."""
         return sum(not feasible for feasible in (self._sound | self._feasible).values())
 
-    def chance_of_being_bad(self, intermediate: Changes) -> float:
-        """Posterior probability that an intermediate environment is bad."""
-        return float((self._labels([intermediate]) @ self._posterior)[0])
-
     # -- the posterior -------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:

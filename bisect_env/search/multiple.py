@@ -32,7 +32,7 @@ _MOST_CONFIGURATIONS = 8
 _OneConfiguration: TypeAlias = "Search | CoarsenedSearch"
 
 
-class SearchAll:
+class SearchAll(StudySearch):
     """A search that goes on to the next failing configuration; asked and told like `Search`.
 
     Its verdict is that about the first configuration.
@@ -93,19 +93,6 @@ class SearchAll:
         """What would be asked next if a pending trial showed the target; see `Search.foresee`."""
         search = self._asked()
         return search.foresee({i: n for i, n in pending.items() if search.can_be_told(i)}, build_cost)
-
-    def end_checks(self) -> None:
-        """Nothing: further configurations are looked for instead once the answer stands."""
-
-    @property
-    def answered(self) -> bool:
-        """Whether the answer stands: at the end."""
-        return self.finished
-
-    @property
-    def checks_left(self) -> int:
-        """None: see `end_checks`."""
-        return 0
 
     @property
     def finished(self) -> bool:

@@ -69,7 +69,7 @@ _MOST_SWEPT = 64
 
 
 class StudySearch(Protocol):
-    """What a study asks and tells: `Search`, `CoarsenedSearch` and `SearchAll` are such."""
+    """What a study asks and tells; a search that checks nothing once its answer stands inherits that."""
 
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial of a combination: good or bad."""
@@ -95,14 +95,17 @@ class StudySearch(Protocol):
 
     def end_checks(self) -> None:
         """Check no further: finished as soon as the answer stands."""
+        return
 
     @property
     def answered(self) -> bool:
         """Whether the answer stands."""
+        return self.finished
 
     @property
     def checks_left(self) -> int:
         """Trials that checks of a standing answer still want."""
+        return 0
 
     @property
     def finished(self) -> bool:

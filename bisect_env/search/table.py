@@ -36,6 +36,7 @@ from bisect_env.search.bisect import described
 from bisect_env.search.families import FloatArray
 from bisect_env.search.labels import chances, labels, usual_trials
 from bisect_env.search.question import Question
+from bisect_env.search.searcher import StudySearch
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.staircase import Staircase, beyond, ordered_axes, staircases
 from bisect_env.search.stopping import SearchSettings, clean_trials
@@ -102,7 +103,7 @@ class Called:
     probability: float
 
 
-class TableSearch:
+class TableSearch(StudySearch):
     """Which combinations are good, and which are bad?
 
     Args:
@@ -144,9 +145,6 @@ class TableSearch:
             "verdict",
         ):
             self.__dict__.pop(name, None)
-
-    def end_checks(self) -> None:
-        """Nothing: a table is finished when it is complete."""
 
     # -- labels ------------------------------------------------------------------------------------------
 
@@ -537,11 +535,6 @@ class TableSearch:
     def answered(self) -> bool:
         """Whether the table is complete."""
         return self.is_complete
-
-    @property
-    def checks_left(self) -> int:
-        """None: what is checked belongs to the table."""
-        return 0
 
     @property
     def trials(self) -> int:
