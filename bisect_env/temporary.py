@@ -1,4 +1,4 @@
-"""Temporary directories that are known to be somebody's, or nobody's, by a lock: never by their age.
+"""Temporary directories with a lock, which tells whether the process that made one still runs.
 
 Whoever makes one keeps it locked as long as it lives; the kernel frees the lock, however it dies. A process
 that was killed cannot remove its own, so the next one on this host does. All of them carry our name.

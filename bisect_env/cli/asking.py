@@ -1,4 +1,4 @@
-"""A question in the words of a command line, as the folder of a matrix that commands can come back to."""
+"""Turns a question on the command line into a folder with a matrix, which later commands find again."""
 
 from __future__ import annotations
 

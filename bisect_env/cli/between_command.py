@@ -1,4 +1,4 @@
-"""`bisect-env between`: two environments in, the culprit out."""
+"""`bisect-env between`: find which package broke one of two environments."""
 
 from __future__ import annotations
 

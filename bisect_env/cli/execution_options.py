@@ -1,4 +1,4 @@
-"""The options that say where a command runs its trials and makes its environments."""
+"""The options that say where a command runs its trials and how it makes its environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: the same name and the same words everywhere."""
+"""Options that several commands share, with the same names and help everywhere."""
 
 from __future__ import annotations
 

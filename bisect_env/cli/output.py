@@ -1,4 +1,4 @@
-"""Where a command's data and its words go, and rows as a table, as JSON or as comma-separated values."""
+"""Writes a command's results to stdout and its messages to stderr, and prints rows as table, JSON or CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do: an orderly end in bounded time, at every instant of a command.
+"""Makes Ctrl-C, SIGTERM and SIGHUP end a command in order and in bounded time, whenever they arrive.
 
 Until a command begins there is nothing to end: the process says so and leaves. Then a signal asks for an
 orderly end, and each further one leaves less time for it. Nothing is raised into the middle of a library.

@@ -1,4 +1,4 @@
-"""How a running study is shown: a live table, plain lines, JSON lines, and the log of a command."""
+"""Shows a running study as a live table, plain lines or JSON lines, and writes the command's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all executors on Dask share: each submitted trial is answered exactly once, and cancelled ones end.
+"""What all Dask executors share: each submitted trial is answered exactly once, and can be cancelled.
 
 Dask promises neither. It runs a task again when its worker dies or when a result is lost with its worker,
 without a word to the caller, and `Future.cancel` leaves what runs running. So each attempt at a trial is

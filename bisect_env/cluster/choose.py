@@ -1,4 +1,4 @@
-"""Which executor a command line and a matrix ask for, and on which machines its trials run."""
+"""Chooses the executor and the machines that a command line and a matrix ask for."""
 
 from __future__ import annotations
 

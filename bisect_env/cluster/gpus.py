@@ -1,4 +1,4 @@
-"""The GPUs of this host: which there are, which are used, and whether each can be trusted with trials."""
+"""Lists the GPUs of this host, who uses them, and whether each can be trusted with trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens on a worker for one request: make the prefix, run the trial, answer."""
+"""Performs one request on a worker: makes the prefix, runs the trial and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract behind which every place that runs trials stands, and what such places offer.
+"""The contract that every executor fulfils, and the requests and answers that it takes and gives.
 
 An executor runs trials and reports what became of each. It decides nothing: what to run comes from the
 search, what a result means is judged by the engine, and nothing is retried here in silence.

@@ -1,4 +1,4 @@
-"""podman or docker, whichever is here and works, with the options that this host needs."""
+"""Finds podman or docker on this host, with the options that they need here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images: from the name that a matrix gives to exactly one content, and from that to an image on this host.
+"""Resolves the image that a matrix names to one content, and gets that image onto this host.
 
 A tag is no content: it may point elsewhere tomorrow. What a study locks is the digest, under which the
 engine finds or pulls the same image wherever a trial runs. An image that no registry knows (built or

@@ -1,4 +1,4 @@
-"""How a trial is put into a container, and how its end is read. Pure, but for what lies in its directory."""
+"""How a trial is put into a container, and how its end is read. Pure, except for files in its directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what was seen on shared GPUs holds on a GPU of one's own: trials without neighbours.
+"""Repeats trials that ran on shared GPUs on a GPU of their own, and says whether they agree.
 
 Trials that share a GPU take its memory and its time from each other. What that alone can break is void
 (`cluster/worker.py`); what it may break in ways that nobody can tell from the script's own failure is why a

@@ -1,4 +1,4 @@
-"""Which circumstances make a study's failure frequent: measured at its bad end, and checked at its good one.
+"""Measures which circumstances make a study's failure frequent, and checks that the good end still passes.
 
 None of these trials is evidence. What was found is stored with the study as a decision, and all of its trials
 then run under it.

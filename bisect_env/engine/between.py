@@ -1,4 +1,4 @@
-"""From two environments, of which one works, to the release that broke the other.
+"""Finds the release that broke one of two environments, of which the other works.
 
 Three studies, one after the other: both ends are made again and tried; the smallest set of package changes
 that carries the failure is found (see `explain`); and the releases of what carries it are bisected, with

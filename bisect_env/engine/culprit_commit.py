@@ -1,4 +1,4 @@
-"""The chapter on the commit that an answer names: who wrote it, what it changes, where to read on. Pure."""
+"""Describes the commit that an answer names: its author, its changes and where to read on. Pure."""
 
 from __future__ import annotations
 

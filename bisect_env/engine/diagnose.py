@@ -1,4 +1,4 @@
-"""One combination run until its failure shows, under the tools that this host has. Nothing of it is evidence.
+"""Runs one combination under debugging tools until it fails; these trials are never evidence.
 
 A trial under a debugger, a sanitizer or `CUDA_LAUNCH_BLOCKING` is another program: its rate says nothing
 about the one that the study is about. So these trials are not recorded; what they found is kept in a folder.

@@ -1,4 +1,4 @@
-"""What happens during a study, as data: the live view and `--json` are made from these alone."""
+"""The events of a running study as data, from which the live view and `--json` are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which package carries the failure: trials of intermediate environments between last good and first bad."""
+"""Finds the packages that carry the failure by trials between the last good and first bad environment."""
 
 from __future__ import annotations
 

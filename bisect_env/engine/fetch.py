@@ -1,4 +1,4 @@
-"""Everything that a study can need, put into a directory for hosts without a network."""
+"""Copies everything that a study can need into a directory, for hosts without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a matrix to locks: one, all, or those that are wanted; and which combinations are one measurement."""
+"""Locks the combinations of a matrix, and finds those that are the same measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the first bad release to the first bad commit: the ends, their tags, and the matrix between. Pure."""
+"""Prepares the search for the first bad commit between two releases: ends, tags and a matrix. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing is measured twice: a study starts from trials that were recorded under the same key.
+"""Lets a study start from trials of other studies that measured the same thing.
 
 **Key.** Lock, script and command (with files, environment variables, time limit and the other conditions of a
 trial), values of the value axes. Equal keys on machines of the same class are the same measurement, whatever

@@ -1,4 +1,4 @@
-"""Carrying out what was decided: trials and builds sent off, answers recorded, and everything ended in order.
+"""Carries out what the state decides: starts trials and builds, records their results, and ends in order.
 
 A trial is committed to the database before the state of its study hears of it, so that `kill -9` at any
 instant loses nothing but trials that were still running. Resuming is replaying: the search is told what the

@@ -1,4 +1,4 @@
-"""What several commands that work on one study tell each other, through its database."""
+"""Lets several commands work on one study: each claims its trials in the database before it runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials of one combination of a matrix, for those who ask without a search.
+"""Runs trials of one combination of a matrix, without a search.
 
 They are recorded in the study of the matrix, as any trial is: what was measured here is evidence there.
 """

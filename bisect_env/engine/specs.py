@@ -1,4 +1,4 @@
-"""What the engine asks of a trial, what it takes for bad, and what it notes of one that was lost. Pure."""
+"""Describes the trials of a study, what counts as bad, and what is recorded for a lost one. Pure."""
 
 from __future__ import annotations
 

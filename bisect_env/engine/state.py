@@ -1,4 +1,4 @@
-"""What a study knows, and what it wants next: facts in, decisions out. Pure: no clock, process or database.
+"""Decides what a study does next from what it knows. Pure: no clock, process or database.
 
 Facts are answers of solvers, builds and trials. `decide` says which trials to start, which environments to
 make and which combinations to lock; who carries that out tells the state of it before it asks again.

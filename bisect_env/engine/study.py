@@ -1,4 +1,4 @@
-"""From a matrix to a concluded study: the order in which everything is opened, asked and closed."""
+"""Runs a whole study: prepares it, runs the search, and writes down the verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study counts as bad, where that is settled only once its known bad end has failed."""
+"""Decides what a study counts as bad, if that is known only after its bad end has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Showing that a crash is gone, or that it is not: trials of one combination until the rate is known.
+"""Runs one combination until its failure rate is shown to be below a limit, or above it.
 
 A test that was interrupted goes on where it stopped. The ids of its trials are made from the id of the test
 and their number, so that the database itself says which they are.

@@ -1,4 +1,4 @@
-"""A directory that holds everything a study needs, for hosts without a network: its layout, read and written.
+"""Reads and writes the directory that holds everything a study needs on a host without a network.
 
 ```
 studies/<matrix>.json             what was asked and answered, when, and the size of every archive

@@ -1,4 +1,4 @@
-"""Compiling the modules of a new prefix, so that not every trial has to.
+"""Compiles the modules of a new prefix once, so that trials do not have to.
 
 Trials may write no bytecode, since prefixes are shared: without this, each of them would compile all that it
 imports again. Python itself compiles, in the way in which pip has it done; the names of files in it are

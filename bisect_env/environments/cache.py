@@ -1,4 +1,4 @@
-"""The cache of this host: prefixes, archives, who uses them, and what may go when room is needed."""
+"""Manages the cache of this host: what it holds, who uses it, and what can be removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package that is built from a commit, as a lock says it: everything that is needed to build it. Pure."""
+"""Describes a package that is built from a commit, with everything that a build needs. Pure."""
 
 from __future__ import annotations
 

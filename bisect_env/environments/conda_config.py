@@ -1,4 +1,4 @@
-"""The user's own conda configuration: what a channel's name means here, and from where it is fetched.
+"""Reads the user's conda configuration: what channel names mean, and where channels are fetched from.
 
 A lock names channels by addresses without credentials; mirrors and tokens are this host's affair.
 """

@@ -1,4 +1,4 @@
-"""The program of the processes in which py-rattler solves and installs; no other process imports it.
+"""The program of the helper processes that solve and install with py-rattler; only they import it.
 
 py-rattler can die of SIGSEGV while Python shuts down, and a tool that judges processes by how they end must
 not do so itself. Requests come as JSON lines on standard input, answers go as JSON lines to what standard

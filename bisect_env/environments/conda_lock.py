@@ -1,4 +1,4 @@
-"""Locking conda environments: by py-rattler in a helper process, or by conda-lock with a conda found here."""
+"""Locks conda environments with py-rattler in a helper process, or with conda-lock."""
 
 from __future__ import annotations
 

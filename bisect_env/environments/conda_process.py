@@ -1,4 +1,4 @@
-"""Processes that py-rattler runs in, what is asked of them, and what a user is told when a channel fails."""
+"""Starts and asks the helper processes for py-rattler, and explains failures of channels."""
 
 from __future__ import annotations
 

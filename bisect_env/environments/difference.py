@@ -1,4 +1,4 @@
-"""What changed between two locks, package by package, and where the projects live.
+"""Compares two locks package by package, and finds the projects' pages.
 
 The packages that the matrix moves itself come first: they are what was asked for. What moved along with
 them comes after, for it is there that the surprise often is.

@@ -1,4 +1,4 @@
-"""Environments as other tools write them down: lock files, lists of packages, and directories.
+"""Reads environments that other tools wrote: lock files, lists of packages, and directories.
 
 All are read into one plain record. What cannot be made again elsewhere (local and editable packages, other
 platforms' packages) is left out with its reason, never in silence.

@@ -1,4 +1,4 @@
-"""Container images as environments: an image is one package of a lock, and its digest that package's hash.
+"""Treats a container image as an environment: one package whose hash is the image's digest.
 
 So everything that compares, stores and shows locks knows images, too. A lock that holds an image and nothing
 else is that image's own environment; one that holds more is a prefix that is mounted into the image.

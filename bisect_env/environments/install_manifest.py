@@ -1,4 +1,4 @@
-"""Install manifests: what each package puts into a prefix, remembered once and hard-linked from then on."""
+"""Remembers which files a package puts into a prefix, and builds later prefixes from hard links to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether files are what their packages say: hashes from the packages' own lists, and a snapshot of a prefix.
+"""Checks files against the hashes that packages list, and takes snapshots of prefixes.
 
 Files are shared by hardlinks between prefixes and with the cache of archives, so that a script that writes
 into one environment spoils all of them, and the next one that is made from the same archive.

@@ -1,4 +1,4 @@
-"""Python interpreters: those on this machine, those in a fetched directory, else fetched by uv."""
+"""Finds Python interpreters on this machine or in a fetched directory, or has uv fetch one."""
 
 from __future__ import annotations
 

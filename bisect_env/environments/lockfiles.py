@@ -1,4 +1,4 @@
-"""Locks as text and as files: conda-lock's format, and the words of tools that everybody has.
+"""Reads and writes locks in conda-lock's format, and as lists for pip and conda.
 
 conda-lock's format has no place for what a channel says of a package beyond its dependencies (`constrains`,
 timestamps, build numbers, ...): `<content hash>.records.json` has all of it.

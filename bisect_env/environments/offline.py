@@ -1,4 +1,4 @@
-"""Environments out of a directory alone: what was asked where there is a network is answered from there."""
+"""Provides environments from a fetched directory, without any network."""
 
 from __future__ import annotations
 

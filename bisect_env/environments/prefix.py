@@ -1,4 +1,4 @@
-"""Prefixes: installed environments on this host, one directory for each lock, shared by every trial of it.
+"""Builds prefixes: installed environments on this host, one for each lock, shared by its trials.
 
 **What holds.** A directory `prefixes/<content hash>` with a marker in it is whole, for it was built beside
 its place and renamed when finished; nothing else is ever used. Builders of one lock exclude each other by

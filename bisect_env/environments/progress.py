@@ -1,4 +1,4 @@
-"""What is being done for an environment, told while it is done to whoever asked for it."""
+"""Reports the progress of locking and building to whoever asked for the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments as the engine sees them: what there is to choose from, locks, prefixes."""
+"""Provides environments to the engine: available versions, locks and prefixes."""
 
 from __future__ import annotations
 

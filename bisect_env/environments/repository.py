@@ -1,4 +1,4 @@
-"""Git repositories: a mirror of each in our cache, read without running anything that the repository brings.
+"""Mirrors git repositories in the cache and reads them without running anything from them.
 
 The user's own clone is read and never written. A mirror has no hooks, no configuration of others and no work
 tree; filters that a `.gitattributes` names are not configured anywhere in it, so that none of them runs.

@@ -1,4 +1,4 @@
-"""What a combination asks of its environment. Pure."""
+"""Describes which environment a combination asks for. Pure."""
 
 from __future__ import annotations
 

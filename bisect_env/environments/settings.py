@@ -1,4 +1,4 @@
-"""Where things are: our cache, and the package index that uv and pip are configured with."""
+"""Finds our cache directory, and the package index that uv and pip are configured with."""
 
 from __future__ import annotations
 

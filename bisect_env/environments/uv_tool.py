@@ -1,4 +1,4 @@
-"""Running uv, and any other tool, to its end: same inputs, same answer, wherever we are."""
+"""Runs uv and other tools to their end, independently of the user's settings."""
 
 from __future__ import annotations
 

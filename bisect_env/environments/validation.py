@@ -1,4 +1,4 @@
-"""Whether an environment is what was asked for: CUDA and hosts in its lock, packages in its prefix."""
+"""Checks that an environment is what was asked for: CUDA and hosts of its lock, packages of its prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the words of a command line to the text of a matrix file. Pure, apart from finding files."""
+"""Turns the words of a command line into the text of a matrix file. Pure, except that it finds files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What expansion needs to know about package indexes: a contract, filled by `environments`."""
+"""The contract of the package indexes that a matrix is expanded with; `environments` fulfils it."""
 
 from __future__ import annotations
 

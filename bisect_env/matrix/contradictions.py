@@ -1,4 +1,4 @@
-"""What several keys of a matrix file get wrong together. Pure.
+"""Finds keys of a matrix file that contradict each other. Pure.
 
 Works on whatever parts of the file are right by themselves, so that one mistake does not hide another.
 """

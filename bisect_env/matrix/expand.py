@@ -1,4 +1,4 @@
-"""From a matrix file to concrete combinations. Pure, apart from what the catalogue does."""
+"""Expands a matrix file into concrete combinations. Pure, except for what the catalogue does."""
 
 from __future__ import annotations
 

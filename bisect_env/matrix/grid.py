@@ -1,4 +1,4 @@
-"""Points of the matrix: combinations, the expanded grid, and which one a user means by `--at`. Pure."""
+"""Combinations, the expanded grid, and the selection of one by `--at`. Pure."""
 
 from __future__ import annotations
 

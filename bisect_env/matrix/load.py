@@ -1,4 +1,4 @@
-"""From a path to a checked matrix with the files that it needs, or to everything that is wrong with it."""
+"""Loads and checks a matrix with its files, or reports everything that is wrong with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is nobody's business, taken out of texts that are stored or shown to others. Pure.
+"""Removes passwords and tokens from texts that are stored or shown. Pure.
 
 Passwords come in where people do not look for them: in the address of an index that a solver quotes, in the
 traceback of a download, in what a script prints, in `trial.env` of a matrix. They are taken out where texts

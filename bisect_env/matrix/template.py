@@ -1,4 +1,4 @@
-"""A matrix file to begin with, commented. Pure.
+"""Writes a commented matrix file to begin with. Pure.
 
 What it says was checked by nobody yet: who writes it to a file loads it afterwards.
 """

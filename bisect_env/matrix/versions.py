@@ -1,4 +1,4 @@
-"""Versions and version ranges of both managers: parsing, order, equality. Pure."""
+"""Parses, orders and compares versions and version ranges of pip and conda. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what the store holds to the report: posterior, timeline, circumstances, ways to reproduce. Pure."""
+"""Builds the report from what the store holds: posterior, timeline, circumstances and reproduction. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures of a report: heat map, posterior and timeline, as elements of a page. Pure.
+"""Draws the pictures of a report as HTML and SVG: heat map, posterior and timeline. Pure.
 
 Geometry is worked out here; `page/` holds a template for each picture, whose colours are the page's own
 (light or dark) and which escapes whatever others wrote.

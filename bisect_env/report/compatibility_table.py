@@ -1,4 +1,4 @@
-"""The compatibility table as projects publish it, for a page, a bug report and a spreadsheet. Pure.
+"""Formats the compatibility table for a page, a bug report or a spreadsheet. Pure.
 
 Rows and columns are the two axes that matter most; each combination of the others has a table of its own. A
 combination that was not tried itself stands in brackets: the trials of others say what it is.

@@ -1,4 +1,4 @@
-"""What speaks against a verdict, and what would help to a better one. Pure."""
+"""Lists what speaks against a verdict, and what would lead to a better one. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of a report: everything that any format shows, as data. Pure.
+"""The model of a report: the data behind every format. Pure.
 
 The models are also the JSON document, version 1: `document` of a report and `read` of a document are
 inverses, so that a report can be shown again from what was written once.

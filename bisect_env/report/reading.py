@@ -1,4 +1,4 @@
-"""Reading a report out of the store: the one place of this package that has effects."""
+"""Reads a report out of the store; the only module of this package with effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict in one sentence, with rates and probabilities as people read them. Pure.
+"""Says a verdict in one sentence, with readable rates and probabilities. Pure.
 
 A sentence has three parts: where it begins to fail, how often on either side, and how sure that is.
 """

@@ -1,4 +1,4 @@
-"""Text that others wrote (scripts, solvers, matrix files), made harmless for a terminal. Pure."""
+"""Makes text from scripts, solvers and matrix files harmless for a terminal. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several formats say in the same words, and the table of combinations. Pure.
+"""Phrases that several formats share, and the table of combinations. Pure.
 
 Everything returned is plain text on one line, made harmless for a terminal; each format escapes it for
 itself.

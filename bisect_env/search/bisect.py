@@ -1,4 +1,4 @@
-r"""Bisection where one look at a combination tells good from bad: certain failures, the common case. Pure.
+r"""Bisects where a failure is certain, so that one trial tells good from bad. Pure.
 
 A combination that has been looked at carries a *label*, good or bad. Four descriptions of the bad ones are
 tried in turn, from the simplest to the one that always holds; the first that the labels allow is used:

@@ -1,4 +1,4 @@
-r"""Which circumstances make a failure frequent for what they cost. Pure.
+r"""Finds circumstances that make a failure frequent enough for what they cost. Pure.
 
 A trial that fails with probability `p` and costs `c` seconds tells good from bad at the rate
 

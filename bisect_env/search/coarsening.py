@@ -1,4 +1,4 @@
-"""The search over lattices of a million combinations: exact, and coarse only where it need not look yet.
+"""Searches lattices of millions of combinations, by looking closely only where it matters so far.
 
 `Search` keeps a row for every hypothesis. But hypotheses that agree on every combination tried so far have
 one likelihood, and differ in their prior alone. So some values of each axis are *active*: its ends, all that

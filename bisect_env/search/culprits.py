@@ -1,4 +1,4 @@
-"""Which of the packages that changed carries the failure? A search over sets of changes. Pure.
+"""Finds which changed packages carry the failure, by a search over sets of changes. Pure.
 
 Between a good environment and a bad one n packages changed. An *intermediate environment* is the good one
 with a set S of the changes made. A hypothesis is a smallest set C that carries the failure:

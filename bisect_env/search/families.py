@@ -1,4 +1,4 @@
-"""Where along one axis the bad values may lie: small families of value sets, as 0/1 matrices.
+"""Sets of values on one axis that may be bad, as 0/1 matrices.
 
 A hypothesis picks one set per axis. The first set of every family is the whole axis ("this axis does not
 matter"), so that simple hypotheses are those with many first sets.

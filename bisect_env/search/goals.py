@@ -1,4 +1,4 @@
-"""What a study wants to know, and the search for it."""
+"""The goals of a study, and the search that belongs to each."""
 
 from __future__ import annotations
 

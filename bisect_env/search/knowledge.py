@@ -1,4 +1,4 @@
-"""What a study has been told, and what follows from it.
+"""Keeps what a study was told, and computes the posterior from it.
 
 Pure: counts, the posterior over hypotheses and rates, and which hypotheses can be told apart.
 """

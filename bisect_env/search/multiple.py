@@ -1,4 +1,4 @@
-"""Every failing configuration, one after the other.
+"""Finds every failing configuration, one after the other.
 
 One answer describes one set of bad combinations. Once it is confirmed, the combinations that it calls bad
 are explained; a second search over all others, in which "nothing else fails" is as likely as not beforehand,

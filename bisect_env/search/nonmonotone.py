@@ -1,4 +1,4 @@
-"""Histories that change more often than an axis's direction says: broken, fixed, and broken again.
+"""Searches histories that change more often than an axis's direction says, such as broken and fixed.
 
 The search believes in directions first: among hypotheses that change once along an ordered axis, few trials
 find the change. Whether the belief holds is asked of a wider space in which everything of the narrow one

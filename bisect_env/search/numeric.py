@@ -1,4 +1,4 @@
-"""The few special functions that the search needs, and exact intervals for rates. Pure.
+"""Special functions for the search, and exact intervals for rates. Pure.
 
 Importing SciPy for them took a third of the time in which a plain question is answered. The tests hold each
 against `scipy.special`.

@@ -1,4 +1,4 @@
-"""Belief about which combinations are bad and how often bad and good ones show the target outcome.
+"""Computes the probability of each hypothesis, and of the rates at which good and bad ones fail.
 
 The log likelihood of a hypothesis `h` is a sum over cells: each is scored as bad or as good (`RateGrid`), so
 it is one mode product a grid column (`HypothesisSpace.bad_totals`). The joint with the rates factors but for

@@ -1,4 +1,4 @@
-"""A question put to one space of hypotheses: what to try next, and what is known by now. Pure."""
+"""Asks one question of a space of hypotheses: what to try next, and what is known so far. Pure."""
 
 from __future__ import annotations
 

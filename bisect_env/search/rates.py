@@ -1,4 +1,4 @@
-"""What is assumed about crash rates before any trial: a grid of rates with a prior, and how cells differ.
+"""The prior for failure rates: a grid of rates with weights, and how combinations may differ.
 
 Bad combinations need not share one rate: three bad releases of one package crashed in 14 %, 15 % and 5 % of
 runs. The rate of a bad cell is therefore drawn around a typical rate `m`, log-normally with spread `σ`:

@@ -1,4 +1,4 @@
-"""Ask and tell: which combination to try next, and what is known by now.
+"""The search that a study asks and tells: which combination to try next, and what is known so far.
 
 Pure: no clock, no randomness, no I/O. The caller says what is pending and what an environment costs; the same
 tells in any order give the same answers, so that a resumed study goes on as if it had never stopped.

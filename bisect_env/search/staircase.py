@@ -1,4 +1,4 @@
-"""Tables that change a few times at most on every way upward: frontiers and bands. Pure.
+"""Tables that change only a few times on every way upward: frontiers and bands. Pure.
 
 With one orientation for each ordered axis, each combination has a *level*, which never falls on the way
 upward, and is bad at every other level:

@@ -1,4 +1,4 @@
-"""The whole table: every combination called good or bad, with the fewest environments. Pure.
+"""Calls every combination of a table good or bad, with as few environments as possible. Pure.
 
 Asked and told like `Search`. A combination that was tried carries a *label*, from one trial where failures
 are certain, else from as many as its counts need (`labels.py`). What was not tried is called what a

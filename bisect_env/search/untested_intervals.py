@@ -1,4 +1,4 @@
-"""What an answer says of versions that were hardly tried: what to check before, what to admit after. Pure.
+"""Finds versions that an answer covers and that were hardly tried, to check or to admit them. Pure.
 
 An answer about an ordered axis rests on trials at its boundary. Far from it, whole intervals of versions are
 called good or bad because histories seldom turn back. Along each culprit axis, on the line through the

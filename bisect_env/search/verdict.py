@@ -1,4 +1,4 @@
-"""The answer as data, and how a class of hypotheses becomes one: first bad, last good, culprit axes."""
+"""The answer as data, made from a class of hypotheses: first bad, last good, culprit axes."""
 
 from __future__ import annotations
 

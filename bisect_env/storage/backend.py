@@ -1,4 +1,4 @@
-"""What both back ends share: where a database is, its schema and views, and what can go wrong with it."""
+"""What both database back ends share: location, schema, views and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contents by their hash: small ones in the database, large ones as files beside it, all compressed.
+"""Stores compressed contents by their hash: small ones in the database, large ones in files beside it.
 
 A file is on the disk before the row that names it is committed, so that a stored trial always has its logs;
 what a killed writer leaves is a file that no row names, and `collect` takes it away. Writers and the

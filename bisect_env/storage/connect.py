@@ -1,4 +1,4 @@
-"""From a user's words to an open database."""
+"""Opens the database that a user names."""
 
 from __future__ import annotations
 

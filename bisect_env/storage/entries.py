@@ -1,4 +1,4 @@
-"""What the store takes and gives: plain data, with nothing of SQL in it."""
+"""The plain data that the store takes and gives, without any SQL."""
 
 from __future__ import annotations
 

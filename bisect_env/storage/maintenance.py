@@ -1,4 +1,4 @@
-"""Upgrading, checking and measuring a database."""
+"""Upgrades, checks and measures a database."""
 
 from __future__ import annotations
 

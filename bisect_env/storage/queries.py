@@ -1,4 +1,4 @@
-"""Questions about one study's trials, each answered by one statement in a session that is given."""
+"""Queries about one study's trials, each a single statement in a given session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between table rows and the plain data of `records`, which rows have to fit: others write, too. Pure."""
+"""Converts between table rows and plain data, and checks rows that others may have changed. Pure."""
 
 from __future__ import annotations
 

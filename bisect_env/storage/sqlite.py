@@ -1,4 +1,4 @@
-"""SQLite: its file, its connections, and where it must not lie."""
+"""Opens SQLite files, sets up their connections, and refuses places where they would be damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: everything that a study knows, where many processes can write and read at once.
+"""The store of everything that a study knows, for many processes that write and read at once.
 
 **Consistency.** A method that writes has committed when it returns; what it wrote is then there for every
 other process, and survives the death of this one at any instant. It either happens as a whole or not at all.

@@ -1,4 +1,4 @@
-"""The tables. Whoever changes one raises `SCHEMA_VERSION` and writes its revision in `migrations`.
+"""The tables of the database; a change needs a new `SCHEMA_VERSION` and a revision in `migrations`.
 
 Enumerations are stored as text and checked in code, times are UTC, and a combination is known by its
 canonical key. (No `from __future__ import annotations` here: SQLModel reads the annotations.)

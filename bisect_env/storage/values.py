@@ -1,4 +1,4 @@
-"""What a value must look like before a database takes it, and when one comes back. Pure."""
+"""Checks values before they are stored and after they are read. Pure."""
 
 from __future__ import annotations
 

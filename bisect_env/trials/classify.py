@@ -1,4 +1,4 @@
-"""What one process did, decided from its exit record alone: named rules, first match wins. Pure.
+"""Classifies the end of one process from its exit record, by named rules in order. Pure.
 
 The order is that of the table in `docs/outcomes.md`. Rules that read text look at the last words
 of a process that failed by itself, never at the whole output: a handled error explains nothing.

@@ -1,4 +1,4 @@
-"""One process of a trial in a container: how it is launched, and what its end was."""
+"""Launches one process of a trial in a container, and reads how it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done around a trial that is run to be looked at: core files, and what debuggers read in them."""
+"""Keeps the core files of trials that are run for diagnosis, and has debuggers read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA's errors and the driver's Xids, as far as they say what a failure was."""
+"""CUDA errors and Xids of the driver, and what each says about a failure."""
 
 from __future__ import annotations
 

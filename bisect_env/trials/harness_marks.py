@@ -1,4 +1,4 @@
-"""What the harness in a trial tells: how far it came, what it imported, how often it repeated its script."""
+"""Reads what the harness in a trial noted: progress, imports and iterations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a fact to what it means in one study."""
+"""Decides what the outcome of a trial means in one study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run one process under a supervisor to its end, by itself or by our hand, and say what was seen."""
+"""Runs one process under a supervisor until it ends or is ended, and says what was seen."""
 
 from __future__ import annotations
 

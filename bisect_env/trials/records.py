@@ -1,4 +1,4 @@
-"""What a trial is asked to do, under which circumstances, and what it did: plain data between processes."""
+"""Plain data of a trial: what it is asked to do, under which circumstances, and what it did."""
 
 from __future__ import annotations
 

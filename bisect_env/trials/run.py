@@ -1,4 +1,4 @@
-"""One trial on this host, from its spec to its record."""
+"""Runs one trial on this host, from its spec to its record."""
 
 from __future__ import annotations
 

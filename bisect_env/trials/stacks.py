@@ -1,4 +1,4 @@
-"""The stacks of a process: taken while it hangs, who waits for whom in them, and as gdb prints them."""
+"""Takes the stacks of a process that hangs, finds who waits for whom, and parses those of gdb."""
 
 from __future__ import annotations
 

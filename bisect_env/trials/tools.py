@@ -1,4 +1,4 @@
-"""The debugging tools that this host has, run with a time limit and with their words kept."""
+"""Runs the debugging tools of this host with a time limit, and keeps what they say."""
 
 from __future__ import annotations
 

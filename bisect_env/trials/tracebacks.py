@@ -1,4 +1,4 @@
-"""Reading what CPython (2.7 and later) prints when it fails: tracebacks, groups, and faulthandler's dumps."""
+"""Parses what CPython (2.7 and later) prints when it fails: tracebacks, groups and faulthandler's dumps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trial's private directories: made fresh, filled, and gone afterwards, whoever then removes them."""
+"""Makes and fills a trial's private directories, and removes them afterwards in any case."""
 
 from __future__ import annotations
 

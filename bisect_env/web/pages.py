@@ -1,4 +1,4 @@
-"""Datasette on the results database: questions and pages, who may see them, and that nothing can write."""
+"""Serves the results database with Datasette: pages and queries, access control, and no writing."""
 
 from __future__ import annotations
 
