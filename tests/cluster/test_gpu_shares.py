@@ -49,7 +49,7 @@ class Tenants:
     def __init__(self, gpus: HostGpus) -> None:
         self.gpus = gpus
         self.seen: list[list[str]] = []
-        self.threads: list[threading.Thread] = []
+        self.threads: dict[threading.Event, threading.Thread] = {}
 
     def start(self, gpus: float, *, waits: bool = False) -> threading.Event:
         """Begin a trial, or let it wait for a GPU; it goes on until the event that is given is set."""
@@ -63,15 +63,18 @@ class Tenants:
 
         thread = threading.Thread(target=self.gpus.run, args=(spec(gpus), trial))
         thread.start()
-        self.threads.append(thread)
+        self.threads[end] = thread
         # Nothing says that a trial waits: it is given a moment to begin all the same.
         assert begun.wait(0.3 if waits else 20) or waits
         return end
 
-    def join(self) -> None:
-        for thread in self.threads:
-            thread.join(60)
-            assert not thread.is_alive()
+    def leave(self, *ends: threading.Event) -> None:
+        """End trials, and wait until their GPUs are given back."""
+        for end in ends:
+            end.set()
+        for end in ends:
+            self.threads[end].join(60)
+            assert not self.threads[end].is_alive()
 
 
 def ends(outcome: Outcome) -> GpuTrial:
@@ -100,22 +103,17 @@ def test_shares_of_one_gpu_are_put_together() -> None:
     tenants = Tenants(HostGpus(((A, B), None)))
     ends = [tenants.start(0.5) for _ in range(2)] + [tenants.start(1)]
     assert tenants.seen == [[A], [A], [B]]
-    for end in ends:
-        end.set()
-    tenants.join()
+    tenants.leave(*ends)
 
 
 def test_who_needs_a_whole_gpu_waits_for_the_first_that_gets_free() -> None:
     tenants = Tenants(HostGpus(((A, B), None)))
     first, *rest = [tenants.start(0.5) for _ in range(4)]
-    for end in (first, rest[1]):
-        end.set()
+    tenants.leave(first, rest[1])
     whole = tenants.start(1, waits=True)  # half of each GPU is free: enough, but in no one piece
     assert len(tenants.seen) == 4
     late = tenants.start(0.5, waits=True)
-    for end in (*rest, late, whole):
-        end.set()
-    tenants.join()
+    tenants.leave(rest[0], rest[2], late, whole)
     assert len(tenants.seen) == 6
 
 
@@ -126,8 +124,7 @@ def test_what_a_neighbour_may_have_done_is_not_held_against_a_trial(outcome: Out
     with pytest.raises(GpuUnavailableError, match="beside another trial on the same GPU: its words") as error:
         tenants.gpus.run(spec(0.5), ends(outcome))
     assert error.value.crowded
-    end.set()
-    tenants.join()
+    tenants.leave(end)
     # Nobody is there any more.
     assert tenants.gpus.run(spec(0.5), ends(outcome)).outcome is outcome
 
@@ -137,8 +134,7 @@ def test_failures_that_no_neighbour_brings_about_count_on_a_shared_gpu() -> None
     end = tenants.start(0.5)
     for outcome in (Outcome.CRASH, Outcome.EXIT_FAIL, Outcome.PASS):
         assert tenants.gpus.run(spec(0.5), ends(outcome)).outcome is outcome
-    end.set()
-    tenants.join()
+    tenants.leave(end)
 
 
 @pytest.mark.slow
