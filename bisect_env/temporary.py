@@ -169,7 +169,7 @@ def file_locks() -> Any:
 
 
 def left_behind(prefix: str, folder: Path | None = None) -> Iterator[Path]:
-    """Directories of `make_held` that nobody holds, each locked while it is looked at, to be removed.
+    """Directories of `make_held` whose process has ended, locked until they are removed.
 
     Only this user's: anybody may put something of that name into a folder that all can write to.
 
@@ -198,7 +198,7 @@ def remove_left_behind() -> None:
 
 
 class Once:
-    """Something that is done once in the life of a process; whoever wants it meanwhile waits for its end.
+    """Does something once in the life of a process; other callers wait for its end.
 
     Args:
         action: What is done.

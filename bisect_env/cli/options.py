@@ -84,7 +84,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Commands of one name, whose help does the same."""
+    """A group of subcommands whose help calls values by words."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options, `--help` among them."""
@@ -189,7 +189,7 @@ WorkersOption = Annotated[
 
 
 class Cluster(StrEnum):
-    """What runs trials on the cores of this host."""
+    """The kinds of local executors that `--cluster` can name."""
 
     THREADS = "threads"
     LOCAL = "local"

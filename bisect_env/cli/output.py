@@ -41,7 +41,7 @@ def warn(event: events.Event) -> None:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line, whatever the stream's encoding can show."""
+    """Print a line; characters that the stream's encoding lacks are replaced."""
     from bisect_env.matrix.secrets import without_passwords
 
     stream = sys.stdout if stream is None else stream
@@ -149,7 +149,7 @@ Rows = Sequence[Sequence[object]]
 
 
 def as_text(names: Sequence[str], rows: Rows, *, as_json: bool = False, as_csv: bool = False) -> str:
-    """What is printed.
+    """The text that is printed.
 
     Args:
         names: Of the columns.

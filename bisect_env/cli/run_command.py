@@ -410,7 +410,7 @@ def import_ahead() -> None:
 
 
 def look_ahead(loaded: Matrix, provider: EnvironmentProvider, *, make: bool) -> None:
-    """Ask the index for the releases of the axes' packages meanwhile; whoever needs them waits for that.
+    """Ask the index for the releases of the axes' packages in a thread; later calls wait for its answers.
 
     Args:
         loaded: The matrix.
@@ -443,7 +443,7 @@ def look_ahead(loaded: Matrix, provider: EnvironmentProvider, *, make: bool) -> 
 
 
 def forgotten(module: str, *, everywhere: bool) -> Exception:
-    """What is said where environments lack a module that the command imports.
+    """The warning about environments that lack a module which the command imports.
 
     Args:
         module: Its name.

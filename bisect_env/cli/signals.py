@@ -190,7 +190,7 @@ def end_workers() -> bool:
 
 
 def leave_in_time(code: int) -> None:
-    """See that the process ends soon after its main thread, whatever the threads of libraries wait for."""
+    """Make the process end soon after its main thread, even if threads of libraries still run."""
     if "distributed" not in sys.modules:
         return
     if code == INTERRUPTED and end_workers():

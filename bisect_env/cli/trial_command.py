@@ -93,7 +93,7 @@ def session(
 
 
 class TrialLines:
-    """One line a trial on stdout; what else there is to say goes to stderr.
+    """Prints one line for each trial on stdout, and everything else on stderr.
 
     Args:
         as_json: An object a line instead.

@@ -128,7 +128,7 @@ class Timings:
         return {what: round(value, 3) for what, value in (*self._reached.items(), *self._sums.items())}
 
     def lines(self) -> list[str]:
-        """The same for people."""
+        """The timings as lines for people."""
         return [f"{what:24} {seconds:8.2f} s" for what, seconds in self.seconds.items()]
 
 
@@ -145,7 +145,7 @@ class QuietView(View):
 
 
 class PlainView(View):
-    """A line for whatever matters, for logs and pipes."""
+    """Prints a line for each important event, for logs and pipes."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -206,7 +206,7 @@ _STEPS = {"checking": "comparing files with their lists", "compiling": "compilin
 
 
 class Doing:
-    """What a study does while no trial tells anything: solvers and builds, in words.
+    """Describes what a study does while no trial ends: solving and building.
 
     Args:
         clock: Seconds that only grow.
@@ -313,7 +313,7 @@ FEW_PASSES = 10
 
 
 def told_passing(progress: events.Progress) -> str:
-    """What is excluded by a bad end that has only passed so far, and how to end there; else "". Pure."""
+    """What a bad end that has only passed so far excludes, and how to stop there; "" if it has not. Pure."""
     if progress.passing is None or progress.passing[1] < FEW_PASSES:
         return ""
     from bisect_env.search.numeric import clopper_pearson
@@ -526,7 +526,7 @@ class LiveView(View):
         self._live.update(self.drawn())
 
     def drawn(self) -> RenderableType:
-        """What is on the screen now."""
+        """The text that is on the screen now."""
         title = Text(clean(self._title), style="bold")
         if self._progress is None:
             return Group(title, Text(f"{clean(self._doing.text) or 'preparing'} · {self._elapsed()}"))
@@ -595,7 +595,7 @@ def bar(fraction: float, width: int = 20) -> str:
 
 
 def choose(*, as_json: bool, quiet: bool, plain: bool = False) -> View:
-    """The view that fits: JSON on stdout, or for people on stderr; `plain`: lines, also on a terminal."""
+    """Choose the view: JSON on stdout, or text on stderr; with `plain` as lines even on a terminal."""
     if as_json:
         return JsonView(sys.stdout)
     if quiet:
@@ -686,7 +686,7 @@ def _new_file(command: str) -> Path:
 
 
 def logged(show: Callable[[events.Event], None]) -> Callable[[events.Event], None]:
-    """The same, with a line in the log for each event."""
+    """Wrap a view so that each event is written to the log, too."""
 
     def both(event: events.Event) -> None:
         log_event(event)

@@ -34,7 +34,7 @@ _GRAIN = 2**20
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer:
-    """What one worker can run.
+    """The trials and GPUs that one worker can run and lend.
 
     Attributes:
         address: Dask's.
@@ -60,7 +60,7 @@ def trials_per_gpu(gpus: float) -> int:
 
 
 def promised(gpus: float) -> float:
-    """What a trial takes of Dask's resource.
+    """The amount of Dask's GPU resource that a trial takes.
 
     Shares are multiples of a power of two, so that taking and giving them back leaves exactly what was there:
     with thirds of one, a trial that needs all of it would wait for ever.

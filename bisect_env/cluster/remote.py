@@ -36,7 +36,7 @@ Versions = Mapping[str, Any]
 
 
 def version_problems(answer: Mapping[str, Any]) -> list[str]:
-    """What stands against working together, one line a difference; empty when nothing does.
+    """Differences of versions that keep hosts from working together, one line each.
 
     Args:
         answer: Of `Client.get_versions(packages=["bisect-env"])`.

@@ -264,7 +264,7 @@ def _say(findings: Sequence[GpuFault]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a worker needs besides the request.
+    """Settings that a worker needs besides the request.
 
     Attributes:
         build: Makes prefixes.

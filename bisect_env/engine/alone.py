@@ -32,7 +32,7 @@ class _Seen:
 
 
 class Alone:
-    """What trials on GPUs of their own have said.
+    """Results of trials that had a GPU to themselves.
 
     Args:
         grid: The study's grid.
@@ -50,7 +50,7 @@ class Alone:
                     self.heard(index, Evidence(decision.payload["evidence"]))
 
     def heard(self, index: Index, evidence: Evidence) -> None:
-        """What a trial of this combination said that had its GPU to itself."""
+        """Take in a trial of this combination that had its GPU to itself."""
         seen = self._seen[index]
         seen.bad += evidence is Evidence.BAD
         seen.good += evidence is Evidence.GOOD

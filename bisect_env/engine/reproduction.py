@@ -31,7 +31,7 @@ _CHANGES = 30
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen at the combination.
+    """The failure that was seen at the combination.
 
     Attributes:
         bad: Bad trials.

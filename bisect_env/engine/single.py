@@ -345,7 +345,7 @@ def look_up(
     as_of: datetime | None = None,
     workers: int = 2,
 ) -> Looked:
-    """The same for trials that are not recorded: what no study knows is locked, and no study is begun.
+    """Look up and lock a combination without recording a study.
 
     Args:
         matrix: As loaded.

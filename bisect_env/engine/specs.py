@@ -15,7 +15,7 @@ from bisect_env.trials.records import NONE, Outcome, Perturbation, Phase, TrialF
 
 
 def trial_files(matrix: Matrix) -> tuple[TrialFile, ...]:
-    """What every trial of a matrix finds in its working directory."""
+    """The files that every trial of a matrix finds in its working directory."""
     return tuple(TrialFile(file.name, file.content, file.executable) for file in matrix.files)
 
 

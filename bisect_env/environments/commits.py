@@ -74,7 +74,7 @@ class BuiltWheel:
 
     @property
     def version(self) -> str:
-        """As its file name has it."""
+        """The version in the wheel's file name."""
         return self.path.name.split("-")[1]
 
     def locked(self, package: LockedPackage) -> LockedPackage:

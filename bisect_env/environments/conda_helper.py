@@ -396,7 +396,7 @@ def _stated_sha256(package: rattler.LockedPackage) -> str:
 
 
 def describe(record: rattler.RepoDataRecord) -> Message:
-    """What a lock says of a record, and the whole record as JSON."""
+    """A record in the form of a lock, and the whole record as JSON."""
     facts = json.loads(record.to_json())
     return {
         "name": record.name.normalized,

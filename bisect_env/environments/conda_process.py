@@ -286,7 +286,7 @@ class HelperProcess:
 
 
 class HelperPool:
-    """Helpers that are kept for the next request, as many as are asked at the same time.
+    """Keeps helpers for later requests, as many as were asked at the same time.
 
     Args:
         start: Starts one.

@@ -107,7 +107,7 @@ class PackageState:
 
 @dataclass(frozen=True, slots=True)
 class PackageChange:
-    """What became of one package.
+    """The change of one package between two locks.
 
     Attributes:
         name: Normalised name.
@@ -129,7 +129,7 @@ class PackageChange:
 def difference(
     before: Lock, after: Lock, axis_packages: Collection[str] = (), urls: Mapping[str, str] | None = None
 ) -> tuple[PackageChange, ...]:
-    """Packages that are not the same in two locks.
+    """Packages that differ between two locks.
 
     A package that a wheel brings here and conda there is one that changed. The interpreter counts as the
     package `python`, also where it is none.

@@ -77,7 +77,7 @@ _MISSTATED = "misstated"
 
 
 def misstated(cache: Path) -> Misstated:
-    """What archives in a cache are known to state wrongly of themselves.
+    """Known errors of archives in a cache about their own content.
 
     Args:
         cache: Our cache directory.
@@ -130,7 +130,7 @@ def _installed_as(member: str) -> str:
 
 
 def corrected(package: Installed, known: Misstated) -> Installed:
-    """The same package with what its archive really holds in place of what it states wrongly."""
+    """A package with the facts of its archive in place of those that the archive states wrongly."""
     if not any(name == package.name for name, _ in known):
         return package
     files: list[StatedFile] = []

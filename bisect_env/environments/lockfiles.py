@@ -342,7 +342,7 @@ def records_text(lock: Lock) -> str:
 
 
 def index_text(results: Mapping[str, LockResult]) -> str:
-    """What `index.json` says: for each combination its lock, or the solver's words. Pure, and sorted."""
+    """The text of `index.json`: for each combination its lock, or the solver's words. Pure, and sorted."""
     combinations = []
     for key in sorted(results):
         result = results[key]

@@ -20,7 +20,7 @@ _HOST = "pieces.bisect-env.invalid"
 
 
 def address(sha256: str, name: str) -> str:
-    """Where uv asks for an archive."""
+    """The address at which uv asks for an archive."""
     return f"http://{_HOST}/{sha256}/{quote(name)}"
 
 

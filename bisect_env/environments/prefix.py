@@ -256,7 +256,7 @@ class Prefix:
 
 
 def state_of(place: Path) -> str:
-    """What a prefix held when it was made, in a word; "" for what is none of ours."""
+    """A digest of a prefix's content when it was made; "" for a directory that is no prefix of ours."""
     try:
         return str(json.loads((place / MARKER).read_text("utf-8"))["snapshot"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -264,7 +264,7 @@ def state_of(place: Path) -> str:
 
 
 def is_still(place: Path, state: str) -> bool:
-    """Whether a prefix still holds what `state_of` said; if not, whoever wants it next makes it anew."""
+    """Whether a prefix still holds what `state_of` said; if not, the next user builds it again."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         marker = json.loads((place / MARKER).read_text("utf-8"))
         known = state in (marker["snapshot"], marker.get("without_bytecode"))

@@ -23,7 +23,7 @@ _OWN_SHARE = 256 << 20
 
 
 class Room:
-    """What one tool may write.
+    """The limit of what one tool may write.
 
     Args:
         folder: Where it writes; its file system is looked at.

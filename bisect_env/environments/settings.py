@@ -157,7 +157,7 @@ def _index_of_uv_toml(config: dict[str, Any]) -> str | None:
 
 
 def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Where pip looks for its configuration."""
+    """The paths of pip's configuration files."""
     # pip's own order, strongest first: PIP_CONFIG_FILE, the virtual environment, the user, the host.
     configured = environ.get("PIP_CONFIG_FILE")
     if configured == os.devnull:

@@ -118,7 +118,7 @@ _running: set[int] = set()
 
 
 def end_running() -> None:
-    """Kill every tool that other threads wait for: the command ends, and nobody will look at what they do."""
+    """Kill every tool that other threads wait for, because the command ends."""
     with _lock:
         for pid in _running:
             os.killpg(pid, signal.SIGKILL)

@@ -149,7 +149,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class CommitDetails:
-    """What a commit says of itself.
+    """A commit as git describes it: author, dates, subject, changed files and tags.
 
     Attributes:
         commit: Its hash.

@@ -45,7 +45,7 @@ class SignatureParts:
         return self.kind.partition(":")[0]
 
     def stored(self) -> str:
-        """As the database has it."""
+        """The signature in the form of the database."""
         parts = [self.version, self.kind, self.phase, *self.frames]
         return json.dumps(parts, separators=(",", ":"), ensure_ascii=False)
 

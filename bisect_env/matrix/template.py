@@ -34,7 +34,7 @@ class PackageAnswer:
 
 @dataclass(frozen=True, slots=True)
 class TemplateAnswers:
-    """What a matrix is made of.
+    """The answers from which a matrix is made.
 
     Attributes:
         packages: The axes.

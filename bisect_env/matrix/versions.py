@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 
 class Manager(StrEnum):
-    """Where a package comes from."""
+    """The package managers that a package can come from."""
 
     CONDA = "conda"
     PYPI = "pypi"

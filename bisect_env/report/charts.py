@@ -341,7 +341,7 @@ def cell_words(one: CombinationReport, report: Report) -> str:
 
 
 def cell_note(one: CombinationReport) -> str:
-    """What rate and verdict do not say: why there is none, what was not counted, whose trials these are."""
+    """Remarks on a cell: why it has no rate, what was not counted, and whose trials it shows."""
     parts = []
     if not one.is_runnable:
         parts.append(f"{one.status}: {shortened(clean(one.reason), _REASON) or 'no reason given'}")

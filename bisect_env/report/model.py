@@ -20,7 +20,7 @@ from bisect_env.matrix.history import SHORT
 
 
 class Frozen(BaseModel):
-    """What every part of a report has in common."""
+    """The base class of every part of a report."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, serialize_by_alias=True)
 
@@ -74,7 +74,7 @@ class ChangeReport(Frozen):
 
 
 class DifferenceReport(Frozen):
-    """What differs between the environments of the last good and the first bad combination.
+    """The difference between the environments of the last good and the first bad combination.
 
     Attributes:
         before: The last good combination.
@@ -152,7 +152,7 @@ class ExplanationReport(Frozen):
 
 
 class TracedReport(Frozen):
-    """Where the difference of two environments led: what `bisect-env between` found out.
+    """The result of `bisect-env between` on two environments.
 
     Attributes:
         sentence: The whole answer in one sentence.
@@ -235,7 +235,7 @@ class AnswerReport(Frozen):
 
 
 class PointReport(Frozen):
-    """What was believed after some trials.
+    """The posterior after some trials.
 
     Attributes:
         trials: Counted trials.
@@ -303,7 +303,7 @@ class TimedBuild(Frozen):
 
 
 class TimelineReport(Frozen):
-    """What ran when: the study's own trials, and the environments made for it.
+    """When trials ran and environments were built.
 
     Attributes:
         begin: UTC; None where nothing ran.
@@ -539,7 +539,7 @@ class OriginReport(Frozen):
 
 
 class Report(Frozen):
-    """All that is known about a study.
+    """Everything that a report shows.
 
     Attributes:
         schema_version: `schema` in the document.

@@ -20,7 +20,7 @@ FAILURES = 5
 
 
 def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Report:
-    """The report of a study as it stands now; one state of the database, whatever others write.
+    """The report of a study as one state of the database, even while others write.
 
     Args:
         store: Where the study is.

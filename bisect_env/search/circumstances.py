@@ -30,7 +30,7 @@ _DRAWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is known of the script under one perturbation.
+    """The counts of the script under one perturbation.
 
     Attributes:
         trials: How many counted.

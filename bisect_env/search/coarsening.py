@@ -143,7 +143,7 @@ class CoarsenedSearch(StudySearch):
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What would be asked next if a pending trial showed the target; see `Search.foresee`."""
+        """Cells that would be asked next if a pending trial showed the target; see `Search.foresee`."""
         search = self._with(pending)
         here = {self._here(index): running for index, running in pending.items()}
         known = {cell: running for cell, running in here.items() if cell is not None}

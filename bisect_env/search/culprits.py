@@ -179,7 +179,7 @@ class CulpritSearch:
     # -- asking --------------------------------------------------------------------------------------------
 
     def next_step(self, *, build_cost: float = 5.0) -> CheckEnvironment | Try | Done:
-        """What to do next.
+        """The next step of the search.
 
         Args:
             build_cost: Price of a new environment, in trials.
@@ -210,7 +210,7 @@ class CulpritSearch:
 
     @property
     def answer(self) -> Culprit:
-        """The same with hypotheses of the same size that no environment that can be had tells from it."""
+        """The best hypothesis, together with those of the same size that no environment can tell from it."""
         known = [intermediate for intermediate, feasible in self._feasible.items() if feasible]
         best = self.best
         if not known or best.probability >= self.confidence:

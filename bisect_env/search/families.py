@@ -114,7 +114,7 @@ class CoarseAxis:
 
     @classmethod
     def over(cls, fine: Family, active: Sequence[int]) -> CoarseAxis:
-        """What is left of a family where only some values are looked at."""
+        """A family of value sets, reduced to the values that are looked at."""
         columns = np.array(sorted(active), dtype=np.intp)
         of = alike(fine.sets, columns)
         first = np.unique(of, return_index=True)[1]

@@ -21,7 +21,7 @@ from bisect_env.search.verdict import Answer
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a run of values of one axis needs of another axis.
+    """What some values of one axis need of another axis.
 
     Attributes:
         first: Position of the run's first value.

@@ -90,7 +90,7 @@ class SearchAll(StudySearch):
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What would be asked next if a pending trial showed the target; see `Search.foresee`."""
+        """Cells that would be asked next if a pending trial showed the target; see `Search.foresee`."""
         search = self._asked()
         return search.foresee({i: n for i, n in pending.items() if search.can_be_told(i)}, build_cost)
 

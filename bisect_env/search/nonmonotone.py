@@ -150,7 +150,7 @@ def _changing(size: int, changes: int, places: tuple[int, ...]) -> NDArray[np.bo
 
 
 def looked_at(of: Histories, active: Values) -> Histories:
-    """What is left of histories where only some values are looked at: sets that agree there are one.
+    """Histories reduced to the values that are looked at; sets that agree there become one.
 
     Args:
         of: The histories.

@@ -121,7 +121,7 @@ class Counts:
         return np.asarray((1 - share[:, None]) * by_p0 + share[:, None] * contaminated, dtype=np.float64)
 
     def at(self, values: Sequence[Sequence[int]]) -> Counts:
-        """The same on some values of each axis; for a posterior, not to be added to.
+        """The counts on some values of each axis, to compute a posterior from; nothing may be added to them.
 
         Args:
             values: Per axis, positions.

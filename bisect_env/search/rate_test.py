@@ -35,7 +35,7 @@ _TINY = 1e-300
 
 
 class RateClaim(StrEnum):
-    """What the test has shown."""
+    """The claims that the test can make."""
 
     BELOW = "below"
     ABOVE = "above"

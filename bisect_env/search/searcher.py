@@ -69,7 +69,7 @@ _MOST_SWEPT = 64
 
 
 class StudySearch(Protocol):
-    """What a study asks and tells; a search that checks nothing once its answer stands inherits that."""
+    """The interface of searches to a study, with defaults for those that check no answer afterwards."""
 
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial of a combination: good or bad."""
@@ -91,7 +91,7 @@ class StudySearch(Protocol):
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What could come next: combinations whose environments are worth making meanwhile."""
+        """Combinations that could come next, whose environments are worth making meanwhile."""
 
     def end_checks(self) -> None:
         """Check no further: finished as soon as the answer stands."""
@@ -127,7 +127,7 @@ class StudySearch(Protocol):
 
 
 class MakeQuestion(Protocol):
-    """What a `Question`, or a kind of it, is made by."""
+    """The signature by which a `Question`, or a kind of it, is made."""
 
     def __call__(
         self,
@@ -468,7 +468,7 @@ class Search:
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What could come next: what would be asked if pending trials showed the target, or if not.
+        """Combinations that would be asked if pending trials showed the target, or if they did not.
 
         Args:
             pending: Trials of each combination that run at this moment.
@@ -519,7 +519,7 @@ class Search:
 
     @cached_property
     def checks(self) -> tuple[Check, ...]:
-        """What is still to be checked of an answer that stands, in order; empty before it does."""
+        """The checks that a standing answer still needs, in order; empty before it stands."""
         if not self._plain or not self._answer_stands:
             return ()
         verdict = self.verdict
@@ -682,7 +682,7 @@ class Search:
 
     @property
     def fingerprints(self) -> FloatArray:
-        """What each class says of the combinations that can be run, as numbers, shape (classes, 2)."""
+        """Numbers that identify each class by its good and bad combinations, shape (classes, 2)."""
         return self._question.fingerprints
 
     def representative(self, number: int) -> Hypothesis:
@@ -696,7 +696,7 @@ class Search:
 
     @property
     def rates(self) -> RateGrid:
-        """What is assumed about rates."""
+        """The prior for rates."""
         return self._narrow.rates
 
 

@@ -21,7 +21,7 @@ from bisect_env.search.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What one simulated study came to.
+    """The result of one simulated study.
 
     Attributes:
         verdict: Its end.

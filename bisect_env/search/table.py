@@ -90,7 +90,7 @@ class _Described:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What the table says of one combination.
+    """What the table calls one combination, and how sure that is.
 
     Attributes:
         bad: Whether it is called bad.
@@ -497,7 +497,7 @@ class TableSearch(StudySearch):
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What could come next: combinations whose environments are worth making meanwhile."""
+        """Combinations that could come next, whose environments are worth making meanwhile."""
         if not self._known.visible_count:
             return []
         looking = set(self._known.by_cell(pending))
@@ -547,7 +547,7 @@ class TableSearch(StudySearch):
 
     @cached_property
     def called(self) -> dict[Index, Called]:
-        """What is said of each combination by now, of those of which anything can be said."""
+        """What each combination is called so far, as far as anything can be said."""
         chance, _ = self._said
         description = self._description
         found: dict[Index, Called] = {}

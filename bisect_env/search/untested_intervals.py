@@ -92,7 +92,15 @@ def checks(
 def untested_intervals(
     best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally: Tally, bad_rate: float
 ) -> tuple[UntestedInterval, ...]:
-    """Per ordered culprit axis the longest interval that an answer takes for granted; arguments as there."""
+    """For each ordered culprit axis the longest interval that an answer takes for granted.
+
+    Args:
+        best: The answer.
+        grid: The lattice.
+        can_run: Which combinations can be run, shape of the grid.
+        tally: Hits and trials of a combination.
+        bad_rate: How often bad combinations fail.
+    """
     longest: dict[int, UntestedInterval] = {}
     for run in _runs(best, grid, can_run):
         for one in _hardly_tried(run, tally, bad_rate):

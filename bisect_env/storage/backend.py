@@ -346,7 +346,7 @@ def revision_of(version: int) -> str:
 
 
 def revisions(connection: Connection) -> list[str]:
-    """What the version table names: one revision, unless somebody changed it; none without the table."""
+    """The revisions in the version table: usually one; none without the table."""
     if not inspect(connection).has_table(VERSIONS.name):
         return []
     return sorted(str(found) for found in connection.execute(select(VERSIONS.c.version_num)).scalars())

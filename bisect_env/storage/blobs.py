@@ -112,7 +112,7 @@ def _read(path: Path, digest: str) -> bytes:
 
 
 def path_of(folder: Path, digest: str) -> Path:
-    """Where a content lies beside the database."""
+    """The path of a content beside the database."""
     return folder / digest[:2] / f"{digest[2:]}.z"
 
 

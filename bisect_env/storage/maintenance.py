@@ -31,7 +31,7 @@ from bisect_env.storage.values import DamageError
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What an upgrade did.
+    """The result of an upgrade.
 
     Attributes:
         shown: The database, without a password.

@@ -57,7 +57,7 @@ def artefacts(session: Session, sequence: int, folder: Path | None) -> dict[str,
 
 
 def has_trial(session: Session, trial_id: str) -> bool:
-    """Whether a trial with this id is stored, in whatever study."""
+    """Whether any study has a trial with this id."""
     return session.exec(select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)).first() is not None
 
 

@@ -47,7 +47,7 @@ _CHUNK = 300
 
 @dataclass(slots=True)
 class Merged:
-    """What a merge did.
+    """The result of a merge.
 
     Attributes:
         studies: Studies that were read.

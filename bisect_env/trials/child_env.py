@@ -61,7 +61,7 @@ def container_env(
     gpus: Sequence[str] = (),
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What a trial in a container gets beside the image's own environment; of this host's it gets nothing.
+    """Variables that a trial in a container gets beside the image's own; none come from this host.
 
     Args:
         tmp: As in `child_env`.

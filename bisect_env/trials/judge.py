@@ -54,7 +54,7 @@ class Target:
 
 
 def judge(record: TrialRecord, target: Target, *, repeated: bool = False) -> Evidence:
-    """What a trial says in a study with this target.
+    """The evidence of a trial in a study with this target.
 
     Args:
         record: What the trial did.

@@ -157,7 +157,7 @@ class Supervisor:
         return data
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Send an event to the worker; if it is gone, nobody needs to know."""
+        """Send an event to the worker, if it still lives."""
         with contextlib.suppress(OSError):
             self.control.sendall(json.dumps(event).encode() + b"\n")
 

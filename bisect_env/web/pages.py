@@ -144,7 +144,7 @@ FROM v_trials GROUP BY host ORDER BY spoilt DESC""",
 
 
 def metadata(database: str, tables: list[str], shown: str) -> dict[str, Any]:
-    """What Datasette is told: titles, queries, and that tables are not for people.
+    """The settings for Datasette: titles, queries and hidden tables.
 
     Args:
         database: Its name there.
