@@ -222,4 +222,3 @@ OfflineOption = Annotated[
         help="Use no network, but what `bisect-env fetch` put into this directory.",
     ),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and the answer alone.")]
