@@ -1,7 +1,8 @@
-"""Temporary directories with a lock, which tells whether the process that made one still runs.
+"""Temporary directories that a lock tells to be in use, and files that are replaced as a whole.
 
-Whoever makes one keeps it locked as long as it lives; the kernel frees the lock, however it dies. A process
-that was killed cannot remove its own, so the next one on this host does. All of them carry our name.
+The process that makes such a directory keeps it locked as long as it lives; the kernel frees the lock,
+however it dies. A process that was killed cannot remove its own, so the next one on this host does. All of
+them carry our name.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import fcntl
 import importlib
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -62,6 +64,21 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 # Threads that nobody waits for stop in the midst of what they do.
 atexit.register(remove_own)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file as a whole or not at all.
+
+    Gives a path beside it to write to, which takes its place at the end of the block; after an error
+    everything is as before.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

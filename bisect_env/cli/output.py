@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import secrets
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.report.untrusted import clean, clean_lines
+from bisect_env.temporary import replacing
 
 if TYPE_CHECKING:
     from bisect_env.engine import events
@@ -75,14 +75,10 @@ def deliver(text: str, output: Path | None) -> None:
             output.write_text(text, encoding="utf-8", errors="replace")
             return
         target = output.resolve()
-        beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        try:
+        with replacing(target) as beside:
             beside.write_text(text, encoding="utf-8", errors="replace")
             if target.exists():
                 beside.chmod(target.stat().st_mode & 0o777)
-            beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)
     except OSError as error:
         if not output.parent.is_dir():
             raise UsageError(

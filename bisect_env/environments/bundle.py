@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -39,6 +37,7 @@ from bisect_env.environments.lock import (
 from bisect_env.environments.lockfiles import read_lock
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.temporary import replacing
 
 _FORMAT = 1
 _COPY = 1 << 20
@@ -349,15 +348,10 @@ def _is_piece(found: str, name: str) -> bool:
 
 
 def _join(pieces: Iterable[Path], path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("wb") as whole:
-            for piece in pieces:
-                with piece.open("rb") as stream:
-                    shutil.copyfileobj(stream, whole)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as beside, beside.open("wb") as whole:
+        for piece in pieces:
+            with piece.open("rb") as stream:
+                shutil.copyfileobj(stream, whole)
 
 
 def _copy(source: Any, target: Any, count: int) -> None:
@@ -368,12 +362,8 @@ def _copy(source: Any, target: Any, count: int) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_text(text, "utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as beside:
+        beside.write_text(text, "utf-8")
 
 
 def _result_data(answer: str | UnsolvableError) -> Mapping[str, Any]:

@@ -17,7 +17,6 @@ import csv
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import stat
 import zipfile
@@ -25,6 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
+
+from bisect_env.temporary import replacing
 
 BYTECODE = "__pycache__"
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -117,9 +118,8 @@ def note_misstated(cache: Path, sha256: str, archive: Path, package: Installed) 
     if entries:
         folder = cache / _MISSTATED
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{sha256}.{secrets.token_hex(4)}"
-        temporary.write_text(json.dumps(entries), "utf-8")
-        temporary.replace(folder / f"{sha256}.json")
+        with replacing(folder / f"{sha256}.json") as beside:
+            beside.write_text(json.dumps(entries), "utf-8")
     return len(entries)
 
 
@@ -232,9 +232,8 @@ def damaged_since(package: Installed, memory: Path) -> list[Path]:
     damaged = damaged_files(package)
     if not damaged:
         memory.mkdir(parents=True, exist_ok=True)
-        temporary = memory / f".{package.key}.{secrets.token_hex(4)}"
-        temporary.write_text(state, "ascii")
-        temporary.replace(remembered)
+        with replacing(remembered) as beside:
+            beside.write_text(state, "ascii")
     return damaged
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from bisect_env.environments.lock import (
 )
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials, without_passwords
+from bisect_env.temporary import replacing
 
 # --------------------------------------------------------------------------------------------------
 # Locks as text: conda-lock's unified format, version 1, written and read. Pure.
@@ -377,9 +376,5 @@ def read_lock(source: Path | str) -> Lock:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_text(text, "utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as beside:
+        beside.write_text(text, "utf-8")

@@ -65,7 +65,7 @@ from bisect_env.environments.settings import default_cache_dir, default_cache_li
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
-from bisect_env.temporary import file_locks
+from bisect_env.temporary import file_locks, replacing
 
 # --------------------------------------------------------------------------------------------------
 # Commands in a prefix that is made in one place and used in another.
@@ -128,10 +128,9 @@ def _csv(rows: Iterable[list[str]]) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    beside.write_bytes(content)
-    beside.chmod(mode)
-    beside.replace(path)
+    with replacing(path) as beside:
+        beside.write_bytes(content)
+        beside.chmod(mode)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import select
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from bisect_env.environments.room import LOOK, Room, remove
 from bisect_env.environments.settings import configured_index, uv_config_files
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import passed_on, without_credentials
-from bisect_env.temporary import FULL, full_file_system, temporary
+from bisect_env.temporary import FULL, full_file_system, replacing, temporary
 
 # --------------------------------------------------------------------------------------------------
 # Running a tool to its end, or to its time limit, with everything that it started.
@@ -387,9 +386,8 @@ class Uv:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
             # Threads of one process get here at the same time, too.
-            temporary = folder / f".{path.name}.{secrets.token_hex(8)}"
-            temporary.write_text(text, "utf-8")
-            temporary.replace(path)
+            with replacing(path) as beside:
+                beside.write_text(text, "utf-8")
         return path
 
 
