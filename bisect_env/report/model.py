@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bisect_env.matrix.history import SHORT
+from bisect_env.environments.difference import PackageChange
 
 # --------------------------------------------------------------------------------------------------
 # The parts of a report that stand for themselves: packages, the trace of the posterior, the timeline, ways
@@ -23,54 +23,6 @@ class Frozen(BaseModel):
     """The base class of every part of a report."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, serialize_by_alias=True)
-
-
-class PackageReport(Frozen):
-    """A package in one environment.
-
-    Attributes:
-        version: Exact version.
-        build: conda's build string, "" for wheels.
-        manager: `pip`, `conda`, or "" for an interpreter that no package manager brings.
-        source: Channel or host that it comes from.
-        sha256: Of the archive.
-        url: Of the archive.
-    """
-
-    version: str
-    build: str = ""
-    manager: str = ""
-    source: str = ""
-    sha256: str = ""
-    url: str = ""
-
-    @property
-    def label(self) -> str:
-        """Version and, where there is one, build or commit."""
-        if self.url.startswith("git+"):
-            return f"{self.version} at {self.url.partition('#')[0].rpartition('@')[2][:SHORT]}"
-        return f"{self.version} {self.build}".rstrip()
-
-
-class ChangeReport(Frozen):
-    """A package that is not the same on both sides.
-
-    Attributes:
-        name: Normalised.
-        kind: `changed`, `rebuilt` (same version, another archive), `moved` (same archive, another place),
-            `added` or `removed`.
-        before: With the last good combination, None where it is added.
-        after: With the first bad one, None where it is removed.
-        of_axis: Whether an axis of the matrix moves it.
-        home: Page of the project, "" where none is known on this host.
-    """
-
-    name: str
-    kind: str
-    before: PackageReport | None = None
-    after: PackageReport | None = None
-    of_axis: bool = False
-    home: str = ""
 
 
 class DifferenceReport(Frozen):
@@ -86,7 +38,7 @@ class DifferenceReport(Frozen):
     before: dict[str, str]
     after: dict[str, str]
     summary: str
-    changes: tuple[ChangeReport, ...] = ()
+    changes: tuple[PackageChange, ...] = ()
 
 
 class ChangedPackageReport(Frozen):
@@ -349,35 +301,6 @@ class StepReport(Frozen):
 
 # --------------------------------------------------------------------------------------------------
 # The model of a report: everything that any format shows, as data. Pure.
-
-__all__ = [
-    "SCHEMA",
-    "AnswerReport",
-    "AxisInfo",
-    "ChangeReport",
-    "ChangedPackageReport",
-    "CombinationReport",
-    "CommitReport",
-    "DifferenceReport",
-    "ExplanationReport",
-    "FailureReport",
-    "IntermediateReport",
-    "MachineReport",
-    "NamedCommit",
-    "OriginReport",
-    "PackageReport",
-    "PointReport",
-    "PosteriorReport",
-    "Report",
-    "StepReport",
-    "StudyInfo",
-    "TimedBuild",
-    "TimedTrial",
-    "TimelineReport",
-    "TrialCounts",
-    "calls_bad",
-    "labels",
-]
 
 SCHEMA = 1
 """Version of the document; raised when a key changes its meaning or goes away."""

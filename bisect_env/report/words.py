@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from bisect_env.environments.difference import PackageChange, PackageState
 from bisect_env.matrix.history import SHORT, readable
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, shown
 from bisect_env.report.model import (
-    ChangeReport,
     CombinationReport,
     CommitReport,
     ExplanationReport,
     FailureReport,
     NamedCommit,
-    PackageReport,
     Report,
     labels,
 )
@@ -427,7 +426,7 @@ def described(failure: FailureReport) -> str:
     return shortened(clean(text or failure.outcome), SIGNATURE_WIDTH)
 
 
-def change(one: ChangeReport) -> tuple[str, str, str, str]:
+def change(one: PackageChange) -> tuple[str, str, str, str]:
     """A package that differs: name, before, after, and what versions do not show."""
     old, new = one.before, one.after
     told = []
@@ -445,7 +444,7 @@ def change(one: ChangeReport) -> tuple[str, str, str, str]:
     return clean(one.name), _version(old), _version(new), clean(", ".join(told))
 
 
-def _version(state: PackageReport | None) -> str:
+def _version(state: PackageState | None) -> str:
     return "—" if state is None else clean(state.label)
 
 
