@@ -169,7 +169,7 @@ class Explanation:
         return f"{named} {alone} the failure"
 
     def document(self) -> dict[str, Any]:
-        """The explanation as a JSON object; `read` is the inverse."""
+        """The explanation as a JSON object."""
         return {
             "schema": 1,
             **dataclasses.asdict(self),
@@ -179,31 +179,6 @@ class Explanation:
             ],
             "sentence": self.sentence,
         }
-
-    @classmethod
-    def read(cls, document: dict[str, Any]) -> Explanation:
-        """An explanation from its document.
-
-        Raises:
-            KeyError: It is none.
-        """
-        return cls(
-            study=str(document["study"]),
-            good=dict(document["good"]),
-            bad=dict(document["bad"]),
-            changes=tuple(
-                ChangedPackage(c["name"], c["old"], c["new"], c["of_axis"]) for c in document["changes"]
-            ),
-            kind=str(document["kind"]),
-            culprits=tuple(document["culprits"]),
-            tied=tuple(tuple(one) for one in document["tied"]),
-            probability=float(document["probability"]),
-            is_sure=bool(document["is_sure"]),
-            intermediates=tuple(
-                IntermediateEnvironment(tuple(h["moved"]), h["bad"], h["trials"]) for h in document["hybrids"]
-            ),
-            unsolvable=int(document["unsolvable"]),
-        )
 
 
 def _joined(changes: Iterable[ChangedPackage], word: str) -> str:
