@@ -165,11 +165,6 @@ class CoarsenedSearch(StudySearch):
         return self.trials >= self.settings.max_trials or self._now().finished
 
     @property
-    def is_monotone(self) -> bool:
-        """Always: a lattice of this size is not searched for histories that change more often."""
-        return True
-
-    @property
     def verdict(self) -> Verdict:
         """The answer by now, on the whole lattice."""
         search = self._now()

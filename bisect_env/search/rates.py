@@ -187,11 +187,6 @@ class RateGrid:
         """Log likelihood of a good cell's counts for each p0, shape (K,)."""
         return _times(hits, self.log_hit_good) + _times(trials - hits, self.log_miss_good)
 
-    def assuming(self, *, sharing: bool) -> RateGrid:
-        """The same grid given that all bad cells share one rate, or given that they differ."""
-        joint = np.where((self.spread == 0.0)[:, None] == sharing, self.joint, 0.0)
-        return RateGrid(self.m, self.spread, self.rates, self.kernel, self.p0, joint / joint.sum())
-
 
 def _background(min_rate: float) -> tuple[FloatArray, FloatArray]:
     """Background rates with their prior: equally likely on a log scale, but for exactly 0."""

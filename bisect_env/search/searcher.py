@@ -653,11 +653,6 @@ class Search:
         return None
 
     @property
-    def is_monotone(self) -> bool:
-        """Whether axes are taken to change as their directions say."""
-        return self._question is self._narrow
-
-    @property
     def trials(self) -> int:
         """Counted trials so far."""
         return self._narrow.trials

@@ -125,7 +125,6 @@ XIDS = {
     for row in XID_TABLE.rows
 }
 SICK_XIDS = frozenset(number for number, xid in XIDS.items() if xid.sick)
-PROGRAM_XIDS = frozenset(XIDS.keys() - SICK_XIDS)
 
 
 def described(numbers: Iterable[int]) -> str:

@@ -132,7 +132,6 @@ def test_two_bad_runs_are_found(size: int, changes: tuple[int, ...], bad_first: 
     assert verdict.status is Status.CONFIRMED, verdict.reason
     assert verdict.best.hypothesis.bad_cells().tolist() == bad.tolist()
     assert not verdict.monotone
-    assert not search.is_monotone
     # Every change is a boundary that was tried on both sides.
     assert sorted(max(b.bad, b.good)[0] for b in verdict.best.boundaries) == list(changes)
     for boundary in verdict.best.boundaries:
@@ -201,7 +200,6 @@ def test_the_verdict_does_not_depend_on_the_order_of_trials(rate: float) -> None
     again = Search(lattice, alone(lattice))
     for cell, hit in told:
         again.tell(cell, hit=hit)
-    assert again.is_monotone == live.is_monotone
     mine, its = again.verdict, live.verdict
     assert (mine.status, mine.monotone, mine.untested) == (
         its.status,
