@@ -174,13 +174,8 @@ class Repository:
         subject = self._read("log", "-1", "--format=%s", "--no-show-signature", begin, "--").rstrip("\n")
         return History(begin, new, commits, every, subject)
 
-    def details(self, commit: str, *, files: bool = True) -> CommitDetails:
-        """A commit as git describes it.
-
-        Args:
-            commit: Its hash; the mirror has it.
-            files: Whether to look at what it changes.
-        """
+    def details(self, commit: str) -> CommitDetails:
+        """A commit of the mirror as git describes it."""
         form = "--format=%an%x00%aI%x00%cI%x00%s%x00%P"
         author, authored, committed, subject, parents = (
             self._read("log", "-1", form, "--no-show-signature", "--no-mailmap", commit, "--")
@@ -188,13 +183,12 @@ class Repository:
             .split("\0")
         )
         changed: list[tuple[str, int | None, int | None]] = []
-        if files:
-            base = parents.split()[0] if parents else _EMPTY_TREE
-            args = ("diff-tree", "-r", "-z", "--numstat", "--no-renames", "--no-ext-diff", "--no-textconv")
-            for entry in self._read(*args, base, commit, "--").split("\0"):
-                if entry:
-                    added, removed, path = entry.split("\t", 2)
-                    changed.append((path, _number(added), _number(removed)))
+        base = parents.split()[0] if parents else _EMPTY_TREE
+        args = ("diff-tree", "-r", "-z", "--numstat", "--no-renames", "--no-ext-diff", "--no-textconv")
+        for entry in self._read(*args, base, commit, "--").split("\0"):
+            if entry:
+                added, removed, path = entry.split("\t", 2)
+                changed.append((path, _number(added), _number(removed)))
         tags = self._read("tag", "--points-at", commit).split("\n")
         return CommitDetails(
             commit,
