@@ -159,7 +159,7 @@ SHAPES = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     random_tables(SHAPES),
     st.integers(0, 2**32 - 1),
@@ -183,7 +183,7 @@ def test_no_truth_takes_longer_than_trying_everything(
         assert all(said[cell] == bad[cell] for cell in one.tried)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(random_tables(SHAPES), st.integers(0, 2**32 - 1))
 # Two good combinations in doubt beside one bad one: another failure of that one speaks for both.
 @example(np.array([[0, 0, 1], [0, 0, 0], [1, 1, 0]], dtype=bool), 1052657)
@@ -201,7 +201,7 @@ def test_what_cannot_be_built_is_learnt_on_the_way(bad: NDArray[np.bool_], seed:
         assert not {boundary.bad, boundary.good} & {*without, *unbuildable}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(random_tables(SHAPES), st.integers(0, 2**32 - 1))
 def test_the_answer_does_not_depend_on_the_order_of_trials(bad: NDArray[np.bool_], seed: int) -> None:
     rng = random.Random(seed)

@@ -80,7 +80,7 @@ def test_a_monotone_table_takes_a_quarter_of_its_environments(direction: Directi
         assert one.search.trials <= one.environments + 10
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.one_of(
         st.tuples(st.integers(2, 8), st.integers(2, 8)),
