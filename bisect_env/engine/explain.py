@@ -28,6 +28,7 @@ from bisect_env.errors import NoEnvironmentError, UsageError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis, ValueAxis
+from bisect_env.report.model import ChangedPackage
 from bisect_env.report.sentence import probability
 from bisect_env.search.culprits import CheckEnvironment, CulpritSearch, Done
 from bisect_env.search.numeric import clopper_pearson
@@ -43,26 +44,6 @@ from bisect_env.storage.store import Store
 
 # --------------------------------------------------------------------------------------------------
 # What was found out about the packages that carry a failure, as data and in words. Pure.
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedPackage:
-    """A package that changed.
-
-    Attributes:
-        name: Of the package.
-        old: What the good environment has.
-        new: What the bad one has.
-        of_axis: Whether an axis of the matrix moves it.
-    """
-
-    name: str
-    old: str
-    new: str
-    of_axis: bool
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.old} → {self.new}"
 
 
 @dataclass(frozen=True, slots=True)
