@@ -25,7 +25,7 @@ from tests.cli.asking import Asking, an_index
 from tests.cluster.dask_processes import DaskProcesses
 from tests.environments.index_server import IndexServer
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
