@@ -19,6 +19,8 @@ from bisect_env.storage.store import Store
 from tests.engine.studies import PYTHON, Studies
 from tests.planted import plant
 
+pytestmark = pytest.mark.integration
+
 SCRIPT = "import demo\nassert demo.works(), 'planted'\n"
 
 

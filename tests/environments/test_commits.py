@@ -26,6 +26,8 @@ from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Uv
 from bisect_env.matrix.scalars import cutoff
 
+pytestmark = pytest.mark.integration
+
 FIRST = {**in_tree("demo", version=""), "demo.py": "N = 1\n"}
 PROJECT = str(FIRST["pyproject.toml"])
 

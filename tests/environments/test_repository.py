@@ -16,6 +16,8 @@ from benchmarks.repositories import Change, git, pure, write
 from bisect_env.environments.repository import CommitNotFoundError, Repository
 from bisect_env.errors import InfrastructureError, UsageError
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:

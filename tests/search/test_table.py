@@ -106,6 +106,7 @@ def test_no_table_takes_more_than_trying_everything(
     assert all(one.search.called[cell].bad == bad[cell] for cell in one.tried)
 
 
+@pytest.mark.statistical
 def test_tables_without_order_are_tried_until_they_are_known() -> None:
     """Of 40 random tables at most two pass for a frontier; what is said of combinations is mostly right."""
     wrong = [Mapped(np.random.default_rng(seed).random((12, 12)) < 0.5).wrong for seed in range(40)]
