@@ -7,6 +7,7 @@ tree; filters that a `.gitattributes` names are not configured anywhere in it, s
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import os
 import re
@@ -146,7 +147,7 @@ class Repository:
     def history(self, first: str, last: str, *, every: bool = False) -> History:
         """The commits between two; see `VersionCatalogue.commits`."""
         old, new = self.resolve(first, last)
-        args = ["log", "--topo-order", "--format=%H%x00%P%x00%s", "--no-show-signature"]
+        args = ["log", "--format=%H%x00%P%x00%s", "--no-show-signature"]
         args += [] if every else ["--first-parent"]
         text = self._read(*args, new, f"^{old}", "--")
         commits: dict[str, Commit] = {}
@@ -377,10 +378,16 @@ class Repository:
             ) from None
 
     def _unknown(self, text: str) -> CommitNotFoundError:
-        return CommitNotFoundError(
-            f"{self.shown} has no commit {text}",
-            remedy="name a tag, a branch, a full hash or a day that it has; a shallow clone has not all",
-        )
+        form = "--format=%(refname:strip=2)"
+        names = self._read("for-each-ref", "--sort=-creatordate", form, "refs/tags", "refs/heads").split("\n")
+        remedy = "name a tag, a branch, a full hash or a day that it has"
+        if near := difflib.get_close_matches(text, names, 3) or [name for name in names if name][:3]:
+            remedy += f", such as {', '.join(near)}"
+        if (self.mirror / "shallow").exists():
+            remedy += (
+                "; it is a shallow clone, which lacks older ones: `git fetch --unshallow --tags` has it all"
+            )
+        return CommitNotFoundError(f"{self.shown} has no commit {text}", remedy=remedy)
 
     def _unreachable(self, finished: Finished) -> InfrastructureError | UsageError:
         words = "took too long" if finished.timed_out else _words(finished)
