@@ -108,6 +108,7 @@ class _Commits:
         low: The newest of the first kind, or the older end.
         high: The oldest of the second, or the newer end.
         aside: Positions of what cannot be looked at.
+        stated: Positions of the stated ends.
     """
 
     axis: GridAxis
@@ -117,6 +118,7 @@ class _Commits:
     low: int
     high: int
     aside: Collection[int]
+    stated: Collection[int]
 
     @cached_property
     def open(self) -> dict[str, tuple[str, ...]] | None:
@@ -124,7 +126,7 @@ class _Commits:
         history, values = self.axis.history, self.axis.values
         if history is None or 0 in self.new or not history.place.keys() >= {*values}:
             return None
-        found = history.candidates([values[i] for i in (*self.old, 0)], values[self.high])
+        found = history.candidates([values[i] for i in (0, *self.old, self.low)], values[self.high])
         return found if len(found) <= MOST else None
 
     def next_of(self, open_: Mapping[str, tuple[str, ...]]) -> str | None:
@@ -152,7 +154,7 @@ class _Commits:
         wanted = self.next_of(open_)
         if wanted is not None and wanted in values[self.low + 1 : self.high]:
             return None
-        good = [values[i] for i in self.old]
+        good = [values[i] for i in dict.fromkeys((*self.old, self.low))]
         bad = [values[i] for i in self.new] or [values[self.high]]
         unable = {values[i] for i in self.aside}
         if wanted is None:
@@ -161,7 +163,8 @@ class _Commits:
                 return None
         else:
             last_good = max(good, key=history.place.__getitem__, default=history.first)
-        return history.laid_out({*good, *bad, *unable}, [*good, history.first], bad, wanted, last_good)
+        tried = {*good, *bad, *unable, *(values[i] for i in self.stated)}
+        return history.laid_out(tried, [*good, history.first], bad, wanted, last_good)
 
     def _last_good(
         self,
@@ -703,7 +706,8 @@ class Bisection:
             tuple(i if n == axis else 0 for n in range(len(self._grid.shape))) for i in range(len(known))
         ]
         aside = {i for i, cell in enumerate(cells) if self._stands_for(cell) is None}
-        return _Commits(line, cells, old, new, low, high, aside)
+        stated = [end[axis] for end in (self._grid.good, self._grid.bad) if end is not None]
+        return _Commits(line, cells, old, new, low, high, aside, stated)
 
     def _where_git_looks(self) -> Index | None:
         """The next cell of a line as `git bisect` has it; None where it has none, or is not followed."""

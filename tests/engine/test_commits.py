@@ -202,6 +202,33 @@ def test_commits_that_do_not_build_are_told_with_their_log(studies: Studies, dyn
     assert any("cannot compile frobnicate.c:12" in reason for reason in reasons)
 
 
+def test_a_commit_is_found_that_fails_with_one_value_beside_it_alone(studies: Studies) -> None:
+    place, commits = repository(studies, pure("demo", 8, 5, files=in_tree("demo")))
+    script = "import demo, sys\nassert demo.works() or sys.argv[1] == 'slow', 'planted'\n"
+    path = matrix(
+        studies, place, rest="good: {demo: v1.0, mode: slow}\nbad: {demo: v1.1, mode: fast}\n", script=script
+    )
+    text = path.read_text().replace("trial: {", "trial: {command: 'python script.py {mode}', ")
+    path.write_text(text.replace("trial:", "  mode: {values: [slow, fast]}\ntrial:"))
+    found = verdict(studies.run(path))
+    assert found["first_bad"] == {"python": PYTHON, "demo": commits[4], "mode": "fast"}
+    assert sorted(found["culprits"]) == ["demo", "mode"]
+
+
+@pytest.mark.parametrize("ends", ["the first", "the last", "both"])
+def test_ends_that_do_not_build_leave_an_answer_between_those_that_do(studies: Studies, ends: str) -> None:
+    changes = pure("demo", 10, 6, files=in_tree("demo"))
+    if ends != "the last":
+        changes[0].files = {**changes[0].files, "broken": "the first"}
+        changes[1].files = {**changes[1].files, "broken": None}
+    if ends != "the first":
+        changes[-1].files = {**changes[-1].files, "broken": "the last"}
+    place, commits = repository(studies, changes)
+    conclusion = studies.run(matrix(studies, place, rest=f"{ENDS}search: {{crash_rate: 1}}\n"))
+    assert verdict(conclusion)["first_bad"]["demo"] == commits[5], verdict(conclusion)["sentence"]
+    assert verdict(conclusion)["last_good"]["demo"] == commits[4]
+
+
 def test_a_failure_in_one_run_of_five_is_traced_to_its_commit(studies: Studies) -> None:
     place, commits = repository(studies, pure("demo", 24, 17, rate=1.0, files=in_tree("demo")))
     plant(studies.folder)
