@@ -180,11 +180,14 @@ class _Commits:
         if tried := made_into & others:
             return max(tried, key=history.place.__getitem__)
         below = bad
-        while below != history.first and (below in open_ or below in unable):
+        while below in open_ and below != history.first:
             below = next(iter(history.parents(below)), history.first)
-            below = below if below in history.place else history.first
-        # The older end stays the first value.
-        return max(others, key=history.place.__getitem__) if others and below == history.first else below
+        # The older end stays the first value; and nothing more is tried where that could not be.
+        if below in unable or below not in history.place or (others and below == history.first):
+            made_from = history.candidates((), bad)
+            near = {*others}.intersection(made_from) or others
+            return max(near, key=history.place.__getitem__, default=history.first)
+        return below
 
     def _is_laid_out(self, last_good: str, open_: Collection[str]) -> bool:
         """Whether what may be the first bad one stands between the last good one and the oldest bad one."""

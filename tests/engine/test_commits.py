@@ -100,9 +100,14 @@ def test_a_merge_whose_sides_are_both_good_is_the_culprit_itself(studies: Studie
         Change({"demo.py": module(6, 1.0)}, tags=["v1.1"]),
     ]
     place, commits = repository(studies, changes)
-    found = verdict(studies.run(matrix(studies, place, keys=", history: all", rest=ENDS)))
+    conclusion = studies.run(matrix(studies, place, keys=", history: all", rest=ENDS))
+    found = verdict(conclusion)
     assert found["first_bad"]["demo"] == commits[4]
     assert found["last_good"]["demo"] == commits[3]
+    report = Report.read(conclusion.report)
+    assert report.commit is not None
+    assert report.commit.is_merge
+    assert f"{commits[4]} (a merge)" in report_text(report)
 
 
 def test_commits_of_merged_branches_take_as_many_builds_as_git_does(studies: Studies) -> None:
@@ -212,7 +217,7 @@ def test_a_commit_is_found_that_fails_with_one_value_beside_it_alone(studies: St
     path.write_text(text.replace("trial:", "  mode: {values: [slow, fast]}\ntrial:"))
     found = verdict(studies.run(path))
     assert found["first_bad"] == {"python": PYTHON, "demo": commits[4], "mode": "fast"}
-    assert sorted(found["culprits"]) == ["demo", "mode"]
+    assert sorted(found["culprit_axes"]) == ["demo", "mode"]
 
 
 @pytest.mark.parametrize("ends", ["the first", "the last", "both"])
