@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from bisect_env.environments.cache import hold
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.history import Commit, CommitDetails, History
+from bisect_env.matrix.history import SHORT, Commit, CommitDetails, History
 from bisect_env.matrix.secrets import passed_on, without_credentials
 from bisect_env.temporary import file_locks
 
@@ -155,11 +155,15 @@ class Repository:
             if line:
                 commit, parents, subject = line.split("\0", 2)
                 commits[commit] = Commit(tuple(parents.split()), subject)
+        if not commits and old == new:
+            raise UsageError(
+                f"{self.shown}: no commit lies between {first} and {last}, which are both {old[:SHORT]}",
+                remedy="name two that differ",
+            )
         if not commits:
-            backwards = self._git("merge-base", "--is-ancestor", new, old).returncode == 0 and old != new
             raise UsageError(
                 f"{self.shown}: no commit lies between {first} and {last}",
-                remedy="swap them: the older one comes first" if backwards else "name two that differ",
+                remedy="swap them: the older one comes first",
             )
         begin = old
         if self._git("merge-base", "--is-ancestor", old, new).returncode != 0:
@@ -233,6 +237,12 @@ class Repository:
         """The text of a file of a commit, None where it has none."""
         finished = self._git("cat-file", "blob", f"{commit}:{path}")
         return finished.stdout if finished.returncode == 0 else None
+
+    def folders_with(self, commit: str, names: Collection[str]) -> list[str]:
+        """Folders below the root of a commit that have a file of one of some names, those higher up first."""
+        paths = self._read("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).split("\0")
+        found = {path.rpartition("/")[0] for path in paths if path.rpartition("/")[2] in names}
+        return sorted(found - {""}, key=lambda folder: (folder.count("/"), folder))
 
     def submodules(self, commit: str) -> list[str]:
         """Paths of a commit that are commits of other repositories."""
@@ -378,6 +388,14 @@ class Repository:
             ) from None
 
     def _unknown(self, text: str) -> CommitNotFoundError:
+        if _DAY.fullmatch(text):
+            oldest = self._read(
+                "log", "--first-parent", "--format=%cs", "--no-show-signature", "HEAD", "--"
+            ).split()
+            return CommitNotFoundError(
+                f"{self.shown} has no commit that is as old as {text}",
+                remedy=f"name a day from {oldest[-1]} on" if oldest else "name a commit",
+            )
         form = "--format=%(refname:strip=2)"
         names = self._read("for-each-ref", "--sort=-creatordate", form, "refs/tags", "refs/heads").split("\n")
         remedy = "name a tag, a branch, a full hash or a day that it has"

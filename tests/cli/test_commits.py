@@ -70,13 +70,19 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
         (("--git", "clone", "--from", "v9", "-p", "demo", "repro.py"), "has no commit v9"),
         (("--git", "clone", "--from", "v1.1", "-p", "demo", "repro.py"), "no commit lies between"),
         (("--git", "clone", "--from", "v1.0", "--good", "1", "repro.py"), "--good is about releases"),
-        (("--git", "clone", "--from", "v1.0", "repro.py"), "which package it builds"),
+        (("--git", "clone", "--from", "v1.0", "repro.py"), "name it: `-p NAME`"),
+        (
+            ("--git", "below", "--from", "v1.0", "repro.py"),
+            "it has my python/: add `--subdirectory 'my python'`",
+        ),
         (("--from", "v1.0", "demo>=1", "repro.py"), "--from belongs to `--git`"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(user: Asking, words: tuple[str, ...], message: str) -> None:
     changes = pure("demo", 3, 2, files={"setup.py": "from setuptools import setup; setup(name='demo')"})
     write(user.folder / "clone", changes)
+    files = {f"my python/{path}": content for path, content in in_tree("demo").items()}
+    write(user.folder / "below", [Change(files, tags=["v1.0"]), Change({"README": "2"})])
     user.script("import demo\n")
     done = user.run("run", *words)
     assert done.returncode == 2, done.stderr

@@ -118,6 +118,11 @@ def test_ends_that_are_none_are_refused_with_a_remedy(tmp_path: Path, cache: Pat
     with pytest.raises(UsageError, match=r"no commit lies between v1\.1 and v1\.0") as caught:
         repository.history("v1.1", "v1.0")
     assert "swap" in str(caught.value)
+    with pytest.raises(UsageError, match="which are both"):
+        repository.history("2024-01-01", "2024-01-02")
+    with pytest.raises(CommitNotFoundError, match="as old as 2023-12-31") as unknown:
+        repository.history("2023-12-31", "main")
+    assert "name a day from 2024-01-01 on" in str(unknown.value)
     with pytest.raises(UsageError, match="there is no repository"):
         Repository(str(tmp_path / "nowhere"), cache).history("a", "b")
     (tmp_path / "plain").mkdir()
