@@ -274,6 +274,11 @@ def thinned(line: Iterable[str]) -> tuple[str, ...]:
     return tuple(whole[place] for place in places)
 
 
+def is_commit(text: str) -> bool:
+    """Whether a text is the full hash of a commit."""
+    return _HASH.fullmatch(text) is not None
+
+
 def readable(text: str, labels: Mapping[str, str] | None = None) -> str:
     """A text with its hashes of commits as people read them.
 
