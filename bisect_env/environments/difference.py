@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from packaging.utils import canonicalize_name
 
 from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.matrix.history import SHORT
 
 # --------------------------------------------------------------------------------------------------
 # Where projects live, as they say themselves: read from environments that exist on this host.
@@ -101,7 +102,9 @@ class PackageState:
 
     @property
     def label(self) -> str:
-        """Version and, where there is one, build."""
+        """Version and, where there is one, build or commit."""
+        if self.url.startswith("git+"):
+            return f"{self.version} at {self.url.partition('#')[0].rpartition('@')[2][:SHORT]}"
         return f"{self.version} {self.build}".rstrip()
 
 

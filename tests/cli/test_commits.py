@@ -60,6 +60,11 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
     assert explained.returncode == 2
     assert "are commits: no other package is looked for" in explained.stderr
     assert "remedy: the commit is the answer" in explained.stderr
+    shown = user.run("reproduce", "first-bad", "--output", "repro")
+    assert shown.returncode == 0, shown.stderr
+    readme = (user.folder / "repro" / "README.md").read_text()
+    assert f"demo: 1.0 at {commits[10][:10]} → 1.0 at {commits[11][:10]}" in readme
+    assert f"built from a commit of `{place}`" in readme.replace("%20", " ")
 
 
 @pytest.mark.parametrize(
