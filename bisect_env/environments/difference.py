@@ -1,4 +1,4 @@
-"""What changed between two locks, package by package, and where the projects live.
+"""Compares two locks package by package, and finds the projects' pages.
 
 The packages that the matrix moves itself come first: they are what was asked for. What moved along with
 them comes after, for it is there that the surprise often is.
@@ -110,7 +110,7 @@ class PackageState:
 
 @dataclass(frozen=True, slots=True)
 class PackageChange:
-    """What became of one package.
+    """The change of one package between two locks.
 
     Attributes:
         name: Normalised name.
@@ -123,8 +123,8 @@ class PackageChange:
 
     name: str
     kind: ChangeKind
-    before: PackageState | None
-    after: PackageState | None
+    before: PackageState | None = None
+    after: PackageState | None = None
     of_axis: bool = False
     home: str = ""
 
@@ -132,7 +132,7 @@ class PackageChange:
 def difference(
     before: Lock, after: Lock, axis_packages: Collection[str] = (), urls: Mapping[str, str] | None = None
 ) -> tuple[PackageChange, ...]:
-    """Packages that are not the same in two locks.
+    """Packages that differ between two locks.
 
     A package that a wheel brings here and conda there is one that changed. The interpreter counts as the
     package `python`, also where it is none.

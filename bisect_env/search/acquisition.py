@@ -1,4 +1,4 @@
-"""What to try next: the trial that tells most about culprit and rates, for its cost.
+"""Chooses the trial that tells most about culprit and rates for its cost.
 
 For a cell `x` and a block of `k` trials the observation O is "any target outcome in k trials". With Z whether
 `x` is bad, and the state S the grid of hypothesis × (m, σ) × p0, the chain rule splits what O tells:
@@ -62,7 +62,17 @@ def any_hit(rates: FloatArray, blocks: FloatArray = BLOCKS) -> FloatArray:
 def information(
     space: HypothesisSpace, counts: Counts, belief: Belief, blocks: FloatArray = BLOCKS
 ) -> FloatArray:
-    """Bits that each block of trials of each cell tells, rates at their weight, shape (*lattice, blocks)."""
+    """Bits that each block of trials of each cell tells, with rates by their weight.
+
+    Args:
+        space: The hypotheses.
+        counts: What was seen.
+        belief: The posterior.
+        blocks: Numbers of trials, shape (B,).
+
+    Returns:
+        Shape (*lattice, B).
+    """
     grid = counts.grid
     bad, not_good = belief.bad_cells(space)
     good = np.maximum(belief.backgrounds - not_good, 0.0)

@@ -1,4 +1,4 @@
-"""Which commit `git bisect` looks at next, and how it steps aside of those it skips. Pure.
+"""Chooses the commit that `git bisect` would look at next, also after skipped commits. Pure.
 
 Where builds are dear and failures certain, whoever looks where git looks builds no more than it, whatever
 cannot be built or was merged. Any other way is luckier now and then, and unluckier at other times.

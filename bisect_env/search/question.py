@@ -1,4 +1,4 @@
-"""A question put to one space of hypotheses: what to try next, and what is known by now. Pure."""
+"""Asks one question of a space of hypotheses: what to try next, and what is known so far. Pure."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Question(Knowledge):
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What would be asked next if one of the pending trials showed the target, most likely bad first.
+        """Cells that would be asked next if a pending trial showed the target, most likely bad first.
 
         What would be asked if all passed is what `ask` says. Together they are the environments worth making
         while those trials run.
