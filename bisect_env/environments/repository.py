@@ -7,12 +7,13 @@ tree; filters that a `.gitattributes` names are not configured anywhere in it, s
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import os
 import re
 import secrets
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from bisect_env.environments.cache import hold
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.history import Commit, CommitDetails, History
+from bisect_env.matrix.history import SHORT, Commit, CommitDetails, History
 from bisect_env.matrix.secrets import passed_on, without_credentials
 from bisect_env.temporary import file_locks
 
@@ -146,7 +147,7 @@ class Repository:
     def history(self, first: str, last: str, *, every: bool = False) -> History:
         """The commits between two; see `VersionCatalogue.commits`."""
         old, new = self.resolve(first, last)
-        args = ["log", "--topo-order", "--format=%H%x00%P%x00%s", "--no-show-signature"]
+        args = ["log", "--format=%H%x00%P%x00%s", "--no-show-signature"]
         args += [] if every else ["--first-parent"]
         text = self._read(*args, new, f"^{old}", "--")
         commits: dict[str, Commit] = {}
@@ -154,11 +155,15 @@ class Repository:
             if line:
                 commit, parents, subject = line.split("\0", 2)
                 commits[commit] = Commit(tuple(parents.split()), subject)
+        if not commits and old == new:
+            raise UsageError(
+                f"{self.shown}: no commit lies between {first} and {last}, which are both {old[:SHORT]}",
+                remedy="name two that differ",
+            )
         if not commits:
-            backwards = self._git("merge-base", "--is-ancestor", new, old).returncode == 0 and old != new
             raise UsageError(
                 f"{self.shown}: no commit lies between {first} and {last}",
-                remedy="swap them: the older one comes first" if backwards else "name two that differ",
+                remedy="swap them: the older one comes first",
             )
         begin = old
         if self._git("merge-base", "--is-ancestor", old, new).returncode != 0:
@@ -226,6 +231,12 @@ class Repository:
         """The text of a file of a commit, None where it has none."""
         finished = self._git("cat-file", "blob", f"{commit}:{path}")
         return finished.stdout if finished.returncode == 0 else None
+
+    def folders_with(self, commit: str, names: Collection[str]) -> list[str]:
+        """Folders below the root of a commit that have a file of one of some names, those higher up first."""
+        paths = self._read("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).split("\0")
+        found = {path.rpartition("/")[0] for path in paths if path.rpartition("/")[2] in names}
+        return sorted(found - {""}, key=lambda folder: (folder.count("/"), folder))
 
     def submodules(self, commit: str) -> list[str]:
         """Paths of a commit that are commits of other repositories."""
@@ -371,10 +382,24 @@ class Repository:
             ) from None
 
     def _unknown(self, text: str) -> CommitNotFoundError:
-        return CommitNotFoundError(
-            f"{self.shown} has no commit {text}",
-            remedy="name a tag, a branch, a full hash or a day that it has; a shallow clone has not all",
-        )
+        if _DAY.fullmatch(text):
+            oldest = self._read(
+                "log", "--first-parent", "--format=%cs", "--no-show-signature", "HEAD", "--"
+            ).split()
+            return CommitNotFoundError(
+                f"{self.shown} has no commit that is as old as {text}",
+                remedy=f"name a day from {oldest[-1]} on" if oldest else "name a commit",
+            )
+        form = "--format=%(refname:strip=2)"
+        names = self._read("for-each-ref", "--sort=-creatordate", form, "refs/tags", "refs/heads").split("\n")
+        remedy = "name a tag, a branch, a full hash or a day that it has"
+        if near := difflib.get_close_matches(text, names, 3) or [name for name in names if name][:3]:
+            remedy += f", such as {', '.join(near)}"
+        if (self.mirror / "shallow").exists():
+            remedy += (
+                "; it is a shallow clone, which lacks older ones: `git fetch --unshallow --tags` has it all"
+            )
+        return CommitNotFoundError(f"{self.shown} has no commit {text}", remedy=remedy)
 
     def _unreachable(self, finished: Finished) -> InfrastructureError | UsageError:
         words = "took too long" if finished.timed_out else _words(finished)
