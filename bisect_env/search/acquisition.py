@@ -158,7 +158,7 @@ def choose(
     build_cost: FloatArray,
     visible: NDArray[np.bool_],
     leading: float,
-) -> int:
+) -> tuple[int, FloatArray]:
     """The cell whose next trial is worth most.
 
     Args:
@@ -170,16 +170,17 @@ def choose(
         leading: Posterior of the best answer.
 
     Returns:
-        Its flat position on the lattice.
+        Its flat position on the lattice, and the score that does not look at hypotheses one by one, of all
+        cells, 0 where nothing can be asked for; shape of the lattice.
     """
     blocks = BLOCKS if build_cost.any() else ONE
-    score = scores(information(space, counts, belief, blocks), build_cost, blocks)
-    score = np.where(visible, score, -np.inf).ravel()
+    every = np.where(visible, scores(information(space, counts, belief, blocks), build_cost, blocks), 0.0)
+    score = np.where(visible, every, -np.inf).ravel()
     if leading < LEADING:
-        return int(score.argmax())
+        return int(score.argmax()), every
     liked = np.arange(score.size)
     if score.size > _CELLS_LIKED:
         liked = np.sort(np.argpartition(-score, _CELLS_LIKED)[:_CELLS_LIKED])
     told = information_on_answer(space, counts, belief, liked, blocks)
     answers = scores(told, build_cost.ravel()[liked], blocks)
-    return int(liked[np.where(np.isfinite(score[liked]), answers, -np.inf).argmax()])
+    return int(liked[np.where(np.isfinite(score[liked]), answers, -np.inf).argmax()]), every

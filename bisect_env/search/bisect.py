@@ -379,10 +379,15 @@ class Bisection:
 
     # -- changes along one axis --------------------------------------------------------------------------
 
+    @property
+    def _is_line(self) -> bool:
+        """Whether a single axis has a choice, and an order."""
+        axes = [axis for axis, n in zip(self._grid.axes, self._grid.shape, strict=True) if n > 1]
+        return len(axes) == 1 and axes[0].direction is not Direction.UNORDERED
+
     def _line(self) -> list[Index] | None:
         """Cells of the only axis with a choice, in order, those that can be run; None if it is not alone."""
-        axes = [i for i, n in enumerate(self._grid.shape) if n > 1]
-        if len(axes) != 1 or self._grid.axes[axes[0]].direction is Direction.UNORDERED:
+        if not self._is_line:
             return None
         return [tuple(map(int, cell)) for cell in np.argwhere(self._group >= 0)]
 
@@ -554,6 +559,9 @@ class Bisection:
         """
         pending = {cell for cell in pending if cell not in self.labels}
         trusted = {self._stands_for(cell) for cell in self._trusted}
+        if self._grid.good is None and self._is_line:
+            # Nobody said that it is good, and every pass elsewhere says more: unless the answer rests on it.
+            trusted.add(self.ends[0])
         ends = [end for end in self.ends if end is not None and end not in trusted]
         first = [c for c in ends if c not in self.labels and c not in pending]
         allowed = self._allowed(only)

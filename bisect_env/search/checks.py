@@ -93,6 +93,38 @@ def _controls(
     return found
 
 
+def apart_checks(best: Answer, tally: Tally, settings: SearchSettings, tried: int) -> list[Check]:
+    """Trials that the first bad combinations need where nothing but their own failures tells them apart.
+
+    Where the last good combination failed as well, y failures of n at the first bad one have to be no luck at
+    its rate r, whichever of all combinations that were tried had that luck:
+
+        P(at least y of n | r) · tried ≤ 1 − confidence
+
+    Args:
+        best: The answer, a pair that no rule of all combinations speaks for.
+        tally: What was seen.
+        settings: The confidence, and how far to go.
+        tried: How many combinations were.
+    """
+    most = _PATIENCE * clean_passes(settings.clean_rate, settings.confidence)
+    found = []
+    for boundary in best.boundaries:
+        (failed, of), (hits, trials) = tally(boundary.good), tally(boundary.bad)
+        if not failed or trials >= most:
+            continue
+        if _at_least(hits, trials, (failed + 1) / (of + 2)) * tried > 1.0 - settings.confidence:
+            found.append(Check(boundary.bad, min(max(trials, 1), most - trials), "first bad"))
+    return found
+
+
+def _at_least(hits: int, trials: int, rate: float) -> float:
+    """Probability of so many failures or more."""
+    k = np.arange(hits, trials + 1)
+    ways = math.lgamma(trials + 1) - np.array([math.lgamma(n + 1) + math.lgamma(trials - n + 1) for n in k])
+    return float(np.exp(ways + k * math.log(rate) + (trials - k) * math.log1p(-rate)).sum())
+
+
 def cleared(
     best: Answer, can_run: NDArray[np.bool_], tally: Tally, settings: SearchSettings
 ) -> tuple[Cleared, ...]:
