@@ -24,6 +24,8 @@ _OLDEST = (3, 7)
 _PROCESSES = 4
 _STRIPS = (3, 9)
 """Since then there is `-s`."""
+_TESTS = frozenset({"test", "tests"})
+"""Names of directories in packages."""
 _MANY = 300  # modules: below, starting processes takes longer than what they save
 SMALL = 6_000_000
 """Bytes of source that are compiled only when a second trial wants it: that takes a second at most, and where
@@ -109,7 +111,7 @@ def _head(path: Path) -> bytes:
 
 
 def compile_modules(place: Path, release: tuple[int, ...], timeout: float) -> str:
-    """Compile what is in the `site-packages` of a prefix and has no bytecode yet.
+    """Compile what is in the `site-packages` of a prefix and has no bytecode yet, but for tests.
 
     Bytecode that a package brings stays, as its list states it, even where Python will not use it. Modules
     that are no valid Python stay as they are: some packages have templates, or code for others.
@@ -154,7 +156,11 @@ def compile_modules(place: Path, release: tuple[int, ...], timeout: float) -> st
 
 
 def bare_modules(place: Path) -> list[str]:
-    """Paths of the modules in the `site-packages` of a prefix that have no bytecode."""
+    """Paths of the modules in the `site-packages` of a prefix that have no bytecode and are worth it.
+
+    The tests that packages bring are left out: more than half of the source of numpy and pandas, which hardly
+    a trial imports; one that does compiles them for itself.
+    """
     return [path for site in place.glob("lib/python*/site-packages") for path in _bare_modules(site)]
 
 
@@ -165,6 +171,8 @@ def is_small(place: Path) -> bool:
 
 def _bare_modules(site: Path) -> Iterator[str]:
     for folder, names, files in os.walk(site):
+        if Path(folder) != site:
+            names[:] = [name for name in names if name not in _TESTS]
         if BYTECODE in names:
             names.remove(BYTECODE)
             compiled = {path.name.rsplit(".", 2)[0] for path in Path(folder, BYTECODE).glob("*.pyc")}

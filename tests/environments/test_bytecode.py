@@ -106,6 +106,14 @@ def test_nothing_that_hooks_into_the_start_of_python_is_run(index, python, cache
     assert (tmp_path / "ran").exists()
 
 
+def test_tests_of_a_package_are_not_compiled_and_can_be_imported(index, python, cache):
+    index.add("demo", "1.0", modules={"demo/__init__.py": "", "demo/tests/__init__.py": "x = 1\n"})
+    prefix = ensure_prefix(locked(index, python, "demo"), cache_dir=cache)
+    assert bytecode_of(module_of(prefix, "demo"))
+    assert list(prefix.path.rglob("tests/**/*.pyc")) == []
+    assert run(prefix, "import demo.tests; print(demo.tests.x)") == "1"
+
+
 def test_bytecode_that_a_package_brings_stays(index, python, cache):
     """numpy has some that is stale; its list states its hash."""
     brought = Path(importlib.util.cache_from_source("demo.py"))
