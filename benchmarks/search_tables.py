@@ -1,9 +1,9 @@
 """Whole tables: what `bisect-env map` costs beside trying everything, and how much of it is right.
 
-`python -m benchmarks.search_tables [--seeds N] [--only TRUTH] [--write]` plays staircases, corners, bands, checkerboards and
-random tables, with certain and with flaky failures. Trying everything is the same search over axes without
-order, which leave nothing to be told from others: each combination is tried until it carries a label of the
-same confidence.
+`python -m benchmarks.search_tables [--seeds N] [--only TRUTH] [--write]` plays staircases, corners, bands,
+checkerboards and random tables, with certain and with flaky failures. Trying everything is the same search
+over axes without order, which leave nothing to be told from others: each combination is tried until it
+carries a label of the same confidence.
 `--write` keeps the figures in benchmarks/results and the table in docs/statistics.md.
 """
 

@@ -54,17 +54,25 @@ def test_nothing_to_run_is_the_end() -> None:
     assert search.verdict.status is Status.NONE
 
 
-def test_controls_come_first_then_the_bad_end_until_its_rate_is_roughly_known() -> None:
+def test_the_bad_end_comes_first_until_its_rate_is_roughly_known_and_a_control_once_it_is_flaky() -> None:
     search = search_of((9,))
-    assert search.ask(1) == [(0,)]
-    search.tell((0,), hit=False)
     for _ in range(4):
         assert search.ask(1) == [(8,)]
         search.tell((8,), hit=False)
-    for _ in range(3):
+    assert search.ask(1) == [(8,)]
+    search.tell((8,), hit=True)
+    assert search.ask(1) == [(0,)]
+    search.tell((0,), hit=False)
+    for _ in range(2):
         assert search.ask(1) == [(8,)]
         search.tell((8,), hit=True)
     assert search.ask(1) != [(8,)]
+
+
+def test_a_good_end_is_a_control_where_somebody_stated_it() -> None:
+    lattice = grid((9,), good=(0,))
+    assert Search(lattice, alone(lattice)).ask(1) == [(0,)]
+    assert search_of((9,)).ask(1) == [(8,)]
 
 
 def test_a_bad_end_that_always_fails_is_tried_once() -> None:
@@ -383,7 +391,8 @@ def test_deterministic_truths_need_few_trials() -> None:
         costs[len(play(search, rates(configuration((32,), {0: first}), 1.0), RNG(0)))] += 1
         assert search.verdict.best.first_bad == (first,)
     assert sum(cost * n for cost, n in costs.items()) / costs.total() <= 8, costs
-    assert max(costs) <= 8, costs
+    # Where bisection sees no failure but the bad end's, that one is tried until it is hardly luck.
+    assert max(costs) <= 10, costs
 
 
 def test_the_good_end_is_tried_as_often_as_it_takes_to_show_anything() -> None:
