@@ -153,12 +153,10 @@ class Question(Knowledge):
         Another posterior for each choice would take too long. Other things are told by cells whose chance of
         being bad is another: one pass says little of another cell where they are bad together or not at all.
         """
-        best, score = self._best(ahead, belief, cost)
+        best, score, bad = self._best(ahead, belief, cost)
         each = max(1, min(-(-room // _CHOICES), self._clean), self._clean // _OF_CLEAN)
         shares = {best: min(each, room)}
         last, left = best, room - shares[best]
-        if left:
-            bad = self._space.bad_mass(belief.hypotheses[:, None])[..., 0]
         while left:
             score = score * np.minimum(np.abs(bad - bad[last]) / _APART, 1.0)
             if score.max() <= 0:
@@ -314,11 +312,11 @@ class Question(Knowledge):
     def _lacking(self, best: Answer) -> list[Index]:
         return [cell for cell, wanted in self._wanted(best) if self._counts.trials[cell] < wanted]
 
-    def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> tuple[Index, FloatArray]:
-        """The cell whose next trial is worth most, and what is told by that of each, never below zero."""
+    def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> tuple[Index, FloatArray, FloatArray]:
+        """The cell whose next trial is worth most; of each what it tells, and how likely it is bad."""
         leading = float(self._classes.masses(belief.hypotheses).max())
-        cell, score = choose(self._space, ahead, belief, cost, self._visible, leading)
-        return position(cell, self._grid.shape), score
+        cell, score, bad = choose(self._space, ahead, belief, cost, self._visible, leading)
+        return position(cell, self._grid.shape), score, bad
 
     def _best_of(self, only: Collection[Index], ahead: Counts, belief: Belief, worth: float) -> Index | None:
         told = np.where(self._visible, information(self._space, ahead, belief, ONE)[..., 0], -np.inf)
