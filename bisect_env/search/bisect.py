@@ -106,6 +106,8 @@ class Bisection:
         required: Share of the prior weight of what is left that the answer must hold.
         thrifty: Whether along a single axis to look where `git bisect` would.
         trusted: Stated ends that are looked at only when the answer rests on them.
+        control: Whether to look at the good end of a single axis though nobody stated it. Every pass
+            elsewhere says more of the answer; but a failure there shows a history that changes more often.
     """
 
     def __init__(
@@ -117,9 +119,10 @@ class Bisection:
         *,
         thrifty: bool = False,
         trusted: Collection[Index] = (),
+        control: bool = True,
     ) -> None:
         self._grid, self._space, self._group, self._required = grid, space, group, required
-        self._thrifty, self._trusted = thrifty, trusted
+        self._thrifty, self._trusted, self._control = thrifty, trusted, control
         self.labels: dict[Index, bool] = {}
         self._left = np.arange(space.size)
         self._applied: set[Index] = set()
@@ -559,8 +562,7 @@ class Bisection:
         """
         pending = {cell for cell in pending if cell not in self.labels}
         trusted = {self._stands_for(cell) for cell in self._trusted}
-        if self._grid.good is None and self._is_line:
-            # Nobody said that it is good, and every pass elsewhere says more: unless the answer rests on it.
+        if not self._control and self._grid.good is None and self._is_line:
             trusted.add(self.ends[0])
         ends = [end for end in self.ends if end is not None and end not in trusted]
         first = [c for c in ends if c not in self.labels and c not in pending]
@@ -641,6 +643,7 @@ class Bisection:
             *(self._grid, self._space, self._group, self._required),
             thrifty=self._thrifty,
             trusted=self._trusted,
+            control=self._control,
         )
         ahead._left, ahead._applied = self._rules, set(self._applied)
         ahead.labels = {**self.labels, **labels}

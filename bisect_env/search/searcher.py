@@ -53,10 +53,11 @@ _BELIEVED = 0.5
 is 0.04 for an axis, it takes a Bayes factor of 24: *strong* evidence in the scale of Kass and Raftery."""
 CERTAIN = 0.85
 """Prior that a failure is certain. Of twelve upgrade failures collected from issue trackers ten were."""
-_USUAL_ERROR, _CERTAIN_ERROR, _DOUBTS = 0.05, 0.006, 2
+_USUAL_ERROR, _CERTAIN_ERROR, _UNCHECKED_ERROR, _DOUBTS = 0.05, 0.03, 0.006, 2
 """A failure that comes in half of all runs may look certain in the first eight trials. One trial more makes
 that half as likely; where failures are flaky as much takes ten. So an answer about a certain failure is left
-a small part of the stated error, and of a smaller error an even smaller part."""
+a part of the stated error, and of a smaller error an even smaller part; a small one where nothing is checked
+once the answer stands."""
 _SPARE = 6
 """Trials beyond one for each combination until which that is doubted."""
 _FAILURES = 2
@@ -172,9 +173,10 @@ class Search:
         self._bisection = Bisection(
             *(grid, narrow.space, narrow.group),
             # What is left after the doubt that the failure is certain is still what was stated.
-            self.settings.confidence / (1.0 - _certain_error(self.settings.confidence)),
+            self.settings.confidence / (1.0 - _certain_error(self.settings)),
             thrifty=self.settings.thrifty,
             trusted=self._trusted(grid),
+            control=not self.settings.quick,
         )
 
     def _trusted(self, grid: Grid) -> list[Index]:
@@ -378,7 +380,7 @@ class Search:
         """
         if trials >= self._narrow.visible_count + _SPARE:
             return probability >= self.settings.confidence * (1.0 + doubt)
-        return (1.0 - _certain_error(self.settings.confidence)) * (1.0 + doubt) <= 1.0
+        return (1.0 - _certain_error(self.settings)) * (1.0 + doubt) <= 1.0
 
     def _wrong_end(self) -> Index | None:
         """The stated good end if it failed."""
@@ -737,9 +739,10 @@ class Search:
         return self._narrow.rates
 
 
-def _certain_error(confidence: float) -> float:
+def _certain_error(settings: SearchSettings) -> float:
     """What is left of the stated error to answers about failures that only look certain."""
-    return _CERTAIN_ERROR * min((1.0 - confidence) / _USUAL_ERROR, 1.0) ** _DOUBTS
+    most = _UNCHECKED_ERROR if settings.quick else _CERTAIN_ERROR
+    return most * min((1.0 - settings.confidence) / _USUAL_ERROR, 1.0) ** _DOUBTS
 
 
 def _flaky_weights(failures: int, passes: FloatArray, least: float) -> FloatArray:
