@@ -1,6 +1,6 @@
 """Whole tables: what `bisect-env map` costs beside trying everything, and how much of it is right.
 
-`python -m benchmarks.search_tables [--seeds N] [--only TRUTH] [--write]` plays staircases, corners, bands,
+`python -m benchmarks.search_tables [--seeds N] [--only SIZE] [--write]` plays staircases, corners, bands,
 checkerboards and random tables, with certain and with flaky failures. Trying everything is the same search
 over axes without order, which leave nothing to be told from others: each combination is tried until it
 carries a label of the same confidence.
@@ -83,14 +83,14 @@ def played(
     return search.trials, len(tried), wrong, 1e3 * float(np.median(steps))
 
 
-def measured(seeds: int, only: str = "") -> list[Row]:
-    """All rows, or those of truths whose name begins so."""
+def measured(seeds: int, only: str) -> list[Row]:
+    """All rows, or those of tables of one size."""
     found: dict[tuple[str, tuple[float, float]], list[tuple[float, ...]]] = {}
     sizes = {}
     for seed in range(seeds):
         for name, bad in tables(np.random.default_rng(seed)):
             table = np.asarray(bad)
-            if not table.any() or table.all() or not name.startswith(only):
+            if not name.startswith(only) or not table.any() or table.all():
                 continue
             sizes[name] = table.size
             for rates in RATES:
@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Play all tables and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", default="", metavar="TRUTH", help="how its name begins, such as 6x6")
+    parser.add_argument("--only", default="", metavar="SIZE", help="6x6, 9x13 or 12x12")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)
     rows = measured(options.seeds, options.only)

@@ -67,7 +67,8 @@ def _told(grid: RateGrid, row: Row, *, bad: bool, background: bool) -> RateGrid:
 
 
 def _shared(grid: RateGrid, _: Row) -> RateGrid:
-    return grid.assuming(sharing=True)
+    joint = np.where((grid.spread == 0.0)[:, None], grid.joint, 0.0)
+    return RateGrid(grid.m, grid.spread, grid.rates, grid.kernel, grid.p0, joint / joint.sum())
 
 
 def _mostly_shared(grid: RateGrid, _: Row) -> RateGrid:

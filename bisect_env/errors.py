@@ -1,4 +1,4 @@
-"""Every failure a user can meet: one class and one exit code each.
+"""All errors that users see: one class and one exit code for each kind.
 
 A message has three parts: what happened, what was tried, what to do next. The command line prints them
 without a traceback; anything that is not a `BisectEnvError` is a defect of ours and ends with code 70.

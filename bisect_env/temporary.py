@@ -1,7 +1,8 @@
-"""Temporary directories that are known to be somebody's, or nobody's, by a lock: never by their age.
+"""Temporary directories that a lock tells to be in use, and files that are replaced as a whole.
 
-Whoever makes one keeps it locked as long as it lives; the kernel frees the lock, however it dies. A process
-that was killed cannot remove its own, so the next one on this host does. All of them carry our name.
+The process that makes such a directory keeps it locked as long as it lives; the kernel frees the lock,
+however it dies. A process that was killed cannot remove its own, so the next one on this host does. All of
+them carry our name.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import fcntl
 import importlib
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -62,6 +64,21 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 # Threads that nobody waits for stop in the midst of what they do.
 atexit.register(remove_own)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file as a whole or not at all.
+
+    Gives a path beside it to write to, which takes its place at the end of the block; after an error
+    everything is as before.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -169,7 +186,7 @@ def file_locks() -> Any:
 
 
 def left_behind(prefix: str, folder: Path | None = None) -> Iterator[Path]:
-    """Directories of `make_held` that nobody holds, each locked while it is looked at, to be removed.
+    """Directories of `make_held` whose process has ended, locked until they are removed.
 
     Only this user's: anybody may put something of that name into a folder that all can write to.
 
@@ -198,7 +215,7 @@ def remove_left_behind() -> None:
 
 
 class Once:
-    """Something that is done once in the life of a process; whoever wants it meanwhile waits for its end.
+    """Does something once in the life of a process; other callers wait for its end.
 
     Args:
         action: What is done.

@@ -1,4 +1,4 @@
-"""The command line: the only place that prints, and the outermost boundary for everything that goes wrong."""
+"""The command line: the only package that prints, and the place where every error becomes a message."""
 
 from __future__ import annotations
 

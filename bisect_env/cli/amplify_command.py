@@ -11,20 +11,19 @@ import typer
 from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.options import (
     DatabaseOption,
-    JsonOption,
     MatrixArgument,
     with_groups,
 )
 from bisect_env.cli.output import say, tell, warn
 from bisect_env.cli.signals import stop_on_signals
-from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
+from bisect_env.cli.views import ShownOptions, logged, start_log
 
 if TYPE_CHECKING:
     from bisect_env.engine.amplify import Amplified
     from bisect_env.matrix.grid import Grid
 
 
-@with_groups(without=("cluster",))
+@with_groups(without=("cluster", "quiet"))
 def amplify(
     matrix: MatrixArgument,
     *,
@@ -38,9 +37,7 @@ def amplify(
     ] = None,
     db: DatabaseOption = None,
     where: ExecutionOptions,
-    as_json: JsonOption = False,
-    verbose: VerboseOption = False,
-    log_file: LogFileOption = None,
+    shown: ShownOptions,
 ) -> None:
     """Find circumstances under which the failure is more frequent, and the good end still clean.
 
@@ -60,10 +57,10 @@ def amplify(
     from bisect_env.storage.store import Store
     from bisect_env.trials.records import NONE
 
-    start_log("amplify", verbose=verbose, log_file=log_file)
+    start_log("amplify", shown)
     stopped = stop_on_signals()
     loaded = load_matrix(matrix)
-    heard = logged(warn if as_json else tell)
+    heard = logged(warn if shown.as_json else tell)
     place, provider = where.open(loaded)
     with Store.open(db) as store, closing(place):
         as_of = study_date(loaded, store, provider.as_of)
@@ -94,7 +91,7 @@ def amplify(
         amplifier = Amplifier(loaded, place.executor(), show, stopped.is_set, target)
         show(MAKING)
         found = amplifier.run((bad_end.combination, bad_end.lock), (good_end.combination, good_end.lock))
-    _print(found, as_json=as_json)
+    _print(found, as_json=shown.as_json)
     raise typer.Exit(int(ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT))
 
 

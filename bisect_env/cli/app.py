@@ -1,4 +1,4 @@
-"""The commands by their names; each lives in a file of its own, which is read when it is asked for."""
+"""Registers every command by its name; a command's module is imported only when it is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A question in the words of a command line, as the folder of a matrix that commands can come back to."""
+"""Turns a question on the command line into a folder with a matrix, which later commands find again."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ SaveOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFlags:
-    """What a command line says of its trials and its study; a group of options, see `with_groups`."""
+    """Options that describe a trial and its study on the command line; a group, see `with_groups`."""
 
     rate: RateOption = None
     always: AlwaysOption = False
@@ -98,7 +98,7 @@ class TrialFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags(TrialFlags):
-    """What a command line asks, beside where trials run; a group of options, see `with_groups`.
+    """Options of a question that is asked on the command line; a group, see `with_groups`.
 
     Attributes:
         words: What stands for itself: a range and a script, or the command.
@@ -337,7 +337,7 @@ def built_package(repository: str, flags: Flags) -> str:
 
 
 def asked_command(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, dict[str, Path]]:
-    """What is run, without what is asked about it, and the files that it takes along.
+    """The command to run without the words of the question, and the files that it takes along.
 
     Args:
         flags: As given.
@@ -388,7 +388,7 @@ def _gpus_of_a_trial(text: str | None) -> float:
 
 
 def devices(flags: Flags) -> str | None:
-    """What `--gpus` says of the devices themselves."""
+    """The devices that `--gpus` names, if it names any."""
     return None if flags.asks and flags.gpus is not None and _is_number(flags.gpus) else flags.gpus
 
 

@@ -1,4 +1,4 @@
-"""`bisect-env between`: two environments in, the culprit out."""
+"""`bisect-env between`: find which package broke one of two environments."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ from bisect_env.cli.asking import (
 from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.options import (
     DatabaseOption,
-    JsonOption,
-    QuietOption,
     with_groups,
 )
 from bisect_env.cli.output import say
 from bisect_env.cli.run_command import answer, lacked
 from bisect_env.cli.signals import stop_on_signals
-from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
+from bisect_env.cli.views import ShownOptions, log_event, start_log
 
 if TYPE_CHECKING:
     import threading
@@ -81,10 +79,7 @@ def between(
     save: SaveOption = None,
     db: DatabaseOption = None,
     where: ExecutionOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    log_file: LogFileOption = None,
+    shown: ShownOptions,
 ) -> None:
     """Find which package change between two environments broke a command, and its first bad release.
 
@@ -107,7 +102,7 @@ def between(
             remedy="bisect-env between green.lock red.lock -- COMMAND, or with --good and --bad",
         )
     asked = Flags(**asdict(flags), words=words, gpus=where.gpus, packages=[""])
-    start_log("between", verbose=verbose, log_file=log_file, quiet=quiet)
+    start_log("between", shown)
     question, travelling = asked_command(asked, words)
 
     def stored(text: str) -> Any:
@@ -117,7 +112,7 @@ def between(
             return stored_environment(store, text)
 
     ends = read_ends(sides[0], sides[1], python=python, stored=stored)
-    if not quiet:
+    if not shown.quiet:
         for one in (ends.good, ends.bad):
             say(one.summary(), sys.stderr)
     for note in ends.notes:
@@ -134,9 +129,7 @@ def between(
         travelling,
         replace(where, gpus=devices(asked)),
         db,
-        quiet=quiet or as_json,
-        plain=verbose,
-        as_json=as_json,
+        shown,
     )
     session.run(save, versions=not no_versions, hashes=not no_hashes)
 
@@ -151,13 +144,10 @@ class _Session:
         files: dict[str, Path],
         where: ExecutionOptions,
         db: str | None,
-        *,
-        quiet: bool,
-        plain: bool,
-        as_json: bool,
+        shown: ShownOptions,
     ) -> None:
         self.ends, self.pair, self.files, self.where, self.db = ends, pair, files, where, db
-        self.quiet, self.plain, self.as_json = quiet, plain, as_json
+        self.as_json, self.quiet = shown.as_json, shown.quiet or shown.as_json
         self.stopped: threading.Event = stop_on_signals()
 
     def run(self, save: Path | None, *, versions: bool, hashes: bool) -> None:

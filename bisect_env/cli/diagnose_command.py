@@ -10,19 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bisect_env.cli.execution_options import ExecutionOptions
-from bisect_env.cli.options import (
-    AtOption,
-    CacheOption,
-    CacheSizeOption,
-    DatabaseOption,
-    GpusOption,
-    JsonOption,
-    MatrixArgument,
-    OfflineOption,
-)
+from bisect_env.cli.options import AtOption, DatabaseOption, MatrixArgument, with_groups
 from bisect_env.cli.output import say, tell, warn
 from bisect_env.cli.signals import stop_on_signals
-from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, logged, start_log
+from bisect_env.cli.views import ShownOptions, log_event, logged, start_log
 
 if TYPE_CHECKING:
     from bisect_env.engine.diagnose import Diagnosis
@@ -36,8 +27,10 @@ _OPEN = (
 )
 
 
+@with_groups(without=("workers", "scheduler", "scheduler_file", "cluster", "quiet"))
 def diagnose(
     matrix: MatrixArgument,
+    *,
     at: AtOption = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Give up after so many trials.")] = 50,
     output: Annotated[
@@ -51,13 +44,8 @@ def diagnose(
         typer.Option(help="Run under compute-sanitizer: memcheck, racecheck, initcheck or synccheck."),
     ] = None,
     db: DatabaseOption = None,
-    gpus: GpusOption = None,
-    as_json: JsonOption = False,
-    cache: CacheOption = None,
-    cache_size: CacheSizeOption = None,
-    offline: OfflineOption = None,
-    verbose: VerboseOption = False,
-    log_file: LogFileOption = None,
+    where: ExecutionOptions,
+    shown: ShownOptions,
 ) -> None:
     """Run one combination on this host until it fails, and say which frame is guilty and who waits for whom.
 
@@ -76,14 +64,12 @@ def diagnose(
 
     if sanitizer is not None and sanitizer not in SANITIZERS:
         raise UsageError(f"--sanitizer: {sanitizer!r} is none", remedy=f"take {', '.join(SANITIZERS)}")
-    start_log("diagnose", verbose=verbose, log_file=log_file)
+    start_log("diagnose", shown)
     stopped = stop_on_signals()
     loaded = load_matrix(matrix)
-    heard = logged(warn if as_json else tell)
-    uuids = _gpus(loaded, gpus)
-    _, provider = ExecutionOptions(gpus=gpus, cache=cache, cache_size=cache_size, offline=offline).open(
-        loaded
-    )
+    heard = logged(warn if shown.as_json else tell)
+    uuids = _gpus(loaded, where.gpus)
+    _, provider = where.open(loaded)
     with Store.open(db) as store:
         one = look_up(loaded, at, store=store, provider=provider, notify=heard)
         study_id = None if one.study is None else one.study.id
@@ -92,10 +78,10 @@ def diagnose(
 
     def show(text: str) -> None:
         log_event(events.Said(text))
-        if not as_json:
+        if not shown.as_json:
             say(text, sys.stderr)
 
-    def shown(number: int, record: TrialRecord, evidence: Evidence) -> None:
+    def told(number: int, record: TrialRecord, evidence: Evidence) -> None:
         show(f"{number:>3}  {evidence:<5}  {record.outcome}: {record.detail}")
 
     show(f"{one.single.combination} (environment {one.single.lock.content_hash[:12]})")
@@ -112,7 +98,7 @@ def diagnose(
             target=target,
             notes=[_OPEN] if is_open else [],
             gpus=uuids,
-            on_trial=shown,
+            on_trial=told,
             stopped=stopped.is_set,
         )
     except TrialCancelledError:
@@ -121,7 +107,7 @@ def diagnose(
         ) from None
     finally:
         prefix.release()
-    _print(found, as_json=as_json)
+    _print(found, as_json=shown.as_json)
     raise typer.Exit(int(ExitCode.FAILURE_SEEN if found.shown else ExitCode.NO_VERDICT))
 
 

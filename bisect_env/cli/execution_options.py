@@ -1,4 +1,4 @@
-"""The options that say where a command runs its trials and makes its environments."""
+"""The options that say where a command runs its trials and how it makes its environments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ExecutionOptions:
 
     @property
     def starting(self) -> str:
-        """What is said before the place is used for the first time, which may take seconds."""
+        """The message before the executor is used for the first time, which may take seconds."""
         return "starting workers" if self._is_local else "connecting to the Dask cluster"
 
     @property

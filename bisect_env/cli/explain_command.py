@@ -13,14 +13,12 @@ import typer
 from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.options import (
     DatabaseOption,
-    JsonOption,
-    QuietOption,
     StudyArgument,
     with_groups,
 )
 from bisect_env.cli.output import say, warn
 from bisect_env.cli.signals import stop_on_signals
-from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
+from bisect_env.cli.views import ShownOptions, log_event, start_log
 
 if TYPE_CHECKING:
     import threading
@@ -52,10 +50,7 @@ def explain(
     max_trials: Annotated[int, typer.Option(min=1, help="Give up after so many.")] = _MAX_TRIALS,
     db: DatabaseOption = None,
     where: ExecutionOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    log_file: LogFileOption = None,
+    shown: ShownOptions,
 ) -> None:
     """Find the smallest set of package changes that carries the failure.
 
@@ -66,7 +61,7 @@ def explain(
     from bisect_env.errors import ExitCode
     from bisect_env.storage.store import Store
 
-    start_log("explain", verbose=verbose, log_file=log_file, quiet=quiet)
+    start_log("explain", shown)
     stopped = stop_on_signals()
     with Store.open(db, read_only=True) as store:
         # Opened for writing, a mistyped database would come into being.
@@ -79,13 +74,13 @@ def explain(
             store,
             where,
             stopped=stopped,
-            quiet=quiet,
+            quiet=shown.quiet,
             good=good,
             bad=bad,
             confidence=confidence,
             max_trials=max_trials,
         )
-    say(json.dumps(explanation.document(), indent=2) if as_json else text_of(explanation))
+    say(json.dumps(explanation.document(), indent=2) if shown.as_json else text_of(explanation))
     raise typer.Exit(int(ExitCode.VERDICT if explanation.is_sure else ExitCode.NO_VERDICT))
 
 

@@ -19,15 +19,13 @@ from bisect_env.cli.asking import (
 from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.options import (
     DatabaseOption,
-    JsonOption,
-    QuietOption,
     StudyArgument,
     with_groups,
 )
 from bisect_env.cli.output import say
 from bisect_env.cli.run_command import answer
 from bisect_env.cli.signals import stop_on_signals
-from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
+from bisect_env.cli.views import ShownOptions, log_event, start_log
 
 if TYPE_CHECKING:
     from bisect_env.engine import events
@@ -58,10 +56,7 @@ def narrow(
     save: SaveOption = None,
     db: DatabaseOption = None,
     where: ExecutionOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    log_file: LogFileOption = None,
+    shown: ShownOptions,
 ) -> None:
     """Find the commit that broke what a study has found the first bad release of.
 
@@ -84,9 +79,9 @@ def narrow(
 
     if not git:
         raise UsageError("the repository is missing", remedy="name it: bisect-env narrow --git URL-or-path")
-    start_log("narrow", verbose=verbose, log_file=log_file, quiet=quiet)
+    start_log("narrow", shown)
     stopped = stop_on_signals()
-    silent = quiet or as_json
+    silent = shown.quiet or shown.as_json
     with Store.open(db, read_only=True) as store:
         known = store.study(study)
         if study is None:
@@ -105,7 +100,7 @@ def narrow(
     text = commits_text(matrix, releases, commits, command_line=own_words())
     files = {file.name: matrix.path.absolute().parent / file.name for file in matrix.files}
     loaded = load_matrix(kept(text, files, save, quiet=silent))
-    view = views.choose(as_json=False, quiet=silent, plain=verbose)
+    view = views.choose(as_json=False, quiet=silent, plain=shown.verbose)
 
     def notify(event: events.Event) -> None:
         log_event(event)
@@ -141,7 +136,7 @@ def narrow(
             if not before or before[-1] != payload:
                 store.record_decision(known.id, COMMIT, payload)
         report = report_document(store, known.id) if found is not None else conclusion.report
-    if as_json:
+    if shown.as_json:
         say(json.dumps(report))
     else:
         print_report(report)

@@ -1,4 +1,4 @@
-"""Options that several commands share: the same name and the same words everywhere."""
+"""Options that several commands share, with the same names and help everywhere."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Commands of one name, whose help does the same."""
+    """A group of subcommands whose help calls values by words."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options, `--help` among them."""
@@ -189,7 +189,7 @@ WorkersOption = Annotated[
 
 
 class Cluster(StrEnum):
-    """What runs trials on the cores of this host."""
+    """The kinds of local executors that `--cluster` can name."""
 
     THREADS = "threads"
     LOCAL = "local"
@@ -222,4 +222,3 @@ OfflineOption = Annotated[
         help="Use no network, but what `bisect-env fetch` put into this directory.",
     ),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and the answer alone.")]

@@ -1,4 +1,4 @@
-"""Where a command's data and its words go, and rows as a table, as JSON or as comma-separated values."""
+"""Writes a command's results to stdout and its messages to stderr, and prints rows as table, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import secrets
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.report.untrusted import clean, clean_lines
+from bisect_env.temporary import replacing
 
 if TYPE_CHECKING:
     from bisect_env.engine import events
@@ -41,7 +41,7 @@ def warn(event: events.Event) -> None:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line, whatever the stream's encoding can show."""
+    """Print a line; characters that the stream's encoding lacks are replaced."""
     from bisect_env.matrix.secrets import without_passwords
 
     stream = sys.stdout if stream is None else stream
@@ -75,14 +75,10 @@ def deliver(text: str, output: Path | None) -> None:
             output.write_text(text, encoding="utf-8", errors="replace")
             return
         target = output.resolve()
-        beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        try:
+        with replacing(target) as beside:
             beside.write_text(text, encoding="utf-8", errors="replace")
             if target.exists():
                 beside.chmod(target.stat().st_mode & 0o777)
-            beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)
     except OSError as error:
         if not output.parent.is_dir():
             raise UsageError(
@@ -149,7 +145,7 @@ Rows = Sequence[Sequence[object]]
 
 
 def as_text(names: Sequence[str], rows: Rows, *, as_json: bool = False, as_csv: bool = False) -> str:
-    """What is printed.
+    """The text that is printed.
 
     Args:
         names: Of the columns.

@@ -25,12 +25,11 @@ from bisect_env.cli.asking import (
 from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.options import (
     DatabaseOption,
-    QuietOption,
     with_groups,
 )
 from bisect_env.cli.report_command import Format
 from bisect_env.cli.signals import stop_on_signals
-from bisect_env.cli.views import LogFileOption, VerboseOption, log_event, start_log
+from bisect_env.cli.views import ShownOptions, log_event, start_log
 
 if TYPE_CHECKING:
     import threading
@@ -66,7 +65,7 @@ FreshOption = Annotated[
 ]
 
 
-@with_groups()
+@with_groups(without=("as_json",))
 def run(
     words: WordsArgument = None,
     *,
@@ -77,7 +76,7 @@ def run(
     json_output: Annotated[
         bool, typer.Option("--json", help="Events as JSON lines on stdout; the last one is the verdict.")
     ] = False,
-    quiet: QuietOption = False,
+    shown: ShownOptions,
     lockfiles: LockfilesOption = None,
     every_configuration: Annotated[
         bool,
@@ -96,8 +95,6 @@ def run(
     timings: Annotated[
         bool, typer.Option("--timings", help="Show at the end when the command reached what.")
     ] = False,
-    verbose: VerboseOption = False,
-    log_file: LogFileOption = None,
 ) -> None:
     """Find the first bad combination of a matrix, or of what the command line asks.
 
@@ -119,17 +116,14 @@ def run(
         quick=quick,
         every_lock=lock_all,
         timings=timings,
-        json_output=json_output,
-        quiet=quiet,
-        verbose=verbose,
-        log_file=log_file,
+        shown=replace(shown, as_json=json_output),
     )
     if not json_output:
         show(conclusion)
     raise typer.Exit(int(conclusion.exit_code))
 
 
-@with_groups(without=("since", "git", "first", "last", "merges", "subdirectory"))
+@with_groups(without=("as_json", "since", "git", "first", "last", "merges", "subdirectory"))
 def map(  # noqa: A001 - so is the command called
     words: WordsArgument = None,
     *,
@@ -147,11 +141,9 @@ def map(  # noqa: A001 - so is the command called
     json_output: Annotated[
         bool, typer.Option("--json", help="Events as JSON lines on stdout; the last one is the table.")
     ] = False,
-    quiet: QuietOption = False,
+    shown: ShownOptions,
     lockfiles: LockfilesOption = None,
     fresh: FreshOption = False,
-    verbose: VerboseOption = False,
-    log_file: LogFileOption = None,
 ) -> None:
     """Call every combination of a matrix good or bad, with as few environments as that takes.
 
@@ -170,10 +162,7 @@ def map(  # noqa: A001 - so is the command called
         skip=skip or (),
         lockfiles=lockfiles,
         fresh=fresh,
-        json_output=json_output,
-        quiet=quiet,
-        verbose=verbose,
-        log_file=log_file,
+        shown=replace(shown, as_json=json_output),
     )
     if form is Format.TEXT and output is None:
         if not json_output:
@@ -204,6 +193,7 @@ def conduct(
     where: ExecutionOptions,
     db: str | None,
     goal: str,
+    shown: ShownOptions,
     save: Path | None = None,
     skip: Sequence[str] = (),
     lockfiles: Path | None = None,
@@ -211,10 +201,6 @@ def conduct(
     quick: bool = False,
     every_lock: bool = False,
     timings: bool = False,
-    json_output: bool = False,
-    quiet: bool = False,
-    verbose: bool = False,
-    log_file: Path | None = None,
 ) -> Conclusion:
     """Run the study of a matrix, or of a question, and show how it goes on.
 
@@ -224,6 +210,7 @@ def conduct(
         where: Trials run.
         db: Results database.
         goal: What is asked, as `search/goals.py` calls it.
+        shown: With JSON, events as JSON lines; `verbose` shows plain lines, and logs more.
         save: Where the matrix of a question is kept.
         skip: Values that are not tried.
         lockfiles: Where locks are written; None for where they belong.
@@ -231,10 +218,6 @@ def conduct(
         quick: End as soon as the answer stands.
         every_lock: Lock every combination before the first trial.
         timings: Show at the end when the command reached what.
-        json_output: Show events as JSON lines.
-        quiet: Show nothing.
-        verbose: Show plain lines, and log more.
-        log_file: The log.
 
     Raises:
         BisectEnvError: Whatever a user can mend.
@@ -245,9 +228,9 @@ def conduct(
     from bisect_env.engine.missing import MissingModules
     from bisect_env.errors import BisectEnvError, StudyInterruptedError
 
-    start_log(command, verbose=verbose, log_file=log_file, quiet=quiet)
+    start_log(command, shown)
     stopped = stop_on_signals()
-    view = views.choose(as_json=json_output, quiet=quiet, plain=verbose)
+    view = views.choose(as_json=shown.as_json, quiet=shown.quiet, plain=shown.verbose)
     told = False
     taken = views.Timings()
     missing: MissingModules | None = None
@@ -266,7 +249,7 @@ def conduct(
     matrix = Path(flags.words[0]) if flags.words else Path()
     try:
         if flags.asks:
-            matrix = ask(flags, save, quiet=quiet or json_output)
+            matrix = ask(flags, save, quiet=shown.quiet or shown.as_json)
             lockfiles = lockfiles or matrix.absolute().parent / "lockfiles"
         else:
             flags.refuse_beside_matrix()
@@ -285,7 +268,7 @@ def conduct(
             goal=goal,
             every_lock=every_lock,
             quick=quick,
-            posterior=json_output,
+            posterior=shown.as_json,
             missing=missing,
         )
     except KeyboardInterrupt:
@@ -298,7 +281,7 @@ def conduct(
             log_event(events.Failed.of(error))
             view(events.Failed.of(error))
         raise
-    if timings and json_output:
+    if timings and shown.as_json:
         typer.echo(json.dumps({"event": "timings", "seconds": taken.seconds}))
     elif timings:
         typer.echo("\n".join(taken.lines()), err=True)
@@ -410,7 +393,7 @@ def import_ahead() -> None:
 
 
 def look_ahead(loaded: Matrix, provider: EnvironmentProvider, *, make: bool) -> None:
-    """Ask the index for the releases of the axes' packages meanwhile; whoever needs them waits for that.
+    """Ask the index for the releases of the axes' packages in a thread; later calls wait for its answers.
 
     Args:
         loaded: The matrix.
@@ -443,7 +426,7 @@ def look_ahead(loaded: Matrix, provider: EnvironmentProvider, *, make: bool) -> 
 
 
 def forgotten(module: str, *, everywhere: bool) -> Exception:
-    """What is said where environments lack a module that the command imports.
+    """The warning about environments that lack a module which the command imports.
 
     Args:
         module: Its name.

@@ -1,4 +1,4 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do: an orderly end in bounded time, at every instant of a command.
+"""Makes Ctrl-C, SIGTERM and SIGHUP end a command in order and in bounded time, whenever they arrive.
 
 Until a command begins there is nothing to end: the process says so and leaves. Then a signal asks for an
 orderly end, and each further one leaves less time for it. Nothing is raised into the middle of a library.
@@ -190,7 +190,7 @@ def end_workers() -> bool:
 
 
 def leave_in_time(code: int) -> None:
-    """See that the process ends soon after its main thread, whatever the threads of libraries wait for."""
+    """Make the process end soon after its main thread, even if threads of libraries still run."""
     if "distributed" not in sys.modules:
         return
     if code == INTERRUPTED and end_workers():

@@ -16,15 +16,13 @@ from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.options import (
     AtOption,
     DatabaseOption,
-    JsonOption,
     MatrixArgument,
-    QuietOption,
     share,
     with_groups,
 )
 from bisect_env.cli.output import say
 from bisect_env.cli.signals import stop_on_signals
-from bisect_env.cli.views import LogFileOption, VerboseOption, logged, start_log
+from bisect_env.cli.views import ShownOptions, logged, start_log
 
 if TYPE_CHECKING:
     from bisect_env.engine import events
@@ -93,16 +91,15 @@ def session(
 
 
 class TrialLines:
-    """One line a trial on stdout; what else there is to say goes to stderr.
+    """Prints one line for each trial on stdout, and everything else on stderr.
 
     Args:
-        as_json: An object a line instead.
-        quiet: No line a trial.
+        shown: With JSON an object for each trial instead; if quiet, none.
     """
 
-    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
-        self._as_json = as_json
-        self._quiet = quiet
+    def __init__(self, shown: ShownOptions) -> None:
+        self._as_json = shown.as_json
+        self._quiet = shown.quiet
         self.count = 0
         self._builds: Callable[[events.Event], None] | None = None
 
@@ -153,10 +150,7 @@ def trial(
     ] = 10,
     db: DatabaseOption = None,
     where: ExecutionOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    log_file: LogFileOption = None,
+    shown: ShownOptions,
 ) -> None:
     """Run trials of one combination: a line for each, and the rate of the failure at the end.
 
@@ -167,22 +161,22 @@ def trial(
     from bisect_env.report.sentence import interval, percent
     from bisect_env.search.numeric import clopper_pearson
 
-    start_log("trial", verbose=verbose, log_file=log_file, quiet=quiet)
+    start_log("trial", shown)
 
     def wanted(tally: Tally, running: int) -> int:
         # A combination that can teach nothing is not asked thirty times.
         done = tally.good + tally.bad + tally.other
         return 0 if tally.skip else number - done - running
 
-    with session(matrix, at, db, where, logged(TrialLines(as_json=as_json, quiet=quiet))) as opened:
+    with session(matrix, at, db, where, logged(TrialLines(shown))) as opened:
         combination = opened.one.single.combination
-        if not (as_json or quiet):
+        if not (shown.as_json or shown.quiet):
             say(f"{combination} (environment {opened.one.single.lock.content_hash[:12]})", sys.stderr)
         tally = opened.trials.run(opened.one.single, wanted)
         stopped = opened.stopped()
     counted = tally.good + tally.bad
     low, high = clopper_pearson(tally.bad, counted)
-    if as_json:
+    if shown.as_json:
         document = {
             "event": "rate",
             "combination": combination.as_dict(),
@@ -235,10 +229,7 @@ def verify(
     ] = False,
     db: DatabaseOption = None,
     where: ExecutionOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    log_file: LogFileOption = None,
+    shown: ShownOptions,
 ) -> None:
     """Run one combination until its crash rate is shown to be below a limit, or above it.
 
@@ -253,8 +244,8 @@ def verify(
     for name, value, usual in (("--max-rate", max_rate, 0.01), ("--confidence", confidence, 0.95)):
         if not _EXTREME <= value <= 1 - _EXTREME:
             raise UsageError(f"{name} is {value:g}", remedy=f"give a number between 0 and 1, such as {usual}")
-    start_log("verify", verbose=verbose, log_file=log_file, quiet=quiet)
-    with session(matrix, at, db, where, logged(TrialLines(as_json=as_json, quiet=quiet))) as opened:
+    start_log("verify", shown)
+    with session(matrix, at, db, where, logged(TrialLines(shown))) as opened:
         verifier = Verifier(
             opened.one,
             opened.store,
@@ -271,7 +262,7 @@ def verify(
         )
         found = verifier.run(opened.trials)
         stopped = opened.stopped() and found.claim is None
-    say(json.dumps(found.document()) if as_json else told(found))
+    say(json.dumps(found.document()) if shown.as_json else told(found))
     if stopped:
         raise StudyInterruptedError(
             f"interrupted after {how_many(found.trials, 'trial')}, all of them stored",

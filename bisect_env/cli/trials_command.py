@@ -1,4 +1,4 @@
-"""`bisect-env studies` and `bisect-env trials`: look around in the results database."""
+"""`bisect-env studies` and `bisect-env trials`: list what the results database holds."""
 
 from __future__ import annotations
 

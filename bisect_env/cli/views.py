@@ -1,4 +1,4 @@
-"""How a running study is shown: a live table, plain lines, JSON lines, and the log of a command."""
+"""Shows a running study as a live table, plain lines or JSON lines, and writes the command's log."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bisect_env import __version__
+from bisect_env.cli.options import JsonOption
 from bisect_env.cli.output import with_options
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
@@ -128,7 +129,7 @@ class Timings:
         return {what: round(value, 3) for what, value in (*self._reached.items(), *self._sums.items())}
 
     def lines(self) -> list[str]:
-        """The same for people."""
+        """The timings as lines for people."""
         return [f"{what:24} {seconds:8.2f} s" for what, seconds in self.seconds.items()]
 
 
@@ -145,7 +146,7 @@ class QuietView(View):
 
 
 class PlainView(View):
-    """A line for whatever matters, for logs and pipes."""
+    """Prints a line for each important event, for logs and pipes."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -206,7 +207,7 @@ _STEPS = {"checking": "comparing files with their lists", "compiling": "compilin
 
 
 class Doing:
-    """What a study does while no trial tells anything: solvers and builds, in words.
+    """Describes what a study does while no trial ends: solving and building.
 
     Args:
         clock: Seconds that only grow.
@@ -313,7 +314,7 @@ FEW_PASSES = 10
 
 
 def told_passing(progress: events.Progress) -> str:
-    """What is excluded by a bad end that has only passed so far, and how to end there; else "". Pure."""
+    """What a bad end that has only passed so far excludes, and how to stop there; "" if it has not. Pure."""
     if progress.passing is None or progress.passing[1] < FEW_PASSES:
         return ""
     from bisect_env.search.numeric import clopper_pearson
@@ -526,7 +527,7 @@ class LiveView(View):
         self._live.update(self.drawn())
 
     def drawn(self) -> RenderableType:
-        """What is on the screen now."""
+        """The text that is on the screen now."""
         title = Text(clean(self._title), style="bold")
         if self._progress is None:
             return Group(title, Text(f"{clean(self._doing.text) or 'preparing'} · {self._elapsed()}"))
@@ -595,7 +596,7 @@ def bar(fraction: float, width: int = 20) -> str:
 
 
 def choose(*, as_json: bool, quiet: bool, plain: bool = False) -> View:
-    """The view that fits: JSON on stdout, or for people on stderr; `plain`: lines, also on a terminal."""
+    """Choose the view: JSON on stdout, or text on stderr; with `plain` as lines even on a terminal."""
     if as_json:
         return JsonView(sys.stdout)
     if quiet:
@@ -610,17 +611,25 @@ def choose(*, as_json: bool, quiet: bool, plain: bool = False) -> View:
 # What a terminal shows is chosen for people who watch; the log is for those who ask later why. Passwords
 # are taken out, and what trials print is in the database, not here.
 
-VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show on stderr what goes into the log, too.")
-]
-LogFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--log-file",
-        envvar="BISECT_ENV_LOG",
-        help="Where the log goes; default: a new file for each command.",
-    ),
-]
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShownOptions:
+    """The options of what a command shows and logs; a group, see `with_groups`."""
+
+    as_json: JsonOption = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and the answer alone.")] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show on stderr what goes into the log, too.")
+    ] = False
+    log_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--log-file",
+            envvar="BISECT_ENV_LOG",
+            help="Where the log goes; default: a new file for each command.",
+        ),
+    ] = None
+
 
 KEPT = 50
 """Logs that are kept where no file is named; older ones go."""
@@ -628,14 +637,10 @@ KEPT = 50
 _log = logging.getLogger("bisect_env.command")
 
 
-def start_log(command: str, *, verbose: bool, log_file: Path | None, quiet: bool = False) -> None:
-    """Begin the log of this command; its path is printed unless the command is to be quiet.
+def start_log(command: str, options: ShownOptions) -> None:
+    """Begin the log of a command, and print its path unless the command is to be quiet.
 
-    Args:
-        command: Its name.
-        verbose: Whether stderr gets the same lines.
-        log_file: Where the log goes; it is added to. None for a new file in the user's log directory.
-        quiet: Whether to keep the path to oneself.
+    A named file is added to; without one there is a new file in the user's log directory.
 
     Raises:
         UsageError: The named file cannot be written. Without a named one, a directory that cannot be
@@ -648,17 +653,18 @@ def start_log(command: str, *, verbose: bool, log_file: Path | None, quiet: bool
     form = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     form.converter = time.gmtime
     form.default_time_format, form.default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
-    if verbose:
+    if options.verbose:
         shown = logging.StreamHandler(sys.stderr)
         shown.setFormatter(form)
         logger.addHandler(shown)
     try:
-        path = log_file or _new_file(command)
+        path = options.log_file or _new_file(command)
         written = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        if log_file is not None:
+        if options.log_file is not None:
             raise UsageError(
-                f"the log {log_file} cannot be written: {error.strerror}", remedy="name another `--log-file`"
+                f"the log {options.log_file} cannot be written: {error.strerror}",
+                remedy="name another `--log-file`",
             ) from None
         typer.echo(f"no log is written: {error}", err=True)
         return
@@ -667,7 +673,7 @@ def start_log(command: str, *, verbose: bool, log_file: Path | None, quiet: bool
     logger.addHandler(written)
     words = " ".join(without_passwords_in_code(word) for word in sys.argv[1:])
     _log.info("bisect-env %s: %s", __version__, words)
-    if not quiet:
+    if not options.quiet:
         typer.echo(f"log: {path}", err=True)
 
 
@@ -686,7 +692,7 @@ def _new_file(command: str) -> Path:
 
 
 def logged(show: Callable[[events.Event], None]) -> Callable[[events.Event], None]:
-    """The same, with a line in the log for each event."""
+    """Wrap a view so that each event is written to the log, too."""
 
     def both(event: events.Event) -> None:
         log_event(event)

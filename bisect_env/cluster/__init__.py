@@ -1,1 +1,1 @@
-"""Where trials run: in this process, or on a Dask cluster."""
+"""Executors: they run trials in this process or on a Dask cluster."""

@@ -1,4 +1,4 @@
-"""What all executors on Dask share: each submitted trial is answered exactly once, and cancelled ones end.
+"""What all Dask executors share: each submitted trial is answered exactly once, and can be cancelled.
 
 Dask promises neither. It runs a task again when its worker dies or when a result is lost with its worker,
 without a word to the caller, and `Future.cancel` leaves what runs running. So each attempt at a trial is
@@ -57,7 +57,7 @@ from bisect_env.trials.records import Machine
 def outcome(
     lock_hash: str, answers: Mapping[str, object], *, told: Collection[str] = ()
 ) -> PrefixReady | BuildFailed:
-    """What a prefix that was to be made on some hosts has come to.
+    """The result of building a prefix on several hosts.
 
     Where one of them has it the environment can be made, and its trials run there: that it could not be made
     on another one (which may lack a compiler, or have a full disk) says something of that host.
@@ -86,7 +86,7 @@ def outcome(
 
 
 def one_of_each_host(offers: Iterable[WorkerOffer]) -> set[str]:
-    """Addresses of workers, one for each host: whoever builds there builds for all of them."""
+    """Addresses of workers, one for each host, since all workers of a host share its prefixes."""
     chosen: dict[str, str] = {}
     for offer in offers:
         chosen[offer.host] = min(offer.address, chosen.get(offer.host, offer.address))
@@ -124,7 +124,7 @@ class Whereabouts:
     def late(
         self, wanted: Iterable[str], offers: Sequence[WorkerOffer]
     ) -> list[tuple[PrefixRequest, list[WorkerOffer]]]:
-        """What is to be begun on hosts that have not begun, which counts as begun from then on.
+        """Builds that hosts which joined later have to begin; they count as begun from then on.
 
         Args:
             wanted: Content hashes of the environments in use.
@@ -143,7 +143,7 @@ class Whereabouts:
         return found
 
     def fit(self, lock_hash: str, offers: Sequence[WorkerOffer]) -> list[str] | None:
-        """Addresses of the workers on whose hosts a prefix is; None where that rules nobody out."""
+        """Addresses of the workers on hosts that have a prefix; None if every worker will do."""
         there = self._there.get(lock_hash, set())
         addresses = [offer.address for offer in offers if offer.host in there]
         return addresses if 0 < len(addresses) < len(offers) else None
@@ -199,7 +199,7 @@ class _Attempt:
 
 
 class DaskExecutor:
-    """An `Executor` on a Dask cluster, whoever started it.
+    """An `Executor` on a Dask cluster.
 
     Subclasses start or find the cluster, call `_connect` with a client, and give back in `_give_back` what
     they started.
@@ -267,7 +267,7 @@ class DaskExecutor:
 
     @property
     def slots(self) -> int:
-        """How many trials can run at the same time, now.
+        """How many trials can run at the same time.
 
         Never less than one: a trial submitted to a cluster that has no workers for a moment waits for them,
         and `wait` raises when none comes. A host that joins counts once it has an environment.
@@ -525,7 +525,7 @@ class DaskExecutor:
             self.client.run(cancel_up_to, self._topic, epoch, on_error="ignore")
 
     def close(self) -> None:
-        """Cancel, wait a little for trials to end, and end the workers with whatever they still run.
+        """Cancel, wait a little for trials to end, and end the workers with everything that still runs there.
 
         In bounded time, whatever has become of the cluster: Dask's own closing waits for a worker that is
         started again, and for a scheduler that does not answer.

@@ -1,4 +1,4 @@
-"""Which executor a command line and a matrix ask for, and on which machines its trials run."""
+"""Chooses the executor and the machines that a command line and a matrix ask for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Knows(Protocol):
 
 
 class LazyExecutor:
-    """Where the trials of one command run: the executor, started once, when it is needed.
+    """The executor of one command, which is started only when it is needed.
 
     Args:
         start: Starts it, or finds it.
@@ -117,7 +117,7 @@ def executor_maker(
     offline: Path | None = None,
     dask: bool = False,
 ) -> Callable[[], Executor]:
-    """What starts, or finds, the place where the trials of a study run.
+    """A function that starts the executor of a study, or connects to it.
 
     Options and GPUs are looked at now, before minutes are spent on solving; nothing is started.
 
@@ -241,7 +241,7 @@ def _spawn_mute(path: str | bytes, words: Sequence[str | bytes], kept: Sequence[
 
 
 def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | None:
-    """What should be known of a scheduler on another host that is spoken to without TLS; None if nothing.
+    """The warning about a scheduler on another host that is used without TLS; None if there is none.
 
     Args:
         scheduler: `--scheduler`.

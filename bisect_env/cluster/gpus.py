@@ -1,4 +1,4 @@
-"""The GPUs of this host: which there are, which are used, and whether each can be trusted with trials."""
+"""Lists the GPUs of this host, who uses them, and whether each can be trusted with trials."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ REPORTS_BEFORE_ASIDE = 2
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What NVML says of one GPU at one moment.
+    """What NVML reads of one GPU at one moment.
 
     Attributes:
         uuid: Which GPU.
@@ -248,7 +248,7 @@ def shared_with(before: Reading, after: Reading, own: Iterable[int] = ()) -> fro
 
 
 class Suspicions:
-    """What trials say of GPUs that NVML finds healthy.
+    """Collects what trials say against GPUs that NVML finds healthy.
 
     A combination whose own libraries are wrong (a bundled driver library, say) claims a lost GPU on every
     card it meets, and would take one after another out of the study. So a claim counts when trials of two
@@ -311,7 +311,7 @@ class Nvml:
         return found
 
     def read(self, uuid: str) -> Reading:
-        """How a GPU is now; never raises, its error is part of the reading."""
+        """Read the state of a GPU; errors never raise but are part of the reading."""
         nvml = self._nvml
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)

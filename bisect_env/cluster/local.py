@@ -1,4 +1,4 @@
-"""Trials on a Dask cluster of processes on this host, on its cores or on its GPUs."""
+"""Runs trials on a Dask cluster that is started on this host, for its cores or its GPUs."""
 
 from __future__ import annotations
 

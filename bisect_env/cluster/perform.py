@@ -1,4 +1,4 @@
-"""What happens on a worker for one request: make the prefix, run the trial, answer."""
+"""Performs one request on a worker: makes the prefix, runs the trial and answers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def perform(
     cpus: Collection[int] = (),
     gpus: GpuLender | None = None,
 ) -> Completion:
-    """Answer one request; never raises, whatever goes wrong.
+    """Answer one request; every error becomes an answer.
 
     Args:
         request: What to run.
@@ -177,7 +177,7 @@ def perform(
 def prepare(
     request: PrefixRequest, build: PrefixBuilder, tell: Callable[[PrefixProgress], None] = lambda _step: None
 ) -> PrefixReady | BuildFailed:
-    """Make a prefix for trials to come; never raises, whatever goes wrong.
+    """Make a prefix for later trials; every error becomes an answer.
 
     A defect in building is left for the first trial to meet, which has a record to keep it in.
 

@@ -1,4 +1,4 @@
-"""Trials on the cores of this host, each a process that a thread of the command starts and watches."""
+"""Runs trials on the cores of this host: a thread of the command starts and watches each process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract behind which every place that runs trials stands, and what such places offer.
+"""The contract that every executor fulfils, and the requests and answers that it takes and gives.
 
 An executor runs trials and reports what became of each. It decides nothing: what to run comes from the
 search, what a result means is judged by the engine, and nothing is retried here in silence.
@@ -34,7 +34,7 @@ _GRAIN = 2**20
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer:
-    """What one worker can run.
+    """The trials and GPUs that one worker can run and lend.
 
     Attributes:
         address: Dask's.
@@ -60,7 +60,7 @@ def trials_per_gpu(gpus: float) -> int:
 
 
 def promised(gpus: float) -> float:
-    """What a trial takes of Dask's resource.
+    """The amount of Dask's GPU resource that a trial takes.
 
     Shares are multiples of a power of two, so that taking and giving them back leaves exactly what was there:
     with thirds of one, a trial that needs all of it would wait for ever.

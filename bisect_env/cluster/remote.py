@@ -1,4 +1,4 @@
-"""Trials on a Dask cluster that somebody else started, on whatever hosts and versions it has.
+"""Runs trials on a Dask cluster that somebody else started, whatever its hosts and versions are.
 
 Nothing is shared with its workers but the messages: each host builds its prefixes from the lock that comes
 with a trial, in its own cache, once however many workers it has (the builders of one host exclude each other
@@ -36,7 +36,7 @@ Versions = Mapping[str, Any]
 
 
 def version_problems(answer: Mapping[str, Any]) -> list[str]:
-    """What stands against working together, one line a difference; empty when nothing does.
+    """Differences of versions that keep hosts from working together, one line each.
 
     Args:
         answer: Of `Client.get_versions(packages=["bisect-env"])`.

@@ -1,4 +1,4 @@
-"""Starting the place where trials run, when it is wanted, in a thread that nobody has to wait for."""
+"""Starts the executor in a thread of its own, so that the command need not wait for it."""
 
 from __future__ import annotations
 

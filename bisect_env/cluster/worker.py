@@ -1,4 +1,4 @@
-"""The code of ours that runs inside a Dask worker, and the GPUs that it lends to trials."""
+"""Our code inside a Dask worker, which lends the host's GPUs to trials."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def _say(findings: Sequence[GpuFault]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a worker needs besides the request.
+    """Settings that a worker needs besides the request.
 
     Attributes:
         build: Makes prefixes.

@@ -1,1 +1,1 @@
-"""The container engine of this host: found, asked, and told to run a trial inside an image."""
+"""Runs trials inside images with the container engine of this host."""

@@ -1,4 +1,4 @@
-"""podman or docker, whichever is here and works, with the options that this host needs."""
+"""Finds podman or docker on this host, with the options that they need here."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def find_engine(environ: Mapping[str, str] | None = None) -> Engine:
 
 @functools.cache
 def find_named(named: str, run_args: str, path: str) -> Engine:
-    """What `find_engine` does, with the variables that it reads; found once.
+    """Find the engine by the variables that `find_engine` reads; the answer is kept.
 
     Raises:
         UsageError: As there.

@@ -1,4 +1,4 @@
-"""Images: from the name that a matrix gives to exactly one content, and from that to an image on this host.
+"""Resolves the image that a matrix names to one content, and gets that image onto this host.
 
 A tag is no content: it may point elsewhere tomorrow. What a study locks is the digest, under which the
 engine finds or pulls the same image wherever a trial runs. An image that no registry knows (built or
@@ -46,7 +46,7 @@ def repository(name: str) -> str:
 
 
 def resolve(engine: Engine, name: str) -> str:
-    """What exactly a name stands for now: `repository@sha256:…`, or the ID of an image of this host alone.
+    """The content that a name stands for now: `repository@sha256:…`, or the ID of a local image.
 
     An image that is here is taken as it is. Otherwise the registry is asked, through skopeo where that is
     installed, so that nothing large is fetched before it is needed, or else by pulling.
@@ -132,7 +132,7 @@ def ensure(engine: Engine, reference: str) -> bool:
 
 
 def drop_leftovers(engine: Engine) -> None:
-    """Remove stopped containers of trials whose command was killed; those of a day ago are nobody's."""
+    """Remove stopped containers of trials whose command was killed, a day after they were made."""
     engine.ask("container", "prune", "--force", "--filter", f"label={LABEL}", "--filter", "until=24h")
 
 

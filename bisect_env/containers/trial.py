@@ -1,4 +1,4 @@
-"""How a trial is put into a container, and how its end is read. Pure, but for what lies in its directory."""
+"""How a trial is put into a container, and how its end is read. Pure, except for files in its directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_PROGRAM = re.compile(r"executable file|exec: |stat \S*python\S*: no such fil
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What the trials of one environment run inside of.
+    """The image in which the trials of an environment run, and how.
 
     Attributes:
         engine: Starts containers.
@@ -38,7 +38,7 @@ class Inside:
 
     @property
     def python(self) -> str:
-        """What runs the first process."""
+        """The interpreter that runs the first process."""
         return "python3" if self.prefix is None else str(self.prefix / "bin" / "python")
 
 
@@ -112,7 +112,7 @@ for folder, names, files in os.walk(sys.argv[1]):
 
 
 def open_up_argv(inside: Inside, top: Path) -> list[str]:
-    """The engine's command that lets us read and remove whatever a user inside has written. Pure.
+    """The engine's command that makes files of the container's users readable and removable for us. Pure.
 
     Without root's rights here, what another user of the container owns is out of reach; for the container's
     own root it is not.
@@ -160,7 +160,7 @@ def gpu_options(kind: str, uuids: Sequence[str]) -> list[str]:
 
 
 def prepare(inside: Inside, parcel: Parcel) -> None:
-    """Write what the first process reads, and let the image's user, whoever that is, use the directories."""
+    """Write the first process's instructions, and open the directories to the image's user."""
     request = {
         "argv": list(parcel.argv),
         "env": dict(parcel.env),
@@ -208,7 +208,7 @@ class Ending:
 def ending(
     report: Mapping[str, Any] | None, state: Mapping[str, Any] | None, client: int | None, stderr: str
 ) -> Ending:
-    """What the first process's report and the engine's state of the container come to. Pure.
+    """How the script ended, by the first process's report and the state of the container. Pure.
 
     Args:
         report: What the first process wrote; None when it did not come to that.
@@ -242,7 +242,7 @@ def ending(
 
 
 def read_report(control: Path) -> dict[str, Any] | None:
-    """What the first process wrote, or None."""
+    """The report of the first process, or None."""
     try:
         return dict(json.loads((control / REPORT).read_text("utf-8")))
     except (OSError, ValueError):

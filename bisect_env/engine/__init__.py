@@ -1,1 +1,1 @@
-"""One study from matrix to verdict: prepare, then ask → submit → record → tell until it is decided."""
+"""Carries out a study: locks environments, asks the search, and runs and records trials until it is sure."""

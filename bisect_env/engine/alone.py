@@ -1,4 +1,4 @@
-"""Whether what was seen on shared GPUs holds on a GPU of one's own: trials without neighbours.
+"""Repeats trials that ran on shared GPUs on a GPU of their own, and says whether they agree.
 
 Trials that share a GPU take its memory and its time from each other. What that alone can break is void
 (`cluster/worker.py`); what it may break in ways that nobody can tell from the script's own failure is why a
@@ -32,7 +32,7 @@ class _Seen:
 
 
 class Alone:
-    """What trials on GPUs of their own have said.
+    """Results of trials that had a GPU to themselves.
 
     Args:
         grid: The study's grid.
@@ -50,7 +50,7 @@ class Alone:
                     self.heard(index, Evidence(decision.payload["evidence"]))
 
     def heard(self, index: Index, evidence: Evidence) -> None:
-        """What a trial of this combination said that had its GPU to itself."""
+        """Take in a trial of this combination that had its GPU to itself."""
         seen = self._seen[index]
         seen.bad += evidence is Evidence.BAD
         seen.good += evidence is Evidence.GOOD

@@ -1,4 +1,4 @@
-"""Which circumstances make a study's failure frequent: measured at its bad end, and checked at its good one.
+"""Measures which circumstances make a study's failure frequent, and checks that the good end still passes.
 
 None of these trials is evidence. What was found is stored with the study as a decision, and all of its trials
 then run under it.
@@ -53,7 +53,7 @@ SPOILT = 10
 
 @dataclass(frozen=True, slots=True)
 class Amplified:
-    """What was found.
+    """The circumstances that were found.
 
     Attributes:
         perturbation: The circumstances to go on with; `NONE` for the script as it is.
@@ -76,7 +76,7 @@ class Amplified:
     signature: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """As it is stored."""
+        """The document that is stored."""
         return {
             "perturbation": self.perturbation.as_json(),
             "reason": self.reason,
@@ -102,7 +102,7 @@ def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
 
 
 def ends(grid: Grid) -> tuple[Index, Index] | None:
-    """The good and the bad end: as stated, else the corners that the directions name; None without. Pure."""
+    """The good and the bad end, stated or by the directions' corners; None without either. Pure."""
     sides = {Direction.REGRESSION: (0, -1), Direction.FIXED: (-1, 0)}
     if grid.good is not None and grid.bad is not None:
         good, bad = grid.good, grid.bad
@@ -339,7 +339,7 @@ def settle(
     notify: Callable[[str], None],
     stopped: Callable[[], bool],
 ) -> Perturbation:
-    """Under what the trials of a study run: as it was settled before, else as is settled now.
+    """The circumstances of a study's trials: those settled before, or settled now.
 
     Args:
         matrix: As loaded.

@@ -1,4 +1,4 @@
-"""From two environments, of which one works, to the release that broke the other.
+"""Finds the release that broke one of two environments, of which the other works.
 
 Three studies, one after the other: both ends are made again and tried; the smallest set of package changes
 that carries the failure is found (see `explain`); and the releases of what carries it are bisected, with
@@ -65,7 +65,7 @@ class Ends:
         return found or (("conda-forge",) if self.good.uses_conda else ())
 
     def changed(self) -> int:
-        """How many packages are not the same in both."""
+        """How many packages differ between both ends."""
         good, bad = (
             {p.name: (p.manager, p.version, p.build) for p in e.packages} for e in (self.good, self.bad)
         )
@@ -234,7 +234,7 @@ def other_archives(matrix: Matrix, ends: Ends, provider: EnvironmentProvider, as
 
 
 def no_environment(ends: Ends, problems: dict[str, str]) -> NoEnvironmentError:
-    """What is said where an end cannot be made."""
+    """The message that an end cannot be made."""
     sources = {GOOD: ends.good.source, BAD: ends.bad.source}
     name, words = next(iter(problems.items()))
     return NoEnvironmentError(
@@ -317,7 +317,7 @@ def withdrawn(provider: EnvironmentProvider, index: str | None) -> Callable[[str
 
 
 def surroundings(explanation: Explanation, pair: Pair, moving: Sequence[Moving]) -> list[tuple[str, Whole]]:
-    """What may stand around the releases, the most telling first: the good environment, or the bad one.
+    """Environments in which to try the releases, the most telling first: the good one, then the bad one.
 
     Around what was tried without the rest of the changes, the culprits alone are known to carry the failure.
     """

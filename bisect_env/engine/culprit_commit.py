@@ -1,4 +1,4 @@
-"""The chapter on the commit that an answer names: who wrote it, what it changes, where to read on. Pure."""
+"""Describes the commit that an answer names: its author, its changes and where to read on. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def chapter(
     between: Sequence[CommitDetails],
     forge: str,
 ) -> dict[str, Any]:
-    """What a report says of the first bad commit.
+    """The chapter of a report on the first bad commit.
 
     Args:
         axis: Of the matrix.
@@ -107,7 +107,7 @@ def comparison(forge: str, good: str, bad: str) -> str:
 def bisect_log(
     tried: Sequence[tuple[str, str, str]], first_bad: str, labels: Mapping[str, str], *, is_sure: bool
 ) -> list[str]:
-    """What was tried, as `git bisect replay` takes it.
+    """The trials as a log that `git bisect replay` reads.
 
     Args:
         tried: Commit, `bad`, `good` or `skip`, and a few words, oldest commit first.

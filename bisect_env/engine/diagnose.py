@@ -1,4 +1,4 @@
-"""One combination run until its failure shows, under the tools that this host has. Nothing of it is evidence.
+"""Runs one combination under debugging tools until it fails; these trials are never evidence.
 
 A trial under a debugger, a sanitizer or `CUDA_LAUNCH_BLOCKING` is another program: its rate says nothing
 about the one that the study is about. So these trials are not recorded; what they found is kept in a folder.
@@ -59,7 +59,7 @@ FOR_GPU_CORE = 3
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What is asked for beside what is always done.
+    """Tools that are asked for in addition to those that are always used.
 
     Attributes:
         cuda: `CUDA_LAUNCH_BLOCKING`, and once the failure has shown a core of the GPU.
@@ -75,7 +75,7 @@ _NOTHING = Tools()
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found.
+    """The result of a diagnosis.
 
     Attributes:
         record: Of the trial in which the failure showed; of the last one if it did not.
@@ -272,7 +272,7 @@ def _in_toolkit(name: str) -> str | None:
 
 
 def findings_of(record: TrialRecord, debug: Debug) -> list[str]:
-    """What is known of the cause, in sentences, the most telling first."""
+    """Sentences about the cause of the failure, the most telling first."""
     found = [debug.autopsy.sentence] if debug.autopsy.sentence else []
     if record.outcome is Outcome.HANG:
         found += sentences(record.stack)

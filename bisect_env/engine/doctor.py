@@ -1,4 +1,4 @@
-"""What this host has and lacks for studies, and what each missing thing costs.
+"""Checks what this host has for studies, and says what each missing thing costs.
 
 Each check answers in a few seconds and changes nothing. What raises is a finding too: a doctor who dies of
 the first symptom helps nobody.

@@ -1,4 +1,4 @@
-"""The verdict with names instead of positions: what is stored, reported and printed. Pure."""
+"""Turns a verdict into the document that is stored, reported and printed, with names for positions. Pure."""
 
 from __future__ import annotations
 

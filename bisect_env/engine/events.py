@@ -1,4 +1,4 @@
-"""What happens during a study, as data: the live view and `--json` are made from these alone."""
+"""The events of a running study as data, from which the live view and `--json` are made."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class TrialFinished:
 
 @dataclass(frozen=True, slots=True)
 class Building:
-    """Where the making of an environment is.
+    """The step that the building of an environment has reached.
 
     Attributes:
         lock_hash: Which one.
@@ -152,7 +152,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the search stands.
+    """The state of the search.
 
     Attributes:
         trials: Counted trials.
@@ -227,7 +227,7 @@ class Failed:
 
     @classmethod
     def of(cls, error: BisectEnvError) -> Failed:
-        """What a user is told, as data."""
+        """The event of an error that the user is told."""
         problems = error.problems if isinstance(error, MatrixError) else ()
         return cls(int(error.exit_code), error.what, error.tried, error.remedy, problems)
 

@@ -1,4 +1,4 @@
-"""Which package carries the failure: trials of intermediate environments between last good and first bad."""
+"""Finds the packages that carry the failure by trials between the last good and first bad environment."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Explanation:
 
     @property
     def with_culprits(self) -> IntermediateEnvironment:
-        """The smallest environment tried that has the culprits: what carries the failure, and little else."""
+        """The smallest environment that was tried and has all culprits."""
         wanted = set(self.culprits)
         having = [h for h in self.intermediates if wanted <= set(h.moved)]
         return min(having, key=lambda h: (len(h.moved), -h.trials))
@@ -169,7 +169,7 @@ class Explanation:
         return f"{named} {alone} the failure"
 
     def document(self) -> dict[str, Any]:
-        """The same as a JSON object; `read` is its inverse."""
+        """The explanation as a JSON object."""
         return {
             "schema": 1,
             **dataclasses.asdict(self),
@@ -179,31 +179,6 @@ class Explanation:
             ],
             "sentence": self.sentence,
         }
-
-    @classmethod
-    def read(cls, document: dict[str, Any]) -> Explanation:
-        """An explanation from its document.
-
-        Raises:
-            KeyError: It is none.
-        """
-        return cls(
-            study=str(document["study"]),
-            good=dict(document["good"]),
-            bad=dict(document["bad"]),
-            changes=tuple(
-                ChangedPackage(c["name"], c["old"], c["new"], c["of_axis"]) for c in document["changes"]
-            ),
-            kind=str(document["kind"]),
-            culprits=tuple(document["culprits"]),
-            tied=tuple(tuple(one) for one in document["tied"]),
-            probability=float(document["probability"]),
-            is_sure=bool(document["is_sure"]),
-            intermediates=tuple(
-                IntermediateEnvironment(tuple(h["moved"]), h["bad"], h["trials"]) for h in document["hybrids"]
-            ),
-            unsolvable=int(document["unsolvable"]),
-        )
 
 
 def _joined(changes: Iterable[ChangedPackage], word: str) -> str:
@@ -378,7 +353,7 @@ def _follows(change: PackageChange) -> bool:
 
 
 class Demands:
-    """What the wheels of two ends ask of each other: it says without a solver which mixtures are sound.
+    """Requirements between the wheels of two environments, to tell without a solver which mixtures are sound.
 
     A demand that its own end does not meet, as in an environment that was put together by hand, is none.
 
@@ -431,7 +406,7 @@ class Demands:
         return asked if _meets(packages, asked) else None
 
     def unmet(self, intermediate: Changes) -> list[tuple[str, str]]:
-        """Who asks for what an intermediate environment has not, and for whom; empty where it is sound."""
+        """Requirements that an intermediate environment does not meet, and whose; empty if it is sound."""
         packages = self._between.packages(intermediate)
         return [
             (name, str(canonicalize_name(asked.name)))
@@ -446,7 +421,7 @@ class Demands:
         return make_lock(ends[0].python, ends[0].platform, self._between.packages(intermediate).values())
 
     def closures(self) -> tuple[list[Changes], list[Changes]]:
-        """What each change forces when it is made, and what it takes along when it is taken back.
+        """For each change the changes that it forces, and those that are undone with it.
 
         Returns:
             Two sets for each change, itself included.
@@ -473,7 +448,7 @@ def _meets(packages: Mapping[str, LockedPackage], asked: Requirement) -> bool:
 
 
 def closures(between: Between, provider: EnvironmentProvider) -> tuple[list[Changes], list[Changes]]:
-    """What each change forces when it is made, and what it takes along when it is taken back.
+    """For each change the changes that it forces, and those that are undone with it.
 
     Args:
         between: The two ends.
@@ -809,7 +784,7 @@ class CulpritStudy:
         search.mark(intermediate, feasible=False)
 
     def heard(self, event: events.Event) -> None:
-        """Take note of durations; for whoever passes on the events of trials."""
+        """Take note of the durations in a trial's event."""
         if isinstance(event, events.Built):
             self._seconds.build = event.seconds
         elif isinstance(event, events.TrialFinished):

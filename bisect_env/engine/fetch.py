@@ -1,4 +1,4 @@
-"""Everything that a study can need, put into a directory for hosts without a network."""
+"""Copies everything that a study can need into a directory, for hosts without a network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BUILD_TIMEOUT = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a directory holds now.
+    """The content of the directory after fetching.
 
     Attributes:
         environments: Distinct locks.
@@ -178,7 +178,7 @@ def _archives(
 
 
 def addresses_of(packages: Iterable[LockedPackage]) -> dict[str, list[str]]:
-    """Where this host fetches archives from, by the addresses that a lock names.
+    """The addresses from which this host fetches archives, by the addresses in a lock.
 
     conda packages come from the mirrors that the user's conda configuration names, and with its credentials.
     """

@@ -1,4 +1,4 @@
-"""What a study will cost: whole studies played with truths drawn from the search's own prior. Pure."""
+"""Estimates what a study will cost by playing it with truths drawn from the search's prior. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a matrix to locks: one, all, or those that are wanted; and which combinations are one measurement."""
+"""Locks the combinations of a matrix, and finds those that are the same measurement."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Prepared:
         return len({lock.content_hash for lock in self.locks.values()})
 
     def state(self, index: Index) -> CombinationState:
-        """What is known of a combination, as it is stored."""
+        """The state of a combination as it is stored."""
         combination = self.grid.combination(index)
         if index in self.grid.excluded:
             return CombinationState(combination, CombinationStatus.EXCLUDED, self.grid.excluded[index])
@@ -72,7 +72,7 @@ class Prepared:
 def environment_request(
     matrix: Matrix, combination: Combination, as_of: datetime, images: Mapping[str, str] | None = None
 ) -> EnvironmentRequest:
-    """What a combination asks of its environment. Pure.
+    """The environment that a combination asks for. Pure.
 
     Args:
         matrix: Where the axes are explained.
@@ -131,7 +131,7 @@ def environment_request(
 
 
 def commit_source(matrix: Matrix, axis: CommitAxis, commit: str) -> CommitSource:
-    """What is built where an axis has a commit. Pure."""
+    """The package to build from the commit of an axis. Pure."""
     build = axis.build
     newest = cutoff(build.exclude_newer).strftime("%Y-%m-%dT%H:%M:%SZ") if build.exclude_newer else ""
     return CommitSource(
@@ -174,7 +174,7 @@ def _conda_request(
 
 
 def anchors(matrix: Matrix, grid: Grid, index: Index) -> list[Index]:
-    """Whose lock a combination is to be like, so that little else changes: most welcome first. Pure.
+    """Combinations whose locks should be kept to, so that little else changes, the best first. Pure.
 
     All combinations lean on the same one: the first on every axis of packages, else the last on every such
     axis. So each environment is that one with the axes moved, and with whatever these need. It depends on the
@@ -514,7 +514,7 @@ def of_commits(grid: Grid) -> bool:
 
 
 def unlocked(grid: Grid) -> Prepared:
-    """What is known of combinations before any is locked. Pure."""
+    """The states of all combinations before any is locked. Pure."""
     return Prepared(grid, {}, {}, {index: index for index in grid.indices() if index not in grid.excluded})
 
 
@@ -549,7 +549,7 @@ def is_lazy(grid: Grid) -> bool:
 
 
 def environment_warnings(request: EnvironmentRequest, lock: Lock) -> tuple[str, ...]:
-    """What should be known of an environment before trials in it are believed. Pure."""
+    """Warnings about an environment that should be read before its trials are believed. Pure."""
     cuda = request.conda is not None and "__cuda" in request.conda.virtual_packages
     asked = (*request.pins, *(request.conda.pins if request.conda else ()))
     return lock_warnings(lock, asked=asked, cuda=cuda)

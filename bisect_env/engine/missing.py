@@ -1,4 +1,4 @@
-"""A module that no environment lacks for the sake of the question: it was forgotten, not broken. Pure.
+"""Recognizes a module that was forgotten in the matrix, rather than broken by a version. Pure.
 
 A script that cannot be imported anywhere fails everywhere alike, and a search would say so after dozens of
 trials. What every environment tried lacks, none of the packages asked about has ever brought.

@@ -1,4 +1,4 @@
-"""From the first bad release to the first bad commit: the ends, their tags, and the matrix between. Pure."""
+"""Prepares the search for the first bad commit between two releases: ends, tags and a matrix. Pure."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _version_in(tag: str, names: set[str]) -> Version | None:
 
 
 def commits_text(matrix: Matrix, releases: Releases, commits: CommitRange, *, command_line: str = "") -> str:
-    """The text of a matrix over the commits between two releases, with everything else as it is there. Pure.
+    """The text of a matrix over the commits between two releases; all other keys are copied. Pure.
 
     Args:
         matrix: Of the study of releases.

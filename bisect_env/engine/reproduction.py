@@ -1,4 +1,4 @@
-"""A directory that shows the failure to somebody who has never heard of this tool. Pure.
+"""Writes a directory that shows the failure without this tool. Pure.
 
 The lock says what is installed, in the words of tools that exist without us: conda-lock's format, pip's
 requirements with hashes, conda's explicit list. `run.sh` runs the script as a trial does and counts.
@@ -31,7 +31,7 @@ _CHANGES = 30
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen at the combination.
+    """The failure that was seen at the combination.
 
     Attributes:
         bad: Bad trials.

@@ -1,4 +1,4 @@
-"""Nothing is measured twice: a study starts from trials that were recorded under the same key.
+"""Lets a study start from trials of other studies that measured the same thing.
 
 **Key.** Lock, script and command (with files, environment variables, time limit and the other conditions of a
 trial), values of the value axes. Equal keys on machines of the same class are the same measurement, whatever
@@ -31,7 +31,7 @@ _VERSION = 1
 
 
 def trial_key(matrix: Matrix, prepared: Prepared, index: Index, perturbation: Perturbation = NONE) -> str:
-    """What makes trials of other studies the same measurement: hex sha256. Pure.
+    """The key of a trial; trials of any study with equal keys are the same measurement: hex sha256. Pure.
 
     Args:
         matrix: What is run.
@@ -65,7 +65,7 @@ def trial_key(matrix: Matrix, prepared: Prepared, index: Index, perturbation: Pe
 
 
 def reusable(machines: Collection[Machine], gpus: float) -> frozenset[Machine]:
-    """Classes of machines that are known well enough for their trials to be the same. Pure."""
+    """Classes of machines whose trials can be reused. Pure."""
     return frozenset(m for m in machines if m.cpu and (not gpus or (m.gpu_model and m.driver)))
 
 

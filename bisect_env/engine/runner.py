@@ -1,4 +1,4 @@
-"""Carrying out what was decided: trials and builds sent off, answers recorded, and everything ended in order.
+"""Carries out what the state decides: starts trials and builds, records their results, and ends in order.
 
 A trial is committed to the database before the state of its study hears of it, so that `kill -9` at any
 instant loses nothing but trials that were still running. Resuming is replaying: the search is told what the
@@ -195,7 +195,7 @@ class Runner:
 
 
 class StudyRunner:
-    """Runs one study until it is decided, its budget is spent, or somebody stops it.
+    """Runs one study until it is decided, its budget is spent, or the user stops it.
 
     Args:
         matrix: What is asked.
@@ -318,7 +318,7 @@ class StudyRunner:
         return self.search.finished and not self._alone.wanted(self.search, 1)
 
     def tried(self, axis: str, document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-        """What was tried along an axis, all else as in the first bad combination: value, verdict, and why.
+        """What was tried along an axis, all else as in the first bad combination: value, verdict, reason.
 
         Args:
             axis: Its name.
@@ -367,7 +367,7 @@ class StudyRunner:
         return len(stored)
 
     def hear_others(self, *, elsewhere: bool = True) -> int:
-        """Learn what other commands have found out meanwhile about the same study: it is one study.
+        """Read the results that other commands recorded for this study.
 
         Args:
             elsewhere: Whether to look at other studies as well.

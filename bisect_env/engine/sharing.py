@@ -1,4 +1,4 @@
-"""What several commands that work on one study tell each other, through its database."""
+"""Lets several commands work on one study: each claims its trials in the database before it runs them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Sharing:
         return self._store.claim(self._study_id, self._holder, wants, lease=LEASE, decision=decision)
 
     def renew(self, running: Mapping[str, Combination], *, now: bool = False) -> None:
-        """Keep the claims of what runs, and of nothing else, if it is time (or `now`)."""
+        """Renew the claims of the running trials, and no others, if it is time or `now` is set."""
         if now or self._clock() >= self._renewed_at + RENEW_EVERY:
             self._store.renew(self._study_id, self._holder, running, lease=LEASE)
             self._renewed_at = self._clock()

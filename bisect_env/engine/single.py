@@ -1,4 +1,4 @@
-"""Trials of one combination of a matrix, for those who ask without a search.
+"""Runs trials of one combination of a matrix, without a search.
 
 They are recorded in the study of the matrix, as any trial is: what was measured here is evidence there.
 """
@@ -345,7 +345,7 @@ def look_up(
     as_of: datetime | None = None,
     workers: int = 2,
 ) -> Looked:
-    """The same for trials that are not recorded: what no study knows is locked, and no study is begun.
+    """Look up and lock a combination without recording a study.
 
     Args:
         matrix: As loaded.

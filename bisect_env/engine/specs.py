@@ -1,4 +1,4 @@
-"""What the engine asks of a trial, what it takes for bad, and what it notes of one that was lost. Pure."""
+"""Describes the trials of a study, what counts as bad, and what is recorded for a lost one. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bisect_env.trials.records import NONE, Outcome, Perturbation, Phase, TrialF
 
 
 def trial_files(matrix: Matrix) -> tuple[TrialFile, ...]:
-    """What every trial of a matrix finds in its working directory."""
+    """The files that every trial of a matrix finds in its working directory."""
     return tuple(TrialFile(file.name, file.content, file.executable) for file in matrix.files)
 
 

@@ -1,4 +1,4 @@
-"""What a study knows, and what it wants next: facts in, decisions out. Pure: no clock, process or database.
+"""Decides what a study does next from what it knows. Pure: no clock, process or database.
 
 Facts are answers of solvers, builds and trials. `decide` says which trials to start, which environments to
 make and which combinations to lock; who carries that out tells the state of it before it asks again.
@@ -67,7 +67,7 @@ _SHORT = 4
 
 @dataclass(slots=True)
 class Tally:
-    """What the trials of one group of combinations have said.
+    """Counts of the trials of one group of combinations, by what they said.
 
     A combination that never passes and never shows the target, because it always fails another way, hides the
     answer: after a few such trials it is set aside, as `git bisect skip` would. One that fails the other way
@@ -136,7 +136,7 @@ class Mean:
 
 
 def says_bad(evidence: Evidence) -> bool | None:
-    """What a trial tells the search: whether its combination showed the target, or nothing at all.
+    """True if a trial tells the search bad, False if good; None if it tells nothing.
 
     Failures of another kind, spoilt trials and skips are None: they never reach the posterior.
     """
@@ -231,7 +231,7 @@ Finding = PutAside | Remark
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be done next.
+    """The work that is to be done next.
 
     Attributes:
         start: Combinations to try now, one entry a trial; their environments are there.
@@ -245,7 +245,7 @@ class Wanted:
 
 
 class StudyState:
-    """Where a study stands.
+    """The state of a study.
 
     Args:
         matrix: What is asked.
@@ -412,7 +412,7 @@ class StudyState:
     def learn(
         self, index: Index, outcome: Outcome, evidence: Evidence, *, duration: float, detail: str
     ) -> list[Finding]:
-        """What a recorded trial said.
+        """Take in a recorded trial.
 
         Args:
             index: Its combination, standing for its group.
@@ -480,7 +480,7 @@ class StudyState:
             )
 
     def put_aside(self, index: Index, status: str, reason: str) -> list[Finding]:
-        """What another command, or an earlier one, found out about a combination."""
+        """Take in that a combination cannot be tried, as another command or an earlier one found."""
         return self._put_aside(index, status, reason)
 
     def check_anything_ran(self) -> None:
@@ -537,7 +537,7 @@ class StudyState:
         return Counter(self.running.values()) + self.elsewhere
 
     def decide(self, slots: int, *, only: Index | None = None) -> Wanted:
-        """What to do next.
+        """Decide what to do next.
 
         Args:
             slots: Places for trials.

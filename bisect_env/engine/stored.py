@@ -1,4 +1,4 @@
-"""What a stored study knows: its grid, what its answer calls by name, and the locks of its combinations."""
+"""Reads a stored study again: its grid, the combinations that its answer names, and their locks."""
 
 from __future__ import annotations
 

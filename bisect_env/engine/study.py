@@ -1,4 +1,4 @@
-"""From a matrix to a concluded study: the order in which everything is opened, asked and closed."""
+"""Runs a whole study: prepares it, runs the search, and writes down the verdict."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def _end_with(error: BisectEnvError, store: Store, study_id: str) -> None:
 
 
 def study_date(matrix: Matrix, store: Store, fixed: datetime | None = None) -> datetime:
-    """What "now" is for the study of a matrix: everything uploaded later does not exist.
+    """The date of a study: what was uploaded later does not exist for it.
 
     A new study takes the present moment, one that goes on keeps its own, so that the same matrix gives the
     same locks tomorrow.
@@ -338,7 +338,7 @@ def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
 
 
 def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool = False) -> StudyDefinition:
-    """What is stored of a study when it is opened.
+    """The definition that is stored when a study is opened.
 
     Args:
         matrix: Its matrix.
@@ -385,7 +385,7 @@ def open_locking(
     every: bool = False,
     known: Mapping[Index, Lock] | None = None,
 ) -> Locking:
-    """What locks the combinations of a study: now, or when the search asks for them.
+    """The locking of a study's combinations: all now, or each when the search asks for it.
 
     Args:
         matrix: As loaded.
@@ -441,7 +441,7 @@ def _write_locks(folder: Path, matrix: Matrix, prepared: Prepared) -> None:
 
 
 def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str]:
-    """What the names of images stood for when a study began: it goes on with those, wherever tags point."""
+    """The images that names stood for when a study began, and that it keeps."""
     if matrix.file.executor is None:
         return {}
     found = {}

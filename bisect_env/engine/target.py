@@ -1,4 +1,4 @@
-"""What a study counts as bad, where that is settled only once its known bad end has failed."""
+"""Decides what a study counts as bad, if that is known only after its bad end has failed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class StudyTarget:
 
     @property
     def rule(self) -> Target:
-        """What counts as bad, as far as it is known; with any signature while that is open."""
+        """What counts as bad so far; any signature while the target is open."""
         return replace(self._rule, signature=self._signature)
 
     @property
@@ -83,12 +83,12 @@ class StudyTarget:
         )
 
     def look(self) -> None:
-        """See whether another command has settled it."""
+        """Look whether another command has settled the target."""
         if self.is_open and (settled := self._store.target(self._study_id)) is not None:
             self._signature = _of_this_release(self._store, *settled)
 
     def judge(self, place: CombinationKey | None, record: TrialRecord, *, repeated: bool) -> Evidence:
-        """What a trial says; the first failure at the bad end settles the target.
+        """Judge a trial; the first failure at the bad end settles the target.
 
         Args:
             place: Its combination.
@@ -115,7 +115,7 @@ class StudyTarget:
 
 
 def known_target(matrix: Matrix, store: Store, study_id: str | None) -> tuple[Target, bool]:
-    """What counts as bad, for those whose trials are not evidence and settle nothing.
+    """The target of a study, for commands whose trials settle none.
 
     Args:
         matrix: As loaded.

@@ -1,4 +1,4 @@
-"""Showing that a crash is gone, or that it is not: trials of one combination until the rate is known.
+"""Runs one combination until its failure rate is shown to be below a limit, or above it.
 
 A test that was interrupted goes on where it stopped. The ids of its trials are made from the id of the test
 and their number, so that the database itself says which they are.
@@ -54,7 +54,7 @@ class Verification:
     why_stopped: str = ""
 
     def document(self) -> dict[str, Any]:
-        """The same as a JSON object."""
+        """The verification as a JSON object."""
         return {
             "event": "verified",
             "combination": self.combination,
@@ -134,7 +134,7 @@ class Verifier:
         return max(0, end - self._test.trials - running)
 
     def end(self, why: str = "") -> Verification:
-        """What was shown by now, noted in the database if the test has ended."""
+        """The result so far; it is stored if the test has ended."""
         test = self._test
         if test.claim is None and not why and test.trials >= self.limit:
             why = f"the limit of {self.limit} trials is reached"

@@ -1,4 +1,4 @@
-"""A directory that holds everything a study needs, for hosts without a network: its layout, read and written.
+"""Reads and writes the directory that holds everything a study needs on a host without a network.
 
 ```
 studies/<matrix>.json             what was asked and answered, when, and the size of every archive
@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -39,6 +37,7 @@ from bisect_env.environments.lock import (
 from bisect_env.environments.lockfiles import read_lock
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.temporary import replacing
 
 _FORMAT = 1
 _COPY = 1 << 20
@@ -46,7 +45,7 @@ _COPY = 1 << 20
 
 @dataclass(slots=True)
 class BundledAnswers:
-    """What solvers and indexes answered for a study.
+    """The answers of solvers and indexes for a study.
 
     Attributes:
         matrix: The study's name.
@@ -84,7 +83,7 @@ class Bundle:
         self.pythons = root / "pythons"
 
     def write(self, answers: BundledAnswers, locks: Iterable[Lock]) -> None:
-        """Write what was answered, and what else there is; called when everything is there.
+        """Write the answers and the list of contents, once everything else is there.
 
         Raises:
             OSError: It cannot be written.
@@ -103,7 +102,7 @@ class Bundle:
         _write(self._study_path(answers.matrix), json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
     def read(self, matrix: str) -> BundledAnswers:
-        """What was answered for a study.
+        """The answers that were stored for a study.
 
         Raises:
             UsageError: The directory holds nothing for it.
@@ -162,7 +161,7 @@ class Bundle:
         return self.lock(answer) if isinstance(answer, str) else answer
 
     def folder(self, sha256: str) -> Path:
-        """Where an archive lies."""
+        """The folder of an archive."""
         return self.archives / sha256
 
     def has(self, sha256: str, name: str, size: int) -> bool:
@@ -170,7 +169,7 @@ class Bundle:
         return sum(p.stat().st_size for p in self._pieces(sha256, name)) == size
 
     def missing(self, answers: BundledAnswers, *, pythons: bool = True) -> list[str]:
-        """What has not been copied yet, or was cut short: names of files, sorted.
+        """Names of files that were not copied completely, sorted.
 
         Args:
             answers: Of the study.
@@ -187,7 +186,7 @@ class Bundle:
         return sorted(absent)
 
     def damaged(self, answers: BundledAnswers) -> list[str]:
-        """What is there and is not what was fetched; reads every file."""
+        """Names of files that differ from what was fetched; reads every file."""
         wrong = [
             name
             for name, (size, sha256) in answers.files.items()
@@ -255,7 +254,7 @@ class Bundle:
         return path
 
     def here(self, package: LockedPackage, python: str) -> LockedPackage:
-        """The same package, with its archive in this directory for a URL.
+        """The package with the address of its archive in this directory.
 
         What lies in pieces has an address at which `pieces.served` has to serve it; who fetches it compares
         it with its hash.
@@ -287,7 +286,7 @@ class Bundle:
         return self._pieces(package.sha256, archive_name(package))
 
     def built(self, sha256: str, python: str) -> Path:
-        """Where the wheel made from a source distribution lies."""
+        """The path of the wheel that was built from a source distribution."""
         return self.folder(sha256) / f"built-{python}"
 
     def _others(self, answers: BundledAnswers) -> dict[str, tuple[int, str]]:
@@ -349,15 +348,10 @@ def _is_piece(found: str, name: str) -> bool:
 
 
 def _join(pieces: Iterable[Path], path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("wb") as whole:
-            for piece in pieces:
-                with piece.open("rb") as stream:
-                    shutil.copyfileobj(stream, whole)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as beside, beside.open("wb") as whole:
+        for piece in pieces:
+            with piece.open("rb") as stream:
+                shutil.copyfileobj(stream, whole)
 
 
 def _copy(source: Any, target: Any, count: int) -> None:
@@ -368,12 +362,8 @@ def _copy(source: Any, target: Any, count: int) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_text(text, "utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as beside:
+        beside.write_text(text, "utf-8")
 
 
 def _result_data(answer: str | UnsolvableError) -> Mapping[str, Any]:

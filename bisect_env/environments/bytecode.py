@@ -1,4 +1,4 @@
-"""Compiling the modules of a new prefix, so that not every trial has to.
+"""Compiles the modules of a new prefix once, so that trials do not have to.
 
 Trials may write no bytecode, since prefixes are shared: without this, each of them would compile all that it
 imports again. Python itself compiles, in the way in which pip has it done; the names of files in it are
@@ -36,7 +36,7 @@ _HEAD = 16  # bytes: magic number, flags, time and size of the source
 
 
 def add(place: Path, cache: Path, keys: Mapping[str, str], version: str, timeout: float) -> str:
-    """Put bytecode beside the modules of a prefix: what is known of its packages, and else compiled now.
+    """Put bytecode beside the modules of a prefix: what is kept of its packages, and the rest compiled now.
 
     The caller holds `lease.archives`.
 
@@ -77,7 +77,7 @@ def _link(place: Path, cache: Path, part: Part) -> None:
 
 
 def share(place: Path, cache: Path, keys: Mapping[str, str]) -> None:
-    """Take what others compiled meanwhile in place of the same of ours: of two builders at once both compile.
+    """Replace bytecode by equal files that another builder stored at the same time.
 
     Args:
         place: The prefix.

@@ -1,4 +1,4 @@
-"""The cache of this host: prefixes, archives, who uses them, and what may go when room is needed."""
+"""Manages the cache of this host: what it holds, who uses it, and what can be removed."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def hold(folder: Path, content_hash: str) -> Lease:
 
 @contextlib.contextmanager
 def taking_away(folder: Path, content_hash: str) -> Iterator[bool]:
-    """For the time of the block nobody begins to use a prefix; False if somebody is using it.
+    """Keep others from using a prefix for the time of the block; gives False if one is using it.
 
     Raises:
         OSError: The cache cannot be used.
@@ -123,7 +123,7 @@ def taking_away(folder: Path, content_hash: str) -> Iterator[bool]:
 
 
 def last_use(folder: Path, content_hash: str) -> float:
-    """Unix time of the last `hold`, else of the making of the prefix."""
+    """Unix time of the last `hold`, or of the building of the prefix."""
     for path in (use_path(folder, content_hash), folder / content_hash):
         with contextlib.suppress(OSError):
             return path.stat().st_mtime
@@ -214,7 +214,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was taken away.
+    """The entries that were removed.
 
     Attributes:
         prefixes: Content hashes.
@@ -311,7 +311,7 @@ def normal_label(name: str) -> str:
 
 
 def evict(cache: Path, limit: int) -> Pruned:
-    """Take away what was used least recently until the cache fits; never what is in use.
+    """Remove the least recently used entries until the cache fits; entries in use stay.
 
     First archives that no prefix shares, oldest first, then the prefix used longest ago, and again.
 
@@ -408,7 +408,7 @@ def prune(
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What reading a prefix or an archive showed.
+    """The result of checking a prefix or an archive.
 
     Attributes:
         name: Beginning of the content hash, or the archive's directory.
@@ -554,7 +554,7 @@ def _files(path: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def requirements_here(lock: Lock, cache_dir: Path) -> dict[str, tuple[str, ...]] | None:
-    """What each wheel of a lock asks for, as the metadata in its prefix have it.
+    """The requirements of each wheel of a lock, from the metadata in its prefix.
 
     Args:
         lock: Of wheels alone.

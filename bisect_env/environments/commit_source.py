@@ -1,4 +1,4 @@
-"""A package that is built from a commit, as a lock says it: everything that is needed to build it. Pure."""
+"""Describes a package that is built from a commit, with everything that a build needs. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CommitRecipe:
 
     @property
     def fragment(self) -> str:
-        """All that differs from the default, as the fragment of an address, as pip has it."""
+        """All settings that differ from the default, as a URL fragment in pip's format."""
         facts: list[tuple[str, str]] = []
         if self.subdirectory:
             facts.append(("subdirectory", self.subdirectory))
@@ -105,7 +105,7 @@ class CommitSource:
 
     @property
     def url(self) -> str:
-        """What a lock says of it: an address as pip has it, with all that is needed to build it."""
+        """The address for a lock, in pip's format, with all that a build needs."""
         is_path = "://" not in self.repository
         place = Path(self.repository).as_uri() if is_path else without_credentials(self.repository)
         fragment = self.build.fragment
@@ -113,11 +113,11 @@ class CommitSource:
 
     @property
     def digest(self) -> str:
-        """What stands for the hash of an archive: that of the commit and of how it is built."""
+        """The hash of commit and recipe, which stands in a lock for the hash of an archive."""
         return hashlib.sha256(f"{self.commit}#{self.build.fragment}".encode()).hexdigest()
 
     def locked(self, version: str) -> LockedPackage:
-        """As a package of a lock."""
+        """The source as a package of a lock."""
         return LockedPackage(self.name, version, "pip", self.url, self.digest)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Packages built from commits: their metadata, and the wheel that is built from each.
+"""Builds wheels of packages from their commits, and reads their metadata.
 
 A wheel is built once on each host, and kept by commit. What it is built with is as old as the commit, so that
 an old commit is not built by a build back end of today; but never older than the Python that builds it, which
@@ -74,7 +74,7 @@ class BuiltWheel:
 
     @property
     def version(self) -> str:
-        """As its file name has it."""
+        """The version in the wheel's file name."""
         return self.path.name.split("-")[1]
 
     def locked(self, package: LockedPackage) -> LockedPackage:

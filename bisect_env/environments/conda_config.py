@@ -1,4 +1,4 @@
-"""The user's own conda configuration: what a channel's name means here, and from where it is fetched.
+"""Reads the user's conda configuration: what channel names mean, and where channels are fetched from.
 
 A lock names channels by addresses without credentials; mirrors and tokens are this host's affair.
 """
@@ -41,7 +41,7 @@ class CondaConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChannelPlaces:
-    """Where the channels of a request are.
+    """The addresses of the channels of a request.
 
     Attributes:
         urls: Without credentials, most important first; what locks name.
@@ -76,7 +76,7 @@ def channel_places(names: Sequence[str], config: CondaConfig) -> ChannelPlaces:
 
 
 def mirrors_of_urls(urls: Sequence[str], config: CondaConfig) -> dict[str, list[str]]:
-    """Where this host fetches archives from whose addresses a lock names. Pure.
+    """The mirrors of this host for the addresses in a lock. Pure.
 
     The lock knows no channel names; every name that the configuration knows is tried on it.
 

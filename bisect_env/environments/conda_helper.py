@@ -1,4 +1,4 @@
-"""The program of the processes in which py-rattler solves and installs; no other process imports it.
+"""The program of the helper processes that solve and install with py-rattler; only they import it.
 
 py-rattler can die of SIGSEGV while Python shuts down, and a tool that judges processes by how they end must
 not do so itself. Requests come as JSON lines on standard input, answers go as JSON lines to what standard
@@ -396,7 +396,7 @@ def _stated_sha256(package: rattler.LockedPackage) -> str:
 
 
 def describe(record: rattler.RepoDataRecord) -> Message:
-    """What a lock says of a record, and the whole record as JSON."""
+    """A record in the form of a lock, and the whole record as JSON."""
     facts = json.loads(record.to_json())
     return {
         "name": record.name.normalized,

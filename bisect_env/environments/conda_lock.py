@@ -1,4 +1,4 @@
-"""Locking conda environments: by py-rattler in a helper process, or by conda-lock with a conda found here."""
+"""Locks conda environments with py-rattler in a helper process, or with conda-lock."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _conda_spec(spec: str) -> str:
 
 
 def virtual_packages_text(request: EnvironmentRequest) -> str:
-    """What the host has, as the file of virtual packages that conda-lock reads. Pure."""
+    """The virtual packages of a host, as the file that conda-lock reads. Pure."""
     assert request.conda is not None
     packages: dict[str, Any] = {}
     for name, value in request.conda.virtual_packages.items():
@@ -264,7 +264,7 @@ class CondaSolver:
         return self.ask(message, f"listing the versions of {package}", places)
 
     def places(self, channels: Sequence[str]) -> ChannelPlaces:
-        """Where channels are, by their names in a matrix."""
+        """The addresses of channels by their names in a matrix."""
         if self._config is None:
             self._config = read_conda_config()
         if not all("://" in name or name.startswith("/") for name in channels):
@@ -272,7 +272,7 @@ class CondaSolver:
         return channel_places(channels, self._config)
 
     def base(self, places: ChannelPlaces, platform: str) -> dict[str, Any]:
-        """What every request about channels says."""
+        """The part that every request about channels has."""
         return {
             "channels": list(places.urls),
             "mirrors": {url: list(addresses) for url, addresses in places.mirrors.items()},
@@ -281,7 +281,7 @@ class CondaSolver:
         }
 
     def ask(self, message: dict[str, Any], tried: str, places: ChannelPlaces) -> dict[str, Any]:
-        """Ask a helper; whatever is no property of the request is raised.
+        """Ask a helper; raises errors that do not depend on the request.
 
         Raises:
             PackageNotFoundError: No channel has the package.

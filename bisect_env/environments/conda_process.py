@@ -1,4 +1,4 @@
-"""Processes that py-rattler runs in, what is asked of them, and what a user is told when a channel fails."""
+"""Starts and asks the helper processes for py-rattler, and explains failures of channels."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ class HelperProcess:
 
 
 class HelperPool:
-    """Helpers that are kept for the next request, as many as are asked at the same time.
+    """Keeps helpers for later requests, as many as were asked at the same time.
 
     Args:
         start: Starts one.

@@ -1,4 +1,4 @@
-"""What changed between two locks, package by package, and where the projects live.
+"""Compares two locks package by package, and finds the projects' pages.
 
 The packages that the matrix moves itself come first: they are what was asked for. What moved along with
 them comes after, for it is there that the surprise often is.
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from packaging.utils import canonicalize_name
 
 from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.matrix.history import SHORT
 
 # --------------------------------------------------------------------------------------------------
 # Where projects live, as they say themselves: read from environments that exist on this host.
@@ -101,13 +102,15 @@ class PackageState:
 
     @property
     def label(self) -> str:
-        """Version and, where there is one, build."""
+        """Version and, where there is one, build or commit."""
+        if self.url.startswith("git+"):
+            return f"{self.version} at {self.url.partition('#')[0].rpartition('@')[2][:SHORT]}"
         return f"{self.version} {self.build}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
 class PackageChange:
-    """What became of one package.
+    """The change of one package between two locks.
 
     Attributes:
         name: Normalised name.
@@ -120,8 +123,8 @@ class PackageChange:
 
     name: str
     kind: ChangeKind
-    before: PackageState | None
-    after: PackageState | None
+    before: PackageState | None = None
+    after: PackageState | None = None
     of_axis: bool = False
     home: str = ""
 
@@ -129,7 +132,7 @@ class PackageChange:
 def difference(
     before: Lock, after: Lock, axis_packages: Collection[str] = (), urls: Mapping[str, str] | None = None
 ) -> tuple[PackageChange, ...]:
-    """Packages that are not the same in two locks.
+    """Packages that differ between two locks.
 
     A package that a wheel brings here and conda there is one that changed. The interpreter counts as the
     package `python`, also where it is none.

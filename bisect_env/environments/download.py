@@ -1,4 +1,4 @@
-"""Fetching one archive whose hash is known: from the web, from a disk, or from a conda channel."""
+"""Fetches an archive of known hash from the web, a disk or a conda channel."""
 
 from __future__ import annotations
 

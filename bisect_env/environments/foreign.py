@@ -1,4 +1,4 @@
-"""Environments as other tools write them down: lock files, lists of packages, and directories.
+"""Reads environments that other tools wrote: lock files, lists of packages, and directories.
 
 All are read into one plain record. What cannot be made again elsewhere (local and editable packages, other
 platforms' packages) is left out with its reason, never in silence.
@@ -67,7 +67,7 @@ class ForeignPackage:
 
     @property
     def spec(self) -> str:
-        """As its manager writes it: `click==8.1.8`, `numpy ==2.0 py311_0`."""
+        """The package as its manager writes it: `click==8.1.8`, `numpy ==2.0 py311_0`."""
         if self.manager == "pip":
             return f"{self.name}=={self.version}"
         return f"{self.name} =={self.version} {self.build}".rstrip()
@@ -88,7 +88,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class ForeignEnvironment:
-    """What another tool says about an environment.
+    """An environment as another tool describes it.
 
     Attributes:
         source: The file or directory as the user named it.

@@ -1,4 +1,4 @@
-"""Container images as environments: an image is one package of a lock, and its digest that package's hash.
+"""Treats a container image as an environment: one package whose hash is the image's digest.
 
 So everything that compares, stores and shows locks knows images, too. A lock that holds an image and nothing
 else is that image's own environment; one that holds more is a prefix that is mounted into the image.
@@ -48,13 +48,13 @@ def locked_image(name: str) -> LockedPackage:
 
 
 def without_image(lock: Lock) -> Lock:
-    """What a lock holds beside its image: the same lock as without containers. Pure."""
+    """A lock without its image: the packages that it holds beside it. Pure."""
     packages = [package for package in lock.packages if not package.is_image]
     return make_lock(lock.python, lock.platform, packages, build_date(lock))
 
 
 def moved_tag(name: str, recorded: str) -> str | None:
-    """What should be known of a name that stands for another image now than when the study began.
+    """The warning about a name that stands for another image now than when the study began.
 
     Args:
         name: As the matrix says.
@@ -74,7 +74,7 @@ def _digest(reference: str) -> str:
 
 
 def ensure_environment(lock: Lock, **options: Any) -> Prefix:
-    """What trials of a lock run in on this host: a prefix, an image, or a prefix in an image.
+    """Make the environment of a lock on this host: a prefix, an image, or a prefix in an image.
 
     Args:
         lock: As solved.

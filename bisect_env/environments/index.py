@@ -1,4 +1,4 @@
-"""What an index lists: releases with dates, files with hashes, wheels that fit, names that are near."""
+"""Asks a package index for releases, their dates and files, and for similar names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Install manifests: what each package puts into a prefix, remembered once and hard-linked from then on."""
+"""Remembers which files a package puts into a prefix, and builds later prefixes from hard links to them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one package puts into a prefix.
+    """The files that one package puts into a prefix.
 
     Attributes:
         package: Name, version and build, for people and for `dropping`.
@@ -207,7 +207,7 @@ def all_parts(cache: Path) -> list[Path]:
 
 
 def remove_unfinished(cache: Path) -> None:
-    """Remove what those who were killed had begun to write or to forget; nobody may be writing any."""
+    """Remove what killed processes left half-written; no process may be writing a manifest meanwhile."""
     for path in (cache / FOLDER).glob(".*"):
         remove_tree(path)
 
@@ -414,7 +414,7 @@ class Contents:
 
 
 def contents(place: Path) -> Contents:
-    """What is in a directory."""
+    """The files and directories in a directory."""
     found = _scan(place)
     folders = frozenset(path for path, known in found.items() if known is None)
     return Contents(frozenset(found) - folders, folders)

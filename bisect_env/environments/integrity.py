@@ -1,4 +1,4 @@
-"""Whether files are what their packages say: hashes from the packages' own lists, and a snapshot of a prefix.
+"""Checks files against the hashes that packages list, and takes snapshots of prefixes.
 
 Files are shared by hardlinks between prefixes and with the cache of archives, so that a script that writes
 into one environment spoils all of them, and the next one that is made from the same archive.
@@ -17,7 +17,6 @@ import csv
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import stat
 import zipfile
@@ -25,6 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
+
+from bisect_env.temporary import replacing
 
 BYTECODE = "__pycache__"
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -77,7 +78,7 @@ _MISSTATED = "misstated"
 
 
 def misstated(cache: Path) -> Misstated:
-    """What archives in a cache are known to state wrongly of themselves.
+    """Known errors of archives in a cache about their own content.
 
     Args:
         cache: Our cache directory.
@@ -117,9 +118,8 @@ def note_misstated(cache: Path, sha256: str, archive: Path, package: Installed) 
     if entries:
         folder = cache / _MISSTATED
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{sha256}.{secrets.token_hex(4)}"
-        temporary.write_text(json.dumps(entries), "utf-8")
-        temporary.replace(folder / f"{sha256}.json")
+        with replacing(folder / f"{sha256}.json") as beside:
+            beside.write_text(json.dumps(entries), "utf-8")
     return len(entries)
 
 
@@ -130,7 +130,7 @@ def _installed_as(member: str) -> str:
 
 
 def corrected(package: Installed, known: Misstated) -> Installed:
-    """The same package with what its archive really holds in place of what it states wrongly."""
+    """A package with the facts of its archive in place of those that the archive states wrongly."""
     if not any(name == package.name for name, _ in known):
         return package
     files: list[StatedFile] = []
@@ -232,9 +232,8 @@ def damaged_since(package: Installed, memory: Path) -> list[Path]:
     damaged = damaged_files(package)
     if not damaged:
         memory.mkdir(parents=True, exist_ok=True)
-        temporary = memory / f".{package.key}.{secrets.token_hex(4)}"
-        temporary.write_text(state, "ascii")
-        temporary.replace(remembered)
+        with replacing(remembered) as beside:
+            beside.write_text(state, "ascii")
     return damaged
 
 

@@ -1,4 +1,4 @@
-"""Python interpreters: those on this machine, those in a fetched directory, else fetched by uv."""
+"""Finds Python interpreters on this machine or in a fetched directory, or has uv fetch one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import re
-import secrets
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.uv_tool import Uv, plain_words, run_tool
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
 from bisect_env.matrix.secrets import without_credentials
-from bisect_env.temporary import full_file_system, temporary
+from bisect_env.temporary import full_file_system, replacing, temporary
 
 # --------------------------------------------------------------------------------------------------
 # Python interpreters: those on this machine, else fetched by uv.
@@ -259,9 +258,8 @@ def _probed(paths: Sequence[Path]) -> list[Interpreter | None]:
         kept = {key: _to_memory(found[n]) for n, key in enumerate(keys) if key and paths[n] not in _SILENT}
         with contextlib.suppress(OSError):
             memory.parent.mkdir(parents=True, exist_ok=True)
-            beside = memory.with_name(f".{memory.name}.{secrets.token_hex(4)}")
-            beside.write_text(json.dumps(kept), "utf-8")
-            beside.replace(memory)
+            with replacing(memory) as beside:
+                beside.write_text(json.dumps(kept), "utf-8")
     return [found[n] for n in range(len(paths))]
 
 

@@ -1,4 +1,4 @@
-"""A locked environment: exact packages and their content hash; and what can be wrong with one."""
+"""A locked environment: exact packages with a content hash, and the errors that can come of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks as text and as files: conda-lock's format, and the words of tools that everybody has.
+"""Reads and writes locks in conda-lock's format, and as lists for pip and conda.
 
 conda-lock's format has no place for what a channel says of a package beyond its dependencies (`constrains`,
 timestamps, build numbers, ...): `<content hash>.records.json` has all of it.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from bisect_env.environments.lock import (
 )
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials, without_passwords
+from bisect_env.temporary import replacing
 
 # --------------------------------------------------------------------------------------------------
 # Locks as text: conda-lock's unified format, version 1, written and read. Pure.
@@ -342,7 +341,7 @@ def records_text(lock: Lock) -> str:
 
 
 def index_text(results: Mapping[str, LockResult]) -> str:
-    """What `index.json` says: for each combination its lock, or the solver's words. Pure, and sorted."""
+    """The text of `index.json`: for each combination its lock, or the solver's words. Pure, and sorted."""
     combinations = []
     for key in sorted(results):
         result = results[key]
@@ -377,9 +376,5 @@ def read_lock(source: Path | str) -> Lock:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_text(text, "utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as beside:
+        beside.write_text(text, "utf-8")

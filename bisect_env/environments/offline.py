@@ -1,4 +1,4 @@
-"""Environments out of a directory alone: what was asked where there is a network is answered from there."""
+"""Provides environments from a fetched directory, without any network."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class OfflineEnvironments:
 
     @property
     def as_of(self) -> datetime:
-        """What "now" was when the directory was fetched."""
+        """The moment when the directory was fetched, which is "now" for studies."""
         return self._answers.as_of
 
     @property
@@ -177,7 +177,7 @@ class OfflineEnvironments:
         return results
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
-        """What was locked with the network, which took `prefer` into account.
+        """The lock that was made with the network, which took `prefer` into account.
 
         Raises:
             InfrastructureError: The directory was fetched for another matrix.

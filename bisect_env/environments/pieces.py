@@ -1,4 +1,4 @@
-"""Archives that lie in pieces, handed to uv as if they were whole, without a copy of them.
+"""Serves archives that are stored in pieces to uv as whole files, without copying them.
 
 uv unpacks what it downloads as it comes and keeps that alone; an archive on a disk it wants whole, and it
 unpacks it again when the file is another one than before. So pieces are served by HTTP, to this host alone,
@@ -20,7 +20,7 @@ _HOST = "pieces.bisect-env.invalid"
 
 
 def address(sha256: str, name: str) -> str:
-    """Where uv asks for an archive."""
+    """The address at which uv asks for an archive."""
     return f"http://{_HOST}/{sha256}/{quote(name)}"
 
 

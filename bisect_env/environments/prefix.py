@@ -1,4 +1,4 @@
-"""Prefixes: installed environments on this host, one directory for each lock, shared by every trial of it.
+"""Builds prefixes: installed environments on this host, one for each lock, shared by its trials.
 
 **What holds.** A directory `prefixes/<content hash>` with a marker in it is whole, for it was built beside
 its place and renamed when finished; nothing else is ever used. Builders of one lock exclude each other by
@@ -65,7 +65,7 @@ from bisect_env.environments.settings import default_cache_dir, default_cache_li
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
-from bisect_env.temporary import file_locks
+from bisect_env.temporary import file_locks, replacing
 
 # --------------------------------------------------------------------------------------------------
 # Commands in a prefix that is made in one place and used in another.
@@ -128,10 +128,9 @@ def _csv(rows: Iterable[list[str]]) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    beside.write_bytes(content)
-    beside.chmod(mode)
-    beside.replace(path)
+    with replacing(path) as beside:
+        beside.write_bytes(content)
+        beside.chmod(mode)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -256,7 +255,7 @@ class Prefix:
 
 
 def state_of(place: Path) -> str:
-    """What a prefix held when it was made, in a word; "" for what is none of ours."""
+    """A digest of a prefix's content when it was made; "" for a directory that is no prefix of ours."""
     try:
         return str(json.loads((place / MARKER).read_text("utf-8"))["snapshot"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -264,7 +263,7 @@ def state_of(place: Path) -> str:
 
 
 def is_still(place: Path, state: str) -> bool:
-    """Whether a prefix still holds what `state_of` said; if not, whoever wants it next makes it anew."""
+    """Whether a prefix still holds what `state_of` said; if not, the next user builds it again."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         marker = json.loads((place / MARKER).read_text("utf-8"))
         known = state in (marker["snapshot"], marker.get("without_bytecode"))

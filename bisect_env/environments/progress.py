@@ -1,4 +1,4 @@
-"""What is being done for an environment, told while it is done to whoever asked for it."""
+"""Reports the progress of locking and building to whoever asked for the environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class BuildStep:
-    """Where the making of an environment is.
+    """A step in the making of an environment.
 
     Attributes:
         what: `downloading`, `unpacking`, `checking` or `compiling`.
@@ -45,7 +45,7 @@ _listener: ContextVar[Listener | None] = ContextVar("_listener", default=None)
 
 @contextlib.contextmanager
 def told_to(listener: Listener | None) -> Iterator[None]:
-    """Whoever makes an environment in this block tells the listener what it does."""
+    """Send the progress of environments that are made inside the block to a listener."""
     token = _listener.set(listener)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Environments as the engine sees them: what there is to choose from, locks, prefixes."""
+"""Provides environments to the engine: available versions, locks and prefixes."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ class EnvironmentProvider(Protocol):
 
     @property
     def catalogue(self) -> VersionCatalogue:
-        """What can be asked for."""
+        """The versions that can be asked for."""
         ...
 
     @property
@@ -337,7 +337,7 @@ class EnvironmentProvider(Protocol):
         ...
 
     def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
-        """What each wheel of a lock asks for, by name; None where its prefix is not on this host."""
+        """Requirements of each wheel of a lock, by name; None if its prefix is not on this host."""
         ...
 
 
@@ -374,7 +374,7 @@ class Environments:
 
     @property
     def as_of(self) -> datetime | None:
-        """None: indexes can be asked about any day."""
+        """None, since indexes can be asked about any day."""
         return None
 
     @property

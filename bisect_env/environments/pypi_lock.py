@@ -1,4 +1,4 @@
-"""Locking PyPI environments: uv solves, we choose one file for each package."""
+"""Locks PyPI environments: uv solves, and one file is chosen for each package."""
 
 from __future__ import annotations
 

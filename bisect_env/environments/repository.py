@@ -1,4 +1,4 @@
-"""Git repositories: a mirror of each in our cache, read without running anything that the repository brings.
+"""Mirrors git repositories in the cache and reads them without running anything from them.
 
 The user's own clone is read and never written. A mirror has no hooks, no configuration of others and no work
 tree; filters that a `.gitattributes` names are not configured anywhere in it, so that none of them runs.
@@ -175,7 +175,7 @@ class Repository:
         return History(begin, new, commits, every, subject)
 
     def details(self, commit: str, *, files: bool = True) -> CommitDetails:
-        """What a commit says of itself.
+        """A commit as git describes it.
 
         Args:
             commit: Its hash; the mirror has it.
@@ -213,7 +213,7 @@ class Repository:
         return datetime.fromtimestamp(int(text), UTC)
 
     def forge(self) -> str:
-        """Where people look at the repository: its own address, or the one that a clone was made from."""
+        """The web address of the repository: its own, or that which a clone was made from."""
         if "://" in self.source:
             return self.shown
         for config in (Path(self.source) / ".git" / "config", Path(self.source) / "config"):

@@ -1,4 +1,4 @@
-"""What a combination asks of its environment. Pure."""
+"""Describes which environment a combination asks for. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bisect_env.matrix.versions import host_platform
 
 @dataclass(frozen=True, slots=True)
 class CondaRequest:
-    """What of an environment comes from conda channels; its Python then does, too.
+    """The part of an environment that comes from conda channels, with its Python.
 
     Attributes:
         channels: Names or addresses, most important first; each package comes from the first that has it.
@@ -38,7 +38,7 @@ class CondaRequest:
     engine: Literal["rattler", "conda-lock"] = "rattler"
 
     def specs(self, python: str) -> tuple[str, ...]:
-        """All that is asked for, as match specs; Python is always among them.
+        """Everything that is asked for as match specs, always with Python.
 
         Args:
             python: `3.11`, `3.11.7`, or "" for any.

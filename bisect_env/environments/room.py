@@ -1,4 +1,4 @@
-"""How much an installer may write: an archive of megabytes that unpacks to terabytes is stopped on its way.
+"""Limits how much an installer writes, so that a small archive cannot fill the disk.
 
 The installers unpack themselves, and what an archive states of its own sizes may be wrong. So what they write
 is counted, as the kernel counts it, and held to what one environment may take; and while the disk runs out
@@ -23,7 +23,7 @@ _OWN_SHARE = 256 << 20
 
 
 class Room:
-    """What one tool may write.
+    """The limit of what one tool may write.
 
     Args:
         folder: Where it writes; its file system is looked at.

@@ -1,4 +1,4 @@
-"""Where things are: our cache, and the package index that uv and pip are configured with."""
+"""Finds our cache directory, and the package index that uv and pip are configured with."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _index_of_uv_toml(config: dict[str, Any]) -> str | None:
 
 
 def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Where pip looks for its configuration."""
+    """The paths of pip's configuration files."""
     # pip's own order, strongest first: PIP_CONFIG_FILE, the virtual environment, the user, the host.
     configured = environ.get("PIP_CONFIG_FILE")
     if configured == os.devnull:

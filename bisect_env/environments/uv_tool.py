@@ -1,4 +1,4 @@
-"""Running uv, and any other tool, to its end: same inputs, same answer, wherever we are."""
+"""Runs uv and other tools to their end, independently of the user's settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import select
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from bisect_env.environments.room import LOOK, Room, remove
 from bisect_env.environments.settings import configured_index, uv_config_files
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import passed_on, without_credentials
-from bisect_env.temporary import FULL, full_file_system, temporary
+from bisect_env.temporary import FULL, full_file_system, replacing, temporary
 
 # --------------------------------------------------------------------------------------------------
 # Running a tool to its end, or to its time limit, with everything that it started.
@@ -118,7 +117,7 @@ _running: set[int] = set()
 
 
 def end_running() -> None:
-    """Kill every tool that other threads wait for: the command ends, and nobody will look at what they do."""
+    """Kill every tool that other threads wait for, because the command ends."""
     with _lock:
         for pid in _running:
             os.killpg(pid, signal.SIGKILL)
@@ -387,9 +386,8 @@ class Uv:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
             # Threads of one process get here at the same time, too.
-            temporary = folder / f".{path.name}.{secrets.token_hex(8)}"
-            temporary.write_text(text, "utf-8")
-            temporary.replace(path)
+            with replacing(path) as beside:
+                beside.write_text(text, "utf-8")
         return path
 
 

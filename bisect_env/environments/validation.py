@@ -1,4 +1,4 @@
-"""Whether an environment is what was asked for: CUDA and hosts in its lock, packages in its prefix."""
+"""Checks that an environment is what was asked for: CUDA and hosts of its lock, packages of its prefix."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _major(package: LockedPackage) -> int | None:
 
 
 def lock_warnings(lock: Lock, *, asked: Iterable[str] = (), cuda: bool = False) -> tuple[str, ...]:
-    """What should be known of an environment before trials in it are believed. Pure.
+    """Warnings about an environment that should be read before its trials are believed. Pure.
 
     Args:
         lock: As solved.
@@ -201,7 +201,7 @@ def _some(names: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a prefix holds, by its own account.
+    """The packages in a prefix, by its own metadata.
 
     Attributes:
         conda: conda package to (version, build string).

@@ -1,4 +1,4 @@
-"""From the words of a command line to the text of a matrix file. Pure, apart from finding files."""
+"""Turns the words of a command line into the text of a matrix file. Pure, except that it finds files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RARELY = 4
 
 @dataclass(frozen=True, slots=True)
 class InlineMetadata:
-    """What a script says of itself in its header (PEP 723).
+    """The metadata in the header of a script (PEP 723).
 
     Attributes:
         dependencies: Requirements.
@@ -80,7 +80,7 @@ class CommitRange:
 
 @dataclass(frozen=True, slots=True)
 class AskedQuestion:
-    """What a command line asks.
+    """A question that was asked on the command line.
 
     Attributes:
         packages: Axes: `torch>=2.5`, or a name for every release.

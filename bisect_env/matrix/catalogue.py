@@ -1,4 +1,4 @@
-"""What expansion needs to know about package indexes: a contract, filled by `environments`."""
+"""The contract of the package indexes that a matrix is expanded with; `environments` fulfils it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class VersionCatalogue(Protocol):
         ...
 
     def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
-        """What commits say of themselves, and where people look at their repository.
+        """Commits as git describes them, and the web address of their repository.
 
         Args:
             repository: As for `commits`, which was asked before.

@@ -1,4 +1,4 @@
-"""What several keys of a matrix file get wrong together. Pure.
+"""Finds keys of a matrix file that contradict each other. Pure.
 
 Works on whatever parts of the file are right by themselves, so that one mistake does not hide another.
 """
@@ -240,7 +240,7 @@ def _rules(parts: Parts) -> Iterator[Contradiction]:
 
 
 def value_problem(name: str, axis: Axis, condition: str) -> str | None:
-    """What is wrong with a value, or a comparison, that a rule or `skip` names; None if nothing is."""
+    """The problem with a value, or a comparison, that a rule or `skip` names; None if there is none."""
     values = listed_values(axis)
     if values is not None and condition in values:
         return None
@@ -304,7 +304,7 @@ def _target(parts: Parts) -> Iterator[Contradiction]:
 def end_value_problem(
     end: str, name: str, values: tuple[str, ...] | None, axis: Axis, value: str | None
 ) -> str | None:
-    """What is wrong with one value of `good` or `bad`.
+    """The problem with one value of `good` or `bad`; None if there is none.
 
     Args:
         end: `good` or `bad`.

@@ -1,4 +1,4 @@
-"""From a matrix file to concrete combinations. Pure, apart from what the catalogue does."""
+"""Expands a matrix file into concrete combinations. Pure, except for what the catalogue does."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str,
 
 
 def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> Grid:
-    """The same grid with more values on some axes; rules and stated ends hold as before.
+    """A grid with more values on some axes; rules and stated ends hold as before.
 
     Args:
         matrix: Which the grid was expanded from.

@@ -1,4 +1,4 @@
-"""Points of the matrix: combinations, the expanded grid, and which one a user means by `--at`. Pure."""
+"""Combinations, the expanded grid, and the selection of one by `--at`. Pure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Index = tuple[int, ...]
 
 
 class AxisKind(StrEnum):
-    """What moving along an axis changes."""
+    """The kinds of axes: what changes along one."""
 
     PACKAGE = "package"
     """The exact version of one package (or of Python itself)."""
@@ -77,7 +77,7 @@ class AxisKind(StrEnum):
 
 
 class Direction(StrEnum):
-    """Where along an axis the bad values may lie."""
+    """The directions of axes: where along one the bad values may lie."""
 
     REGRESSION = "regression"
     """From some value on."""

@@ -1,4 +1,4 @@
-"""The commits between two of a repository: their order, and which of them to look at when. Pure.
+"""The commits between two of a repository, their order, and which of them are tried at first. Pure.
 
 Each commit comes after its parents, and what a merge brings in stands between its first parent and the merge.
 So bad ones follow good ones along every line of first parents, on which alone values of an axis are
@@ -149,7 +149,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class CommitDetails:
-    """What a commit says of itself.
+    """A commit as git describes it: author, dates, subject, changed files and tags.
 
     Attributes:
         commit: Its hash.

@@ -1,4 +1,4 @@
-"""From a path to a checked matrix with the files that it needs, or to everything that is wrong with it."""
+"""Loads and checks a matrix with its files, or reports everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class Matrix:
         return fill([self.file.executor.image], combination.as_dict())[0]
 
     def environment(self, combination: Combination) -> dict[str, str]:
-        """What a trial adds to its environment: `trial.env`, and a variable for each axis."""
+        """The variables that a trial gets: `trial.env`, and one for each axis."""
         axes = {variable(axis): value for axis, value in combination.items}
         return {**self.file.trial.env, **axes}
 
@@ -228,7 +228,7 @@ class Matrix:
 
 
 def repository_at(text: str, folder: Path) -> str:
-    """What a text names as a repository: an address, or the absolute path of a clone.
+    """The repository that a text names: an address, or the absolute path of a clone.
 
     Args:
         text: As it was written: an address, `host:path` as ssh has it, or a path.
@@ -264,7 +264,7 @@ def load_matrix(path: str | os.PathLike[str]) -> Matrix:
 
 
 def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
-    """The same matrix with more values that are not to be tried, as if `skip` of their axes named them.
+    """A matrix in which further values are not tried, as if `skip` of their axes named them.
 
     Args:
         matrix: As loaded.

@@ -1,4 +1,4 @@
-"""What is wrong with a matrix file: texts with lines, and pydantic's findings in our words. Pure."""
+"""Problems of a matrix file with their lines, and pydantic's errors in plain words. Pure."""
 
 from __future__ import annotations
 

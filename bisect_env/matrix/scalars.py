@@ -1,4 +1,4 @@
-"""The kinds of text and the days that a matrix file is made of, each with its check and its remedy. Pure.
+"""The types of text and dates in a matrix file, each with its check and remedy. Pure.
 
 The loader hands every scalar over as the text that stands in the file (`3.10` stays `3.10`), so each type
 here reads text; numbers and booleans are read by pydantic itself.

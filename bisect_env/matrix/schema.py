@@ -662,7 +662,7 @@ Platform = Literal["linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-
 
 
 class Packages(StrictModel):
-    """What stands in every environment, beside the axes."""
+    """Packages in every environment, beside those of the axes."""
 
     pypi: tuple[PypiRequirement, ...] = Field(default=(), description="Requirements such as 'numpy<2'.")
     conda: tuple[CondaSpec, ...] = Field(default=(), description="Specs such as 'cuda-version 12.8'.")

@@ -1,4 +1,4 @@
-"""What is nobody's business, taken out of texts that are stored or shown to others. Pure.
+"""Removes passwords and tokens from texts that are stored or shown. Pure.
 
 Passwords come in where people do not look for them: in the address of an index that a solver quotes, in the
 traceback of a download, in what a script prints, in `trial.env` of a matrix. They are taken out where texts
@@ -71,7 +71,7 @@ PASSED = frozenset(
 
 
 def passed_on(outer: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment the programs of others get: scripts of trials, builds of source distributions.
+    """Variables of an environment that scripts of trials and builds of source distributions may see.
 
     Args:
         outer: Our own environment.
@@ -108,7 +108,7 @@ def without_passwords(text: str) -> str:
 
 
 def without_passwords_in_code(text: str) -> str:
-    """The same for command lines and tracebacks, where a password may hold spaces, quotes and slashes.
+    """A command line or traceback without passwords, even those with spaces, quotes and slashes.
 
     It takes more than that out of a line with several addresses, hence it is nothing for texts to be read.
     """
@@ -130,7 +130,7 @@ def public_channel(url: str) -> str:
 
 
 def without_channel_secrets(text: str) -> str:
-    """What a solver says, without the users, passwords and tokens of the conda channels in it.
+    """The words of a solver without users, passwords and tokens of conda channels.
 
     Elsewhere `/t/` is no token: addresses of forums have it.
     """
@@ -138,7 +138,7 @@ def without_channel_secrets(text: str) -> str:
 
 
 def public_json(value: Any) -> Any:
-    """The same for every text in a JSON value; in the written value, quotes would be cut off."""
+    """A JSON value without passwords in any text of it."""
     if isinstance(value, str):
         return without_passwords(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What makes two failures the same, as text: what a report shows is what a matrix names. Pure.
+"""The signatures of failures as text that reports show and matrices name. Pure.
 
     crash:SIGSEGV in teardown, at ctypes/__init__.py:string_at < main.py:crash (v2)
 
@@ -45,7 +45,7 @@ class SignatureParts:
         return self.kind.partition(":")[0]
 
     def stored(self) -> str:
-        """As the database has it."""
+        """The signature in the form of the database."""
         parts = [self.version, self.kind, self.phase, *self.frames]
         return json.dumps(parts, separators=(",", ":"), ensure_ascii=False)
 

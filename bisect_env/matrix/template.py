@@ -1,4 +1,4 @@
-"""A matrix file to begin with, commented. Pure.
+"""Writes a commented matrix file to begin with. Pure.
 
 What it says was checked by nobody yet: who writes it to a file loads it afterwards.
 """
@@ -34,7 +34,7 @@ class PackageAnswer:
 
 @dataclass(frozen=True, slots=True)
 class TemplateAnswers:
-    """What a matrix is made of.
+    """The answers from which a matrix is made.
 
     Attributes:
         packages: The axes.

@@ -1,4 +1,4 @@
-"""Versions and version ranges of both managers: parsing, order, equality. Pure."""
+"""Parses, orders and compares versions and version ranges of pip and conda. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 
 class Manager(StrEnum):
-    """Where a package comes from."""
+    """The package managers that a package can come from."""
 
     CONDA = "conda"
     PYPI = "pypi"

@@ -1,4 +1,4 @@
-"""YAML text to plain data with a line for every key and item. Pure.
+"""Parses YAML into plain data that knows the line of every key and item. Pure.
 
 Scalars stay the text that stands in the file, because a version is text: YAML would read `3.10` as the
 number 3.1 and `2020-09-22` as a date. The tree is built from the parser's events, so that nothing is ever

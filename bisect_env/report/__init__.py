@@ -1,1 +1,1 @@
-"""The answer, told: one pure model of a study's report, and one file for each format."""
+"""Reports: one pure model of what a study found, and a module for each format."""

@@ -1,4 +1,4 @@
-"""From what the store holds to the report: posterior, timeline, circumstances, ways to reproduce. Pure."""
+"""Builds the report from what the store holds: posterior, timeline, circumstances and reproduction. Pure."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _iterations(combination: Mapping[str, str], trials: Sequence[StoredTrial]) -
 
 
 def amplified(decisions: Sequence[Decision]) -> list[str]:
-    """What should be known of a study whose trials ran under a perturbation."""
+    """The note on a study whose trials ran under a perturbation."""
     for decision in decisions:
         if decision.kind == "amplify" and (name := decision.payload.get("perturbation", {}).get("name")):
             why = decision.payload.get("reason", "")

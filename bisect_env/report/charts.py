@@ -1,4 +1,4 @@
-"""The pictures of a report: heat map, posterior and timeline, as elements of a page. Pure.
+"""Draws the pictures of a report as HTML and SVG: heat map, posterior and timeline. Pure.
 
 Geometry is worked out here; `page/` holds a template for each picture, whose colours are the page's own
 (light or dark) and which escapes whatever others wrote.
@@ -341,7 +341,7 @@ def cell_words(one: CombinationReport, report: Report) -> str:
 
 
 def cell_note(one: CombinationReport) -> str:
-    """What rate and verdict do not say: why there is none, what was not counted, whose trials these are."""
+    """Remarks on a cell: why it has no rate, what was not counted, and whose trials it shows."""
     parts = []
     if not one.is_runnable:
         parts.append(f"{one.status}: {shortened(clean(one.reason), _REASON) or 'no reason given'}")

@@ -1,4 +1,4 @@
-"""The compatibility table as projects publish it, for a page, a bug report and a spreadsheet. Pure.
+"""Formats the compatibility table for a page, a bug report or a spreadsheet. Pure.
 
 Rows and columns are the two axes that matter most; each combination of the others has a table of its own. A
 combination that was not tried itself stands in brackets: the trials of others say what it is.
@@ -36,7 +36,7 @@ class Cell:
     counts: str
 
     def text(self, marks: Mapping[str, str]) -> str:
-        """What stands in the table."""
+        """The text in the table."""
         mark = marks[self.called]
         if self.called in ("good", "bad") and not self.tried:
             return f"({mark})"
@@ -129,7 +129,7 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def constraints(report: Report) -> list[tuple[str, list[str]]]:
-    """What can be pasted into a package's metadata: for which releases, and the requirements of these."""
+    """Requirements to paste into a package's metadata, and the releases that they are for."""
     told = report.verdict.get("compatibility") or {}
     found = []
     for one in told.get("constraints") or ():
@@ -161,7 +161,7 @@ def _quoted(what: str | Sequence[str]) -> str:
 
 
 def csv_text(report: Report) -> str:
-    """`--format csv`: a line for each combination of a study, whatever it asked."""
+    """`--format csv`: one line for each combination of a study."""
     calls = {
         frozenset(one["combination"].items()): one
         for one in (report.verdict.get("table") or {}).get("calls") or ()

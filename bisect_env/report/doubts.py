@@ -1,4 +1,4 @@
-"""What speaks against a verdict, and what would help to a better one. Pure."""
+"""Lists what speaks against a verdict, and what would lead to a better one. Pure."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
 
 
 def other_failures(trials: Sequence[StoredTrial]) -> list[str]:
-    """Where trials failed as the study looks for, and others failed in another way: two problems, perhaps.
+    """Warns if trials failed in other ways than the study looks for, since these may be two problems.
 
     Args:
         trials: All of a study, with what they say in it.
@@ -130,7 +130,7 @@ def other_failures(trials: Sequence[StoredTrial]) -> list[str]:
 
 
 def rate_warnings(stated: float | None, bad: int, trials: int) -> list[str]:
-    """Where the bad ones fail clearly more or less often than the user said.
+    """Warns if the bad ones fail clearly more or less often than the user said.
 
     Args:
         stated: `search.crash_rate`, None where nobody said.
@@ -148,7 +148,7 @@ def rate_warnings(stated: float | None, bad: int, trials: int) -> list[str]:
 
 
 def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:
-    """What the verdict itself says against it."""
+    """Warnings that follow from the verdict itself."""
     warnings = []
     if verdict.get("kind") == "never" and verdict.get("trials") and "table" not in verdict:
         warnings.append(
@@ -305,7 +305,7 @@ def _two_failures(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> It
 def several_failures(
     verdict: Mapping[str, Any], axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]
 ) -> list[str]:
-    """Where what an answer calls bad fails in two ways that have nothing in common: two answers, perhaps.
+    """Warns if the combinations that an answer calls bad fail in two unrelated ways.
 
     Args:
         verdict: The verdict document.

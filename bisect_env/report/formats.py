@@ -1,4 +1,4 @@
-"""Every format by its name, and the document that JSON shows. Pure."""
+"""Finds each report format by its name, and makes the JSON document. Pure."""
 
 from __future__ import annotations
 

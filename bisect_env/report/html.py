@@ -1,4 +1,4 @@
-"""`--format html`: one page that needs nothing else. Pure.
+"""`--format html`: a single self-contained page. Pure.
 
 Whatever others wrote goes through Jinja's escaping, and the page forbids every script but its own: a trial
 that prints one shows it as text, and could not run it if it did not.

@@ -1,4 +1,4 @@
-"""`--format md`: ready to be pasted into a bug report. Pure.
+"""`--format md`: a report that can be pasted into a bug report. Pure.
 
 What others wrote stands in code, where nothing of it is a link, a mention or markup; what must stand outside
 is escaped.

@@ -1,4 +1,4 @@
-"""The model of a report: everything that any format shows, as data. Pure.
+"""The model of a report: the data behind every format. Pure.
 
 The models are also the JSON document, version 1: `document` of a report and `read` of a document are
 inverses, so that a report can be shown again from what was written once.
@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bisect_env.matrix.history import SHORT
+from bisect_env.environments.difference import PackageChange
 
 # --------------------------------------------------------------------------------------------------
 # The parts of a report that stand for themselves: packages, the trace of the posterior, the timeline, ways
@@ -20,61 +20,13 @@ from bisect_env.matrix.history import SHORT
 
 
 class Frozen(BaseModel):
-    """What every part of a report has in common."""
+    """The base class of every part of a report."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, serialize_by_alias=True)
 
 
-class PackageReport(Frozen):
-    """A package in one environment.
-
-    Attributes:
-        version: Exact version.
-        build: conda's build string, "" for wheels.
-        manager: `pip`, `conda`, or "" for an interpreter that no package manager brings.
-        source: Channel or host that it comes from.
-        sha256: Of the archive.
-        url: Of the archive.
-    """
-
-    version: str
-    build: str = ""
-    manager: str = ""
-    source: str = ""
-    sha256: str = ""
-    url: str = ""
-
-    @property
-    def label(self) -> str:
-        """Version and, where there is one, build or commit."""
-        if self.url.startswith("git+"):
-            return f"{self.version} at {self.url.partition('#')[0].rpartition('@')[2][:SHORT]}"
-        return f"{self.version} {self.build}".rstrip()
-
-
-class ChangeReport(Frozen):
-    """A package that is not the same on both sides.
-
-    Attributes:
-        name: Normalised.
-        kind: `changed`, `rebuilt` (same version, another archive), `moved` (same archive, another place),
-            `added` or `removed`.
-        before: With the last good combination, None where it is added.
-        after: With the first bad one, None where it is removed.
-        of_axis: Whether an axis of the matrix moves it.
-        home: Page of the project, "" where none is known on this host.
-    """
-
-    name: str
-    kind: str
-    before: PackageReport | None = None
-    after: PackageReport | None = None
-    of_axis: bool = False
-    home: str = ""
-
-
 class DifferenceReport(Frozen):
-    """What differs between the environments of the last good and the first bad combination.
+    """The difference between the environments of the last good and the first bad combination.
 
     Attributes:
         before: The last good combination.
@@ -86,7 +38,7 @@ class DifferenceReport(Frozen):
     before: dict[str, str]
     after: dict[str, str]
     summary: str
-    changes: tuple[ChangeReport, ...] = ()
+    changes: tuple[PackageChange, ...] = ()
 
 
 class ChangedPackageReport(Frozen):
@@ -152,7 +104,7 @@ class ExplanationReport(Frozen):
 
 
 class TracedReport(Frozen):
-    """Where the difference of two environments led: what `bisect-env between` found out.
+    """The result of `bisect-env between` on two environments.
 
     Attributes:
         sentence: The whole answer in one sentence.
@@ -235,7 +187,7 @@ class AnswerReport(Frozen):
 
 
 class PointReport(Frozen):
-    """What was believed after some trials.
+    """The posterior after some trials.
 
     Attributes:
         trials: Counted trials.
@@ -303,7 +255,7 @@ class TimedBuild(Frozen):
 
 
 class TimelineReport(Frozen):
-    """What ran when: the study's own trials, and the environments made for it.
+    """When trials ran and environments were built.
 
     Attributes:
         begin: UTC; None where nothing ran.
@@ -349,35 +301,6 @@ class StepReport(Frozen):
 
 # --------------------------------------------------------------------------------------------------
 # The model of a report: everything that any format shows, as data. Pure.
-
-__all__ = [
-    "SCHEMA",
-    "AnswerReport",
-    "AxisInfo",
-    "ChangeReport",
-    "ChangedPackageReport",
-    "CombinationReport",
-    "CommitReport",
-    "DifferenceReport",
-    "ExplanationReport",
-    "FailureReport",
-    "IntermediateReport",
-    "MachineReport",
-    "NamedCommit",
-    "OriginReport",
-    "PackageReport",
-    "PointReport",
-    "PosteriorReport",
-    "Report",
-    "StepReport",
-    "StudyInfo",
-    "TimedBuild",
-    "TimedTrial",
-    "TimelineReport",
-    "TrialCounts",
-    "calls_bad",
-    "labels",
-]
 
 SCHEMA = 1
 """Version of the document; raised when a key changes its meaning or goes away."""
@@ -539,7 +462,7 @@ class OriginReport(Frozen):
 
 
 class Report(Frozen):
-    """All that is known about a study.
+    """Everything that a report shows.
 
     Attributes:
         schema_version: `schema` in the document.

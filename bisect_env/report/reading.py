@@ -1,8 +1,7 @@
-"""Reading a report out of the store: the one place of this package that has effects."""
+"""Reads a report out of the store; the only module of this package with effects."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from bisect_env.environments.difference import counted, difference, project_urls
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.report.build import build_report
-from bisect_env.report.model import ChangeReport, DifferenceReport, Report
+from bisect_env.report.model import DifferenceReport, Report
 from bisect_env.storage.entries import CombinationState, Study
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
@@ -20,7 +19,7 @@ FAILURES = 5
 
 
 def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Report:
-    """The report of a study as it stands now; one state of the database, whatever others write.
+    """The report of a study as one state of the database, even while others write.
 
     Args:
         store: Where the study is.
@@ -80,5 +79,5 @@ def _difference(study: Study, good: Lock | None, bad: Lock | None) -> Difference
         before=study.verdict["last_good"],
         after=study.verdict["first_bad"],
         summary=counted(changes),
-        changes=tuple(ChangeReport.model_validate(dataclasses.asdict(change)) for change in changes),
+        changes=tuple(changes),
     )

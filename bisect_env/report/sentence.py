@@ -1,4 +1,4 @@
-"""The verdict in one sentence, with rates and probabilities as people read them. Pure.
+"""Says a verdict in one sentence, with readable rates and probabilities. Pure.
 
 A sentence has three parts: where it begins to fail, how often on either side, and how sure that is.
 """
@@ -17,7 +17,7 @@ from bisect_env.matrix.versions import between
 
 
 def percent(rate: float) -> str:
-    """`16 %`; small rates keep two digits, and what is not 0 or 1 is never shown as if it were."""
+    """`16 %`; small rates keep two digits, and only 0 and 1 are shown as 0 % and 100 %."""
     return f"{_digits(rate)} %"
 
 
@@ -27,7 +27,7 @@ def interval(low: float, high: float) -> str:
 
 
 def probability(value: float) -> str:
-    """`97 %`; rounded down, for nobody should read more certainty than there is."""
+    """`97 %`, rounded down so that it never looks more certain than it is."""
     if value >= 1.0:
         return "100 %"
     if value > 0.999:
@@ -179,7 +179,7 @@ def _whole_table(verdict: Mapping[str, Any], table: Mapping[str, Any]) -> str:
 def bad_values_in_words(
     kind: str, bad_values: Mapping[str, Sequence[str]], axes: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """What an answer calls bad, such as `orjson ≥ 3.9.11` or `numpy ≥ 2 with python < 3.8`.
+    """The values that an answer calls bad, such as `orjson ≥ 3.9.11` or `numpy ≥ 2 with python < 3.8`.
 
     Args:
         kind: `all`, `any`, `never` or `always`.
@@ -193,7 +193,7 @@ def bad_values_in_words(
 
 
 def noun(kind: str) -> str:
-    """What one value of an axis of this kind is called."""
+    """The noun for a value of an axis of this kind."""
     return _NOUN.get(kind, "version")
 
 

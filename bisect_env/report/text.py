@@ -1,4 +1,4 @@
-"""The report for people: rich on a terminal, plain lines elsewhere.
+"""The report for terminals: formatted by rich there, and plain lines elsewhere.
 
 Everything that others wrote goes through `clean` first, and is printed as text, never as rich's markup.
 """

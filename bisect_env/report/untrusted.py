@@ -1,4 +1,4 @@
-"""Text that others wrote (scripts, solvers, matrix files), made harmless for a terminal. Pure."""
+"""Makes text from scripts, solvers and matrix files harmless for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ LINE_WIDTH = 2000
 
 
 def shown_lines(text: str) -> str:
-    """The same, with no line longer than can be shown."""
+    """Harmless text with lines cut to a length that can be shown."""
     return "\n".join(shortened(line, LINE_WIDTH) for line in clean_lines(text).split("\n"))
 
 
 def clean(text: str) -> str:
-    """The same on one line: whoever wrote it cannot forge a second one."""
+    """Harmless text on a single line, so that it cannot forge further lines."""
     return " ".join(clean_lines(text).split())
 
 

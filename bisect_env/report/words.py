@@ -1,4 +1,4 @@
-"""What several formats say in the same words, and the table of combinations. Pure.
+"""Phrases that several formats share, and the table of combinations. Pure.
 
 Everything returned is plain text on one line, made harmless for a terminal; each format escapes it for
 itself.
@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from bisect_env.environments.difference import PackageChange, PackageState
 from bisect_env.matrix.history import SHORT, readable
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, shown
 from bisect_env.report.model import (
-    ChangeReport,
     CombinationReport,
     CommitReport,
     ExplanationReport,
     FailureReport,
     NamedCommit,
-    PackageReport,
     Report,
     labels,
 )
@@ -249,7 +248,7 @@ def summary(report: Report) -> str:
 
 
 def reused(report: Report) -> str:
-    """Whose trials were taken over, "" if nobody's."""
+    """A sentence on the trials that were reused, "" if there are none."""
     if not report.reused:
         return ""
     number = sum(origin.trials for origin in report.reused)
@@ -257,7 +256,7 @@ def reused(report: Report) -> str:
 
 
 def ends(report: Report) -> list[tuple[str, str]]:
-    """The target, first bad, last good, and what else the verdict says, each with its title."""
+    """Target, first bad, last good and the rest of the verdict, each with its title."""
     # The version of the comparison is of use where a signature is copied from: at the failures.
     target = _COMPARISON.sub("", report.target)
     found = [("target", shortened(clean(target), SIGNATURE_WIDTH))] if target else []
@@ -285,7 +284,7 @@ def ends(report: Report) -> list[tuple[str, str]]:
 
 
 def assumed(report: Report) -> str:
-    """What the verdict takes for granted about versions that were hardly tried, "" if nothing."""
+    """What the verdict assumes about versions that were hardly tried, "" if nothing."""
     nouns = {axis.name: noun(axis.kind) for axis in report.axes}
     texts = []
     for one in report.verdict.get("assumed") or ():
@@ -311,7 +310,7 @@ def assumed(report: Report) -> str:
 
 
 def commit(found: CommitReport) -> list[tuple[str, str]]:
-    """What is known of the first bad commit, each with its title."""
+    """Facts about the first bad commit, each with its title."""
     lines = [
         ("commit", f"{clean(found.commit)}{' (a merge)' if found.is_merge else ''}"),
         ("subject", shortened(clean(found.subject), REASON_WIDTH)),
@@ -331,7 +330,7 @@ def commit(found: CommitReport) -> list[tuple[str, str]]:
 
 
 def diffstat(found: CommitReport, limit: int) -> list[str]:
-    """What a commit changes, a line for each file; of many the first ones."""
+    """The files that a commit changes, one line each, the first ones if there are many."""
     lines = []
     for path, added, removed in found.files[:limit]:
         size = "binary" if added is None or removed is None else f"+{added} −{removed}"
@@ -379,7 +378,7 @@ def rate(row: Row) -> str:
 
 
 def note(row: Row, report: Report) -> str:
-    """What else is to be said of a row: what the verdict calls it, what it stands for."""
+    """Further remarks on a row: what the verdict calls it and what it stands for."""
     first = row.members[0]
     parts = []
     if not first.is_runnable:
@@ -403,7 +402,7 @@ def note(row: Row, report: Report) -> str:
 
 
 def left_out(report: Report) -> list[tuple[str, str, str]]:
-    """What could not be tried: status, where, and why; a few reasons of each kind, then how many more."""
+    """Combinations that could not be tried: a few of each status with reasons, then how many more."""
     groups: dict[tuple[str, str], list[CombinationReport]] = {}
     for one in report.combinations:
         if not one.is_runnable:
@@ -422,12 +421,12 @@ def left_out(report: Report) -> list[tuple[str, str, str]]:
 
 
 def described(failure: FailureReport) -> str:
-    """Its signature, as a matrix may name it, else its outcome."""
+    """A failure's signature as a matrix names it, or its outcome."""
     text = shown(failure.signature).removesuffix(f" (v{SIGNATURE_VERSION})")
     return shortened(clean(text or failure.outcome), SIGNATURE_WIDTH)
 
 
-def change(one: ChangeReport) -> tuple[str, str, str, str]:
+def change(one: PackageChange) -> tuple[str, str, str, str]:
     """A package that differs: name, before, after, and what versions do not show."""
     old, new = one.before, one.after
     told = []
@@ -445,7 +444,7 @@ def change(one: ChangeReport) -> tuple[str, str, str, str]:
     return clean(one.name), _version(old), _version(new), clean(", ".join(told))
 
 
-def _version(state: PackageReport | None) -> str:
+def _version(state: PackageState | None) -> str:
     return "—" if state is None else clean(state.label)
 
 

@@ -1,4 +1,4 @@
-"""What to try next: the trial that tells most about culprit and rates, for its cost.
+"""Chooses the trial that tells most about culprit and rates for its cost.
 
 For a cell `x` and a block of `k` trials the observation O is "any target outcome in k trials". With Z whether
 `x` is bad, and the state S the grid of hypothesis × (m, σ) × p0, the chain rule splits what O tells:

@@ -1,4 +1,4 @@
-"""Which of the commits in a row `git bisect` looks at next, and how it steps aside of those it skips. Pure.
+"""Chooses the commit that `git bisect` would look at next, also after skipped commits. Pure.
 
 Where builds are dear and failures certain, whoever looks where git looks builds no more than it, whatever
 cannot be built. Any other way round such a stretch is luckier now and then, and unluckier at other times.

@@ -1,4 +1,4 @@
-r"""Bisection where one look at a combination tells good from bad: certain failures, the common case. Pure.
+r"""Bisects where a failure is certain, so that one trial tells good from bad. Pure.
 
 A combination that has been looked at carries a *label*, good or bad. Four descriptions of the bad ones are
 tried in turn, from the simplest to the one that always holds; the first that the labels allow is used:
@@ -58,7 +58,7 @@ _NOTHING = 1e-9
 
 @dataclass(frozen=True)
 class Found:
-    """What the labels say.
+    """The answer that the labels give.
 
     Attributes:
         how: Which description is in use: `rule`, `changes`, `frontier`, `pair` or `none`.
@@ -82,7 +82,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Rivals:
-    """Answers that call bad whatever failed, and some combinations besides that passed.
+    """Answers that also call some combinations bad that passed.
 
     Attributes:
         cells: The good combinations.
@@ -205,7 +205,7 @@ class Bisection:
 
     @cached_property
     def ends(self) -> tuple[Index | None, Index | None]:
-        """The stated ends, else the cells of which the prior is sure enough; those that can be run."""
+        """The stated ends, or the cells of which the prior is sure enough, as far as they can be run."""
         prior = self._space.bad_mass(self._space.prior[:, None])[..., 0]
         pairs = []
         for stated, extreme, sure in (
@@ -286,7 +286,7 @@ class Bisection:
 
     @cached_property
     def rivals(self) -> Rivals:
-        """What else may be true if good combinations passed by luck."""
+        """Answers that remain possible if good combinations passed by luck."""
         found = self.found
         if found.how != "rule":
             sides = (self._stands_for(b.good) for b in found.answers[0].boundaries)
@@ -626,7 +626,7 @@ class Bisection:
     def foresee(
         self, pending: Collection[Index], cost: FloatArray | None = None, most: int = 3
     ) -> list[Index]:
-        """What would be looked at next if a pending cell were good, or bad: environments worth making."""
+        """Cells that would be looked at next if a pending one were good, or bad."""
         chance = self.probability_bad()
         open_ = [cell for cell in pending if cell not in self.labels]
         open_.sort(key=lambda cell: (abs(chance[cell] - 0.5), cell))
@@ -638,7 +638,7 @@ class Bisection:
         return list(dict.fromkeys(cell for cell in wanted if cell not in pending))
 
     def supposing(self, labels: Mapping[Index, bool]) -> Bisection:
-        """The same with some more labels."""
+        """The bisection with some more labels."""
         ahead = Bisection(
             *(self._grid, self._space, self._group, self._required),
             thrifty=self._thrifty,

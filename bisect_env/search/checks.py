@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,11 +23,9 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.rate_test import share, upper_bound
 from bisect_env.search.stopping import SearchSettings
+from bisect_env.search.untested_intervals import Tally
 from bisect_env.search.untested_intervals import checks as interval_checks
 from bisect_env.search.verdict import Answer, Cleared
-
-Tally = Callable[[Index], tuple[int, int]]
-"""Hits and trials of a combination, those of its whole group."""
 
 _PATIENCE = 3
 """How many times the passes that would do without a failure are spent on a combination that failed."""
@@ -62,7 +59,14 @@ def sure_of(hits: int, confidence: float) -> float:
 def clean_checks(
     best: Answer, can_run: NDArray[np.bool_], tally: Tally, settings: SearchSettings
 ) -> list[Check]:
-    """Trials that the last good combinations still need."""
+    """Trials that the last good combinations still need.
+
+    Args:
+        best: The answer.
+        can_run: Which combinations can be run, shape of the grid.
+        tally: Hits and trials of a combination.
+        settings: How sure the answer has to be.
+    """
     return [
         Check(one.index, one.wanted, "last good")
         for one in cleared(best, can_run, tally, settings)
@@ -172,6 +176,12 @@ def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally:
     On a single axis that is the middle of its longest untested interval. On several it is, for each culprit
     axis in turn, its last good value at the far end of the others: a corner is good there, a frontier is
     bad beyond one of them. Of an axis that may change either way it is at both ends.
+
+    Args:
+        best: The answer.
+        grid: The lattice.
+        can_run: Which combinations can be run, shape of the grid.
+        tally: Hits and trials of a combination.
     """
     if sum(n > 1 for n in grid.shape) == 1:
         found = interval_checks(best, grid, can_run, tally, 1.0)

@@ -1,4 +1,4 @@
-r"""Which circumstances make a failure frequent for what they cost. Pure.
+r"""Finds circumstances that make a failure frequent enough for what they cost. Pure.
 
 A trial that fails with probability `p` and costs `c` seconds tells good from bad at the rate
 
@@ -30,7 +30,7 @@ _DRAWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is known of the script under one perturbation.
+    """The counts of the script under one perturbation.
 
     Attributes:
         trials: How many counted.

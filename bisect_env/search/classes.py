@@ -1,4 +1,4 @@
-"""Hypotheses that no feasible combination tells apart are one answer.
+"""Groups hypotheses that no feasible combination tells apart into one answer.
 
 Two hypotheses are equal to us when they call the same *visible* cells bad: cells that can be run, one for
 each group of combinations that share a measurement. Listing bad cells would cost `hypotheses × cells`;

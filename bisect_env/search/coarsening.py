@@ -1,4 +1,4 @@
-"""The search over lattices of a million combinations: exact, and coarse only where it need not look yet.
+"""Searches lattices of millions of combinations, by looking closely only where it matters so far.
 
 `Search` keeps a row for every hypothesis. But hypotheses that agree on every combination tried so far have
 one likelihood, and differ in their prior alone. So some values of each axis are *active*: its ends, all that
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.families import CoarseAxis, FloatArray, alike, family
 from bisect_env.search.question import Question
-from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings
+from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings, StudySearch
 from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.verdict import Answer, Boundary, Verdict, entropy_bits
 
@@ -47,7 +47,7 @@ def search_for(
     return (CoarsenedSearch if large else Search)(grid, groups, settings)
 
 
-class CoarsenedSearch:
+class CoarsenedSearch(StudySearch):
     """A `Search` over a lattice of any size; asked and told like it.
 
     Args:
@@ -56,6 +56,8 @@ class CoarsenedSearch:
         settings: When to stop.
         make: The kind of question that is put to the active values.
     """
+
+    trials = 0
 
     def __init__(
         self,
@@ -76,7 +78,6 @@ class CoarsenedSearch:
         self._axes: list[CoarseAxis] = []
         self._search: Question | None = None
         self._looked_at = -1
-        self.trials = 0
 
     # -- telling -----------------------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class CoarsenedSearch:
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What would be asked next if a pending trial showed the target; see `Search.foresee`."""
+        """Cells that would be asked next if a pending trial showed the target; see `Search.foresee`."""
         search = self._with(pending)
         here = {self._here(index): running for index, running in pending.items()}
         known = {cell: running for cell, running in here.items() if cell is not None}
@@ -158,28 +159,10 @@ class CoarsenedSearch:
 
     # -- answering ---------------------------------------------------------------------------------------
 
-    def end_checks(self) -> None:
-        """Nothing: large lattices are not checked once the answer stands."""
-
-    @property
-    def answered(self) -> bool:
-        """Whether the answer stands: at the end."""
-        return self.finished
-
-    @property
-    def checks_left(self) -> int:
-        """None: see `end_checks`."""
-        return 0
-
     @property
     def finished(self) -> bool:
         """Whether more trials are not wanted."""
         return self.trials >= self.settings.max_trials or self._now().finished
-
-    @property
-    def is_monotone(self) -> bool:
-        """Always: a lattice of this size is not searched for histories that change more often."""
-        return True
 
     @property
     def verdict(self) -> Verdict:

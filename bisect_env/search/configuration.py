@@ -1,4 +1,4 @@
-"""One failing configuration among several: which configuration explains a combination that is known to fail?
+"""Finds which of several failing configurations explains a combination that is known to fail.
 
 While other configurations are not known yet, each combination outside the one that is looked for may be bad
 for another reason (`Counts.contamination`). Then two configurations that overlap are both true, and neither

@@ -1,4 +1,4 @@
-"""Which of the packages that changed carries the failure? A search over sets of changes. Pure.
+"""Finds which changed packages carry the failure, by a search over sets of changes. Pure.
 
 Between a good environment and a bad one n packages changed. An *intermediate environment* is the good one
 with a set S of the changes made. A hypothesis is a smallest set C that carries the failure:
@@ -179,7 +179,7 @@ class CulpritSearch:
     # -- asking --------------------------------------------------------------------------------------------
 
     def next_step(self, *, build_cost: float = 5.0) -> CheckEnvironment | Try | Done:
-        """What to do next.
+        """The next step of the search.
 
         Args:
             build_cost: Price of a new environment, in trials.
@@ -210,7 +210,7 @@ class CulpritSearch:
 
     @property
     def answer(self) -> Culprit:
-        """The same with hypotheses of the same size that no environment that can be had tells from it."""
+        """The best hypothesis, together with those of the same size that no environment can tell from it."""
         known = [intermediate for intermediate, feasible in self._feasible.items() if feasible]
         best = self.best
         if not known or best.probability >= self.confidence:
@@ -251,10 +251,6 @@ class CulpritSearch:
     def infeasible(self) -> int:
         """Number of intermediate environments that cannot be made."""
         return sum(not feasible for feasible in (self._sound | self._feasible).values())
-
-    def chance_of_being_bad(self, intermediate: Changes) -> float:
-        """Posterior probability that an intermediate environment is bad."""
-        return float((self._labels([intermediate]) @ self._posterior)[0])
 
     # -- the posterior -------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Where along one axis the bad values may lie: small families of value sets, as 0/1 matrices.
+"""Sets of values on one axis that may be bad, as 0/1 matrices.
 
 A hypothesis picks one set per axis. The first set of every family is the whole axis ("this axis does not
 matter"), so that simple hypotheses are those with many first sets.
@@ -114,7 +114,7 @@ class CoarseAxis:
 
     @classmethod
     def over(cls, fine: Family, active: Sequence[int]) -> CoarseAxis:
-        """What is left of a family where only some values are looked at."""
+        """A family of value sets, reduced to the values that are looked at."""
         columns = np.array(sorted(active), dtype=np.intp)
         of = alike(fine.sets, columns)
         first = np.unique(of, return_index=True)[1]

@@ -1,4 +1,4 @@
-"""A frontier in the words of a maintainer: which versions of one package need which of another. Pure.
+"""Says a frontier in the words of a maintainer: which versions of one package need which of another. Pure.
 
 A table of good and bad combinations of two axes whose every line has its good values side by side is a list
 of requirements: for a run of versions of the one package, the versions of the other that it works with. Of
@@ -21,7 +21,7 @@ from bisect_env.search.verdict import Answer
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a run of values of one axis needs of another axis.
+    """What some values of one axis need of another axis.
 
     Attributes:
         first: Position of the run's first value.

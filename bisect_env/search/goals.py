@@ -1,4 +1,4 @@
-"""What a study wants to know, and the search for it."""
+"""The goals of a study, and the search that belongs to each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bisect_env.search.table import TableSearch
 
 
 class Goal(StrEnum):
-    """What a study wants to know."""
+    """The goals that a study can have."""
 
     FIRST_BAD = "first-bad"
     """Where it begins to fail."""
@@ -26,7 +26,14 @@ class Goal(StrEnum):
 def search_towards(
     goal: Goal, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings
 ) -> StudySearch:
-    """The search for a goal; the other arguments as for `Search`."""
+    """The search for a goal.
+
+    Args:
+        goal: What the study wants to know.
+        grid: As for `Search`.
+        groups: As for `Search`.
+        settings: As for `Search`.
+    """
     match goal:
         case Goal.TABLE:
             return TableSearch(grid, groups, settings)

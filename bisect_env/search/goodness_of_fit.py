@@ -1,4 +1,4 @@
-"""Does the verdict explain what was seen? And how much better than other answers?
+"""Measures whether a verdict explains what was seen, and how much better than other answers do.
 
 *Posterior predictive check.* Under the answer, the other combinations say how often a good or a bad one shows
 the target; the counts of each combination are compared with that prediction:

@@ -1,4 +1,4 @@
-"""What a study has been told, and what follows from it.
+"""Keeps what a study was told, and computes the posterior from it.
 
 Pure: counts, the posterior over hypotheses and rates, and which hypotheses can be told apart.
 """
@@ -90,7 +90,7 @@ class Knowledge:
         return space
 
     def over(self, histories: Histories) -> Self:
-        """The same trials, seen with hypotheses that may change more often.
+        """The same trials under hypotheses that may change more often.
 
         Counts are shared: what is told to either is known to both, once `forget` was called on the other.
         """
@@ -188,7 +188,7 @@ class Knowledge:
 
     @property
     def tallies(self) -> Counts:
-        """What was seen; not to be changed."""
+        """The counts so far, which must not be changed."""
         return self._counts
 
     @property
@@ -273,7 +273,7 @@ class Knowledge:
 
     @property
     def fingerprints(self) -> FloatArray:
-        """What each class says of the combinations that can be run, as numbers, shape (classes, 2)."""
+        """Numbers that identify each class by its good and bad combinations, shape (classes, 2)."""
         return self._classes.prints
 
     def representative(self, number: int) -> Hypothesis:

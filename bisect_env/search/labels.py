@@ -1,4 +1,4 @@
-"""Good or bad, combination by combination, where no rule explains what was seen. Pure.
+"""Labels each combination good or bad by itself, where no rule explains what was seen. Pure.
 
 Without a rule every combination is bad or good by itself, one as likely as the other, and what they share are
 the rates: with P(y of n | bad) and P(y of n | good) of each as in `rates.py`,
@@ -41,7 +41,7 @@ def chances(counts: Counts) -> dict[Index, float]:
 def labels(
     counts: Counts, chance: dict[Index, float], confidence: float, bad_rate: float
 ) -> dict[Index, bool]:
-    """What combinations are called.
+    """The label of each combination.
 
     Args:
         counts: What was seen.

@@ -1,4 +1,4 @@
-"""Every failing configuration, one after the other.
+"""Finds every failing configuration, one after the other.
 
 One answer describes one set of bad combinations. Once it is confirmed, the combinations that it calls bad
 are explained; a second search over all others, in which "nothing else fails" is as likely as not beforehand,
@@ -32,7 +32,7 @@ _MOST_CONFIGURATIONS = 8
 _OneConfiguration: TypeAlias = "Search | CoarsenedSearch"
 
 
-class SearchAll:
+class SearchAll(StudySearch):
     """A search that goes on to the next failing configuration; asked and told like `Search`.
 
     Its verdict is that about the first configuration.
@@ -90,22 +90,9 @@ class SearchAll:
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What would be asked next if a pending trial showed the target; see `Search.foresee`."""
+        """Cells that would be asked next if a pending trial showed the target; see `Search.foresee`."""
         search = self._asked()
         return search.foresee({i: n for i, n in pending.items() if search.can_be_told(i)}, build_cost)
-
-    def end_checks(self) -> None:
-        """Nothing: further configurations are looked for instead once the answer stands."""
-
-    @property
-    def answered(self) -> bool:
-        """Whether the answer stands: at the end."""
-        return self.finished
-
-    @property
-    def checks_left(self) -> int:
-        """None: see `end_checks`."""
-        return 0
 
     @property
     def finished(self) -> bool:

@@ -1,4 +1,4 @@
-"""Histories that change more often than an axis's direction says: broken, fixed, and broken again.
+"""Searches histories that change more often than an axis's direction says, such as broken and fixed.
 
 The search believes in directions first: among hypotheses that change once along an ordered axis, few trials
 find the change. Whether the belief holds is asked of a wider space in which everything of the narrow one
@@ -150,7 +150,7 @@ def _changing(size: int, changes: int, places: tuple[int, ...]) -> NDArray[np.bo
 
 
 def looked_at(of: Histories, active: Values) -> Histories:
-    """What is left of histories where only some values are looked at: sets that agree there are one.
+    """Histories reduced to the values that are looked at; sets that agree there become one.
 
     Args:
         of: The histories.

@@ -1,4 +1,4 @@
-"""The few special functions that the search needs, and exact intervals for rates. Pure.
+"""Special functions for the search, and exact intervals for rates. Pure.
 
 Importing SciPy for them took a third of the time in which a plain question is answered. The tests hold each
 against `scipy.special`.
@@ -55,7 +55,7 @@ def relative_entropy(x: float, y: float) -> float:
 
 
 def root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where an increasing or decreasing function crosses zero between two points, by bisection.
+    """The point between two others at which a monotone function crosses zero, by bisection.
 
     Raises:
         ValueError: It has the same sign at both.
@@ -109,7 +109,7 @@ def _fraction(a: float, b: float, x: float) -> float:
 
 @functools.lru_cache(maxsize=65_536)
 def beta_quantile(a: float, b: float, chance: float) -> float:
-    """Where I_x(a, b) reaches a chance between 0 and 1."""
+    """The x at which I_x(a, b) equals a probability between 0 and 1."""
     if b == 1.0:
         return math.exp(math.log(chance) / a)
     if a == 1.0:

@@ -1,4 +1,4 @@
-"""Belief about which combinations are bad and how often bad and good ones show the target outcome.
+"""Computes the probability of each hypothesis, and of the rates at which good and bad ones fail.
 
 The log likelihood of a hypothesis `h` is a sum over cells: each is scored as bad or as good (`RateGrid`), so
 it is one mode product a grid column (`HypothesisSpace.bad_totals`). The joint with the rates factors but for
@@ -121,7 +121,7 @@ class Counts:
         return np.asarray((1 - share[:, None]) * by_p0 + share[:, None] * contaminated, dtype=np.float64)
 
     def at(self, values: Sequence[Sequence[int]]) -> Counts:
-        """The same on some values of each axis; for a posterior, not to be added to.
+        """The counts on some values of each axis, to compute a posterior from; nothing may be added to them.
 
         Args:
             values: Per axis, positions.
@@ -310,18 +310,12 @@ class Belief:
         )
 
 
-def update(
-    space: HypothesisSpace,
-    counts: Counts,
-    grid: RateGrid | None = None,
-    patterns: Patterns | None = None,
-) -> Belief:
+def update(space: HypothesisSpace, counts: Counts, patterns: Patterns | None = None) -> Belief:
     """The posterior after all counts.
 
     Args:
         space: The hypotheses with their prior.
         counts: What was seen.
-        grid: Another prior over the same grid points (`RateGrid.assuming`); the counts' own if None.
         patterns: Of the space and the cells that were tried, if they are known.
     """
     if patterns is None:
@@ -333,7 +327,7 @@ def update(
     # No pattern fits better than at the best rates for its bad cells and for its good ones, each by itself.
     with np.errstate(divide="ignore"):
         bound = top_a + top_b + np.log(weight)
-    joint = (grid or counts.grid).joint.astype(a.dtype)
+    joint = counts.grid.joint.astype(a.dtype)
 
     def weighed(these: NDArray[np.intp]) -> tuple[FloatArray, FloatArray, FloatArray]:
         exp_a, exp_b = np.exp(a[these] - top_a[these, None]), np.exp(b[these] - top_b[these, None])

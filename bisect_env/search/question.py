@@ -1,4 +1,4 @@
-"""A question put to one space of hypotheses: what to try next, and what is known by now. Pure."""
+"""Asks one question of a space of hypotheses: what to try next, and what is known so far. Pure."""
 
 from __future__ import annotations
 
@@ -152,6 +152,12 @@ class Question(Knowledge):
 
         Another posterior for each choice would take too long. Other things are told by cells whose chance of
         being bad is another: one pass says little of another cell where they are bad together or not at all.
+
+        Args:
+            room: Trials to share out.
+            ahead: What was seen, with trials under way.
+            belief: The posterior of it, or of a part of it.
+            cost: Price of each environment in trials, shape of the lattice.
         """
         best, score, bad = self._best(ahead, belief, cost)
         each = max(1, min(-(-room // _CHOICES), self._clean), self._clean // _OF_CLEAN)
@@ -170,7 +176,7 @@ class Question(Knowledge):
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What would be asked next if one of the pending trials showed the target, most likely bad first.
+        """Cells that would be asked next if a pending trial showed the target, most likely bad first.
 
         What would be asked if all passed is what `ask` says. Together they are the environments worth making
         while those trials run.

@@ -1,4 +1,4 @@
-"""Is a crash rate below a limit? A sequential test with exact error probabilities.
+"""Tests whether a failure rate is below a limit, trial by trial, with exact error probabilities.
 
 Trials come one after another, and one looks after each; the error has to hold however long one goes on. Let
 `r` be the limit, `α` the allowed error, and let the trials be throws with rate `r` exactly, the hardest case.
@@ -35,7 +35,7 @@ _TINY = 1e-300
 
 
 class RateClaim(StrEnum):
-    """What the test has shown."""
+    """The claims that the test can make."""
 
     BELOW = "below"
     ABOVE = "above"

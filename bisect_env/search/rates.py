@@ -1,4 +1,4 @@
-"""What is assumed about crash rates before any trial: a grid of rates with a prior, and how cells differ.
+"""The prior for failure rates: a grid of rates with weights, and how combinations may differ.
 
 Bad combinations need not share one rate: three bad releases of one package crashed in 14 %, 15 % and 5 % of
 runs. The rate of a bad cell is therefore drawn around a typical rate `m`, log-normally with spread `σ`:
@@ -186,11 +186,6 @@ class RateGrid:
     def if_good(self, hits: float, trials: float) -> FloatArray:
         """Log likelihood of a good cell's counts for each p0, shape (K,)."""
         return _times(hits, self.log_hit_good) + _times(trials - hits, self.log_miss_good)
-
-    def assuming(self, *, sharing: bool) -> RateGrid:
-        """The same grid given that all bad cells share one rate, or given that they differ."""
-        joint = np.where((self.spread == 0.0)[:, None] == sharing, self.joint, 0.0)
-        return RateGrid(self.m, self.spread, self.rates, self.kernel, self.p0, joint / joint.sum())
 
 
 def _background(min_rate: float) -> tuple[FloatArray, FloatArray]:

@@ -1,4 +1,4 @@
-"""Ask and tell: which combination to try next, and what is known by now.
+"""The search that a study asks and tells: which combination to try next, and what is known so far.
 
 Pure: no clock, no randomness, no I/O. The caller says what is pending and what an environment costs; the same
 tells in any order give the same answers, so that a resumed study goes on as if it had never stopped.
@@ -71,7 +71,7 @@ _MOST_SWEPT = 64
 
 
 class StudySearch(Protocol):
-    """What a study asks and tells: `Search`, `CoarsenedSearch` and `SearchAll` are such."""
+    """The interface of searches to a study, with defaults for those that check no answer afterwards."""
 
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial of a combination: good or bad."""
@@ -93,18 +93,21 @@ class StudySearch(Protocol):
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What could come next: combinations whose environments are worth making meanwhile."""
+        """Combinations that could come next, whose environments are worth making meanwhile."""
 
     def end_checks(self) -> None:
         """Check no further: finished as soon as the answer stands."""
+        return
 
     @property
     def answered(self) -> bool:
         """Whether the answer stands."""
+        return self.finished
 
     @property
     def checks_left(self) -> int:
         """Trials that checks of a standing answer still want."""
+        return 0
 
     @property
     def finished(self) -> bool:
@@ -126,7 +129,7 @@ class StudySearch(Protocol):
 
 
 class MakeQuestion(Protocol):
-    """What a `Question`, or a kind of it, is made by."""
+    """The signature by which a `Question`, or a kind of it, is made."""
 
     def __call__(
         self,
@@ -505,7 +508,7 @@ class Search:
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What could come next: what would be asked if pending trials showed the target, or if not.
+        """Combinations that would be asked if pending trials showed the target, or if they did not.
 
         Args:
             pending: Trials of each combination that run at this moment.
@@ -556,7 +559,7 @@ class Search:
 
     @cached_property
     def checks(self) -> tuple[Check, ...]:
-        """What is still to be checked of an answer that stands, in order; empty before it does."""
+        """The checks that a standing answer still needs, in order; empty before it stands."""
         if not self._plain or not self._answer_stands:
             return ()
         verdict = self.verdict
@@ -692,11 +695,6 @@ class Search:
         return None
 
     @property
-    def is_monotone(self) -> bool:
-        """Whether axes are taken to change as their directions say."""
-        return self._question is self._narrow
-
-    @property
     def trials(self) -> int:
         """Counted trials so far."""
         return self._narrow.trials
@@ -721,7 +719,7 @@ class Search:
 
     @property
     def fingerprints(self) -> FloatArray:
-        """What each class says of the combinations that can be run, as numbers, shape (classes, 2)."""
+        """Numbers that identify each class by its good and bad combinations, shape (classes, 2)."""
         return self._question.fingerprints
 
     def representative(self, number: int) -> Hypothesis:
@@ -735,7 +733,7 @@ class Search:
 
     @property
     def rates(self) -> RateGrid:
-        """What is assumed about rates."""
+        """The prior for rates."""
         return self._narrow.rates
 
 

@@ -1,4 +1,4 @@
-"""Whole studies with a planted truth: what a question costs, and how often the answer is wrong.
+"""Plays whole studies with a planted truth, to see what they cost and how often they err.
 
 The search is the real one; only the trials are coin tosses. Time is counted in rounds: in each, every worker
 finishes one trial.
@@ -21,7 +21,7 @@ from bisect_env.search.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What one simulated study came to.
+    """The result of one simulated study.
 
     Attributes:
         verdict: Its end.

@@ -1,4 +1,4 @@
-"""All hypotheses about which combinations are bad, and sums over them without listing pairs.
+"""The space of all hypotheses about bad combinations, with sums over it that list no pairs.
 
 Four kinds:
 

@@ -1,4 +1,4 @@
-"""Did the failure's rate change over time, or from host to host, rather than with versions?
+"""Tests whether the failure's rate changed over time or between hosts, rather than with versions.
 
 A sick node looks like a flaky test, and a machine that heats up like a regression that comes and goes. Here
 the trials of the same combination are compared with one another: in one part of them (on one host, or after

@@ -1,4 +1,4 @@
-"""Tables that change a few times at most on every way upward: frontiers and bands. Pure.
+"""Tables that change only a few times on every way upward: frontiers and bands. Pure.
 
 With one orientation for each ordered axis, each combination has a *level*, which never falls on the way
 upward, and is bad at every other level:
@@ -65,7 +65,7 @@ def _total_beyond(weight: FloatArray, axes: Sequence[int], back: Collection[int]
 
 @dataclass(frozen=True, eq=False)
 class Staircase:
-    """What the labels say if the table changes a few times at most on every way upward.
+    """The tables that agree with the labels and change a few times at most on every way upward.
 
     Attributes:
         changes: How often at most.
@@ -92,7 +92,7 @@ class Staircase:
 
     @property
     def lowest(self) -> NDArray[np.bool_]:
-        """What is bad if every level is as low as it can be."""
+        """The bad cells if every level is as low as it can be."""
         return np.asarray((self.least % 2 == 1) != self.begins_bad)
 
     def next(
@@ -102,7 +102,7 @@ class Staircase:
         visible: NDArray[np.bool_],
         allowed: NDArray[np.bool_],
     ) -> list[Index]:
-        """Cells that decide most whatever they turn out to be, at most `count`.
+        """At most `count` cells that decide most, however they turn out.
 
         Args:
             count: How many.

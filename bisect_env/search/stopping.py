@@ -1,4 +1,4 @@
-"""When an answer is sure, when it is confirmed, and what is said of it until then. Pure functions."""
+"""Decides when an answer is sure, when it is confirmed, and what is said until then. Pure."""
 
 from __future__ import annotations
 

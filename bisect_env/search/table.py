@@ -1,4 +1,4 @@
-"""The whole table: every combination called good or bad, with the fewest environments. Pure.
+"""Calls every combination of a table good or bad, with as few environments as possible. Pure.
 
 Asked and told like `Search`. A combination that was tried carries a *label*, from one trial where failures
 are certain, else from as many as its counts need (`labels.py`). What was not tried is called what a
@@ -36,6 +36,7 @@ from bisect_env.search.bisect import described
 from bisect_env.search.families import FloatArray
 from bisect_env.search.labels import chances, labels, usual_trials
 from bisect_env.search.question import Question
+from bisect_env.search.searcher import StudySearch
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.staircase import Staircase, beyond, ordered_axes, staircases
 from bisect_env.search.stopping import SearchSettings, clean_trials
@@ -89,7 +90,7 @@ class _Described:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What the table says of one combination.
+    """What the table calls one combination, and how sure that is.
 
     Attributes:
         bad: Whether it is called bad.
@@ -102,7 +103,7 @@ class Called:
     probability: float
 
 
-class TableSearch:
+class TableSearch(StudySearch):
     """Which combinations are good, and which are bad?
 
     Args:
@@ -144,9 +145,6 @@ class TableSearch:
             "verdict",
         ):
             self.__dict__.pop(name, None)
-
-    def end_checks(self) -> None:
-        """Nothing: a table is finished when it is complete."""
 
     # -- labels ------------------------------------------------------------------------------------------
 
@@ -499,7 +497,7 @@ class TableSearch:
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """What could come next: combinations whose environments are worth making meanwhile."""
+        """Combinations that could come next, whose environments are worth making meanwhile."""
         if not self._known.visible_count:
             return []
         looking = set(self._known.by_cell(pending))
@@ -539,11 +537,6 @@ class TableSearch:
         return self.is_complete
 
     @property
-    def checks_left(self) -> int:
-        """None: what is checked belongs to the table."""
-        return 0
-
-    @property
     def trials(self) -> int:
         """Counted trials so far."""
         return self._known.trials
@@ -554,7 +547,7 @@ class TableSearch:
 
     @cached_property
     def called(self) -> dict[Index, Called]:
-        """What is said of each combination by now, of those of which anything can be said."""
+        """What each combination is called so far, as far as anything can be said."""
         chance, _ = self._said
         description = self._description
         found: dict[Index, Called] = {}

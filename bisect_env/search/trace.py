@@ -1,4 +1,4 @@
-"""The trace of a study: how the posterior moved, by telling a search again what it was told. Pure."""
+"""Shows how the posterior of a study moved, by telling a search its trials again. Pure."""
 
 from __future__ import annotations
 

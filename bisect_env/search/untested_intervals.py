@@ -1,4 +1,4 @@
-"""What an answer says of versions that were hardly tried: what to check before, what to admit after. Pure.
+"""Finds versions that an answer covers and that were hardly tried, to check or to admit them. Pure.
 
 An answer about an ordered axis rests on trials at its boundary. Far from it, whole intervals of versions are
 called good or bad because histories seldom turn back. Along each culprit axis, on the line through the
@@ -92,7 +92,15 @@ def checks(
 def untested_intervals(
     best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally: Tally, bad_rate: float
 ) -> tuple[UntestedInterval, ...]:
-    """Per ordered culprit axis the longest interval that an answer takes for granted; arguments as there."""
+    """For each ordered culprit axis the longest interval that an answer takes for granted.
+
+    Args:
+        best: The answer.
+        grid: The lattice.
+        can_run: Which combinations can be run, shape of the grid.
+        tally: Hits and trials of a combination.
+        bad_rate: How often bad combinations fail.
+    """
     longest: dict[int, UntestedInterval] = {}
     for run in _runs(best, grid, can_run):
         for one in _hardly_tried(run, tally, bad_rate):

@@ -1,4 +1,4 @@
-"""The answer as data, and how a class of hypotheses becomes one: first bad, last good, culprit axes."""
+"""The answer as data, made from a class of hypotheses: first bad, last good, culprit axes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one class of hypotheses says.
+    """The answer of one class of hypotheses.
 
     Attributes:
         hypothesis: The member that speaks for it.
@@ -111,7 +111,7 @@ class UntestedInterval:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What trials say of a last good combination: a rate that they exclude.
+    """The rate that trials of a last good combination exclude.
 
     Attributes:
         index: The combination.

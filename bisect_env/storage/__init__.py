@@ -1,1 +1,1 @@
-"""The results database: studies, combinations, locks, trials and decisions, safe with many writers."""
+"""The results database: studies, combinations, locks, trials and decisions, for many writers at once."""

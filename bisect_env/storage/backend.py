@@ -1,4 +1,4 @@
-"""What both back ends share: where a database is, its schema and views, and what can go wrong with it."""
+"""What both database back ends share: location, schema, views and error messages."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def revision_of(version: int) -> str:
 
 
 def revisions(connection: Connection) -> list[str]:
-    """What the version table names: one revision, unless somebody changed it; none without the table."""
+    """The revisions in the version table: usually one; none without the table."""
     if not inspect(connection).has_table(VERSIONS.name):
         return []
     return sorted(str(found) for found in connection.execute(select(VERSIONS.c.version_num)).scalars())

@@ -1,4 +1,4 @@
-"""Contents by their hash: small ones in the database, large ones as files beside it, all compressed.
+"""Stores compressed contents by their hash: small ones in the database, large ones in files beside it.
 
 A file is on the disk before the row that names it is committed, so that a stored trial always has its logs;
 what a killed writer leaves is a file that no row names, and `collect` takes it away. Writers and the
@@ -112,7 +112,7 @@ def _read(path: Path, digest: str) -> bytes:
 
 
 def path_of(folder: Path, digest: str) -> Path:
-    """Where a content lies beside the database."""
+    """The path of a content beside the database."""
     return folder / digest[:2] / f"{digest[2:]}.z"
 
 

@@ -1,4 +1,4 @@
-"""From a user's words to an open database."""
+"""Opens the database that a user names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def open_database(reference: str | None, *, read_only: bool) -> Database:
 
 
 def open_any_schema(reference: str | None, *, read_only: bool = False) -> Database:
-    """The same for a database of whatever schema; only `maintenance` knows what to do with one.
+    """Open a database of any schema, for `maintenance` alone.
 
     Raises:
         UsageError: The reference cannot be understood.

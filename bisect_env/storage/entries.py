@@ -1,4 +1,4 @@
-"""What the store takes and gives: plain data, with nothing of SQL in it."""
+"""The plain data that the store takes and gives, without any SQL."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CombinationStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StudyDefinition:
-    """What a study is about.
+    """The question of a study and its settings.
 
     Attributes:
         name: Of the matrix.
@@ -167,7 +167,7 @@ class StoredTrial:
     iterations: int = 0
 
     def record(self, **logs: Any) -> TrialRecord:
-        """What the trial did; its logs are those that are given."""
+        """The trial's record, with the given logs."""
         return TrialRecord(**{name: getattr(self, name) for name in _IN_BOTH}, **logs)
 
 
@@ -195,7 +195,7 @@ class WholeTrial:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A trial that somebody wants to run.
+    """A trial that a command wants to run.
 
     Attributes:
         trial_id: It will have.
@@ -211,7 +211,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What happened in a study since one looked.
+    """The results and claims of other commands since the last look.
 
     Attributes:
         trials: Recorded since, in order.
@@ -224,7 +224,7 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where trials that a study reused come from.
+    """Where trials that a study reused were measured: study, user and host.
 
     Attributes:
         study_id: The study that recorded them.

@@ -1,4 +1,4 @@
-"""Upgrading, checking and measuring a database."""
+"""Upgrades, checks and measures a database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bisect_env.storage.values import DamageError
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What an upgrade did.
+    """The result of an upgrade.
 
     Attributes:
         shown: The database, without a password.

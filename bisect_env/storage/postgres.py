@@ -1,4 +1,4 @@
-"""All that is peculiar to PostgreSQL about opening, connections and transactions."""
+"""Opens PostgreSQL databases, and sets up their connections and transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions about one study's trials, each answered by one statement in a session that is given."""
+"""Queries about one study's trials, each a single statement in a given session."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def artefacts(session: Session, sequence: int, folder: Path | None) -> dict[str,
 
 
 def has_trial(session: Session, trial_id: str) -> bool:
-    """Whether a trial with this id is stored, in whatever study."""
+    """Whether any study has a trial with this id."""
     return session.exec(select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)).first() is not None
 
 

@@ -1,4 +1,4 @@
-"""Questions of people in SQL, which the database itself keeps from writing anything."""
+"""Runs SQL that users write, in a database that refuses to change anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between table rows and the plain data of `records`, which rows have to fit: others write, too. Pure."""
+"""Converts between table rows and plain data, and checks rows that others may have changed. Pure."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def study_of(row: StudyRow) -> Study:
 
 
 def definition_values(definition: StudyDefinition) -> dict[str, Any]:
-    """What may change when a study goes on: everything but its identity and its `exclude_newer`."""
+    """The columns that may change when a study goes on: all but its identity and `exclude_newer`."""
     return {
         "version": clean(definition.version),
         "host": clean(definition.host),
@@ -467,7 +467,7 @@ def _copies(record: TrialRecord) -> dict[str, int]:
 
 
 def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
-    """What a trial wrote, by name: without passwords, and as bytes, which keep NUL and lone surrogates."""
+    """The texts that a trial wrote, by name, without passwords; bytes keep NUL and lone surrogates."""
     texts = {name: getattr(record, name) for name in LOGS}
     if record.imported:
         texts[IMPORTED] = json.dumps(dict(record.imported), sort_keys=True, ensure_ascii=False)

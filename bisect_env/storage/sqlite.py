@@ -1,4 +1,4 @@
-"""SQLite: its file, its connections, and where it must not lie."""
+"""Opens SQLite files, sets up their connections, and refuses places where they would be damaged."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def network_file_system(path: PurePath, mounts: Iterable[tuple[str, str]]) -> st
 
 
 def network_file_system_of(path: Path) -> str | None:
-    """The same for a path of this machine, which need not exist yet."""
+    """The type of the network file system that holds a path of this machine, which need not exist yet."""
     mounts = [(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
     return network_file_system(path.resolve(), mounts)
 
@@ -109,7 +109,7 @@ _BESIDE = ("-wal", "-shm")
 
 
 def header_problem(header: bytes, size: int, application_id: int, *, has_wal: bool = False) -> str | None:
-    """What is wrong with the beginning of a file that should be one of our databases. Pure.
+    """What is wrong with the beginning of a file that should be one of our databases; None if nothing. Pure.
 
     The layout is that of https://sqlite.org/fileformat2.html#the_database_header.
 

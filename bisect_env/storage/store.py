@@ -1,4 +1,4 @@
-"""The store: everything that a study knows, where many processes can write and read at once.
+"""The store of everything that a study knows, for many processes that write and read at once.
 
 **Consistency.** A method that writes has committed when it returns; what it wrote is then there for every
 other process, and survives the death of this one at any instant. It either happens as a whole or not at all.
@@ -132,7 +132,7 @@ LIMIT = 10 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What the collector did, or would do.
+    """The result of collecting garbage, or of a dry run.
 
     Attributes:
         limit: Bytes that logs may take.
@@ -440,7 +440,7 @@ class Store:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """All that this thread reads inside is one state of the database, whatever others write."""
+        """Let this thread read one state of the database inside the block, even while others write."""
         if getattr(self._local, "session", None) is not None:
             yield
             return
@@ -453,7 +453,7 @@ class Store:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """All that this thread writes inside is there at its end, or none of it."""
+        """Commit everything that this thread writes inside the block at its end, or none of it."""
         with self.writing() as session:
             self._local.writer = session
             try:
@@ -472,7 +472,7 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Session]:
-        """The same for writing, committed at its end."""
+        """A session for writing, which is committed at its end."""
         if (shared := getattr(self._local, "writer", None)) is not None:
             yield shared
             return
@@ -944,7 +944,7 @@ class Store:
             session.exec(query)
 
     def news(self, study_id: str, holder: str, *, after: int) -> News:
-        """What others did in a study.
+        """The results and claims of other commands in a study.
 
         Args:
             study_id: Which one.

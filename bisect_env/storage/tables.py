@@ -1,4 +1,4 @@
-"""The tables. Whoever changes one raises `SCHEMA_VERSION` and writes its revision in `migrations`.
+"""The tables of the database; a change needs a new `SCHEMA_VERSION` and a revision in `migrations`.
 
 Enumerations are stored as text and checked in code, times are UTC, and a combination is known by its
 canonical key. (No `from __future__ import annotations` here: SQLModel reads the annotations.)
@@ -163,7 +163,7 @@ class ReusedRow(_Table, table=True):
 
 
 class ClaimRow(_Table, table=True):
-    """A trial that somebody is running; gone when it is recorded, void when its lease is over."""
+    """A trial that a command is running; it is removed when recorded, and void when its lease is over."""
 
     __tablename__ = "claims"
     trial_id: str = Field(primary_key=True)
@@ -185,7 +185,7 @@ class BlobRow(_Table, table=True):
 
 
 class ArtefactRow(_Table, table=True):
-    """What a trial left: `stdout`, `stderr`, `stack` and other files, by name; empty ones have no row."""
+    """A file that a trial left, such as `stdout`, `stderr` or `stack`; empty ones have no row."""
 
     __tablename__ = "artefacts"
     trial_sequence: int = Field(primary_key=True, foreign_key="trials.sequence")

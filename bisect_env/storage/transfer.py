@@ -1,4 +1,4 @@
-"""From one database into another: export into a file, import from one, merge with another.
+"""Copies studies between databases: export into a file, import from one, and merge.
 
 What is there already stays; what is new is added; saying it twice is saying it once. A study that both know,
 because it was copied once and went on in both, gets the trials of both, and the verdict that was stored last.
@@ -47,7 +47,7 @@ _CHUNK = 300
 
 @dataclass(slots=True)
 class Merged:
-    """What a merge did.
+    """The result of a merge.
 
     Attributes:
         studies: Studies that were read.

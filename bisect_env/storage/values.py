@@ -1,4 +1,4 @@
-"""What a value must look like before a database takes it, and when one comes back. Pure."""
+"""Checks values before they are stored and after they are read. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DamageError(Exception):
 
 
 class Unreadable:
-    """Stands for a stored value that cannot be read; whoever looks at its row knows where it was.
+    """Stands for a stored value that cannot be read, until its row is looked at and named.
 
     Drivers and types see a value alone. If they raised, nobody could say which row to mend.
     """
@@ -133,7 +133,7 @@ def clean(text: str) -> str:
 
 
 def public(text: str) -> str:
-    """The same for texts of solvers, installers and scripts, which quote addresses: without passwords."""
+    """Texts of solvers, installers and scripts without the passwords in addresses that they quote."""
     return clean(without_passwords(text))
 
 

@@ -1,1 +1,1 @@
-"""One trial on this host: launch, watch, capture, classify."""
+"""Runs one trial on this host, watches it and classifies how it ended."""

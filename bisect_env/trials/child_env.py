@@ -1,4 +1,4 @@
-"""The environment variables that a trial sees: built from an allow-list, never inherited whole.
+"""Builds a trial's environment variables from an allow-list, never by inheriting them all.
 
 Dask puts `OMP_NUM_THREADS=1`, `MALLOC_TRIM_THRESHOLD_` and a fixed `PYTHONHASHSEED` into its workers, an
 activated virtual environment leaks its path, and a token in a shell is nobody's business: what is not named
@@ -61,7 +61,7 @@ def container_env(
     gpus: Sequence[str] = (),
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What a trial in a container gets beside the image's own environment; of this host's it gets nothing.
+    """Variables that a trial in a container gets beside the image's own; none come from this host.
 
     Args:
         tmp: As in `child_env`.

@@ -1,4 +1,4 @@
-"""What one process did, decided from its exit record alone: named rules, first match wins. Pure.
+"""Classifies the end of one process from its exit record, by named rules in order. Pure.
 
 The order is that of the table in `docs/outcomes.md`. Rules that read text look at the last words
 of a process that failed by itself, never at the whole output: a handled error explains nothing.
@@ -28,7 +28,7 @@ from bisect_env.trials.tracebacks import Traceback, final_traceback, parse_fatal
 
 
 def phase_of(record: ExitRecord) -> Phase:
-    """Where a process was when it ended, or when it failed if it then ended in an orderly way.
+    """The phase in which a process ended, or failed if it then ended in order.
 
     A mark of teardown is certain. Otherwise a stack is told rather than a mark: it is that of the thread that
     failed, and marks are those of the main thread; of a program that replaced itself (`exec`) marks are old.
@@ -70,7 +70,7 @@ def last_words(record: ExitRecord) -> str:
 
 
 def before_dump(stderr: str) -> str:
-    """What was written before faulthandler's dump."""
+    """The output before faulthandler's dump."""
     before, mark, _ = stderr.rpartition("Fatal Python error: ")
     return before if mark else stderr
 
@@ -112,7 +112,7 @@ NOTED_LEFT_OVER = "left {} running, ended"
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What a process did.
+    """The outcome of a process, with its reason.
 
     Attributes:
         outcome: The fact.
@@ -169,7 +169,7 @@ def _named_by_cuda(record: ExitRecord, *outcomes: Outcome) -> Classification | N
 
 
 def gpu_sick(record: ExitRecord) -> Classification | None:
-    """The driver reported a sick Xid while the trial ran, whatever the script made of it."""
+    """The driver reported a sick Xid while the trial ran, however the script ended."""
     if sick := sorted(set(record.xids) & SICK_XIDS):
         return Classification(Outcome.GPU_LOST, described(sick), phase_of(record), record.signal)
     return None
@@ -292,7 +292,7 @@ def _hang_kind(record: ExitRecord) -> str:
 
 
 def crash(record: ExitRecord) -> Classification | None:
-    """Ended by a signal that nobody sent; SIGABRT with the reason that the C library or C++ gave for it."""
+    """Ended by a signal that no process sent; SIGABRT with the reason that the C library or C++ gave."""
     if not record.signal or record.killed_by_us:
         return None
     phase = phase_of(record)
@@ -374,7 +374,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def classify(record: ExitRecord) -> Classification:
-    """What a process did; every record has an answer."""
+    """The outcome of a process; every record has one."""
     for rule in RULES:
         found = rule(record)
         if found is not None:

@@ -1,4 +1,4 @@
-"""One process of a trial in a container: how it is launched, and what its end was."""
+"""Launches one process of a trial in a container, and reads how it ended."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Contained:
         return int(text) if answer.ok and text.isdigit() and text != "0" else None
 
     def open_up(self) -> None:
-        """Have all that the trial wrote readable and removable, whoever it was inside.
+        """Make everything that the trial wrote readable and removable, even files of other users.
 
         Raises:
             LaunchError: The engine could not.
@@ -68,7 +68,7 @@ class Contained:
                 raise LaunchError(f"what the trial wrote in its container cannot be removed: {answer.words}")
 
     def read(self, record: ExitRecord) -> ExitRecord:
-        """What the script did, from what the engine's client did.
+        """How the script ended, from how the engine's client ended.
 
         Raises:
             LaunchError: The engine could not run the container.

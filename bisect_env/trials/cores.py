@@ -1,4 +1,4 @@
-"""What is done around a trial that is run to be looked at: core files, and what debuggers read in them."""
+"""Keeps the core files of trials that are run for diagnosis, and has debuggers read them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _DYING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Autopsy:
-    """What a core file tells.
+    """What a debugger reads in a core file.
 
     Attributes:
         guilty: The innermost native frame of the thread that crashed, apart from how processes die.
@@ -72,7 +72,7 @@ class Autopsy:
 
 
 def core_names(pattern: str, pid: int) -> list[str]:
-    """What the kernel may have called the core of a process: globs, most exact first. Pure.
+    """Patterns for names that the kernel may give the core of a process, most exact first. Pure.
 
     Args:
         pattern: The kernel's `core_pattern`, not one with a pipe.
@@ -138,7 +138,7 @@ def read_core(core: Path, program: str) -> Autopsy:
 
 
 def under_gdb() -> tuple[str, ...] | None:
-    """What gdb is started with to run a command and print the stacks at a signal; None where it is not here.
+    """The gdb command that runs a program and prints the stacks at a signal; None without gdb.
 
     For hosts that leave no core file. A program runs slower under it, and its threads take turns otherwise.
     """
@@ -149,7 +149,7 @@ def under_gdb() -> tuple[str, ...] | None:
 
 
 def of_gdb(stdout: str) -> Autopsy:
-    """What gdb printed of a program that it ran; nothing when no signal came. Pure."""
+    """The stacks that gdb printed for a program that it ran; empty if no signal came. Pure."""
     at = stdout.find("received signal")
     if at < 0:
         return Autopsy()
@@ -222,7 +222,7 @@ def _thread(found: Sequence[stacks.Thread], tid: int | None) -> stacks.Thread | 
 
 
 def read_gpu_core(core: Path) -> tuple[str, str]:
-    """What cuda-gdb reads in a core of the GPU, and that in a sentence; both "" where it is not here.
+    """What cuda-gdb prints for a GPU core, and a sentence of it; both "" without cuda-gdb.
 
     Args:
         core: The file that CUDA's driver wrote.
@@ -235,7 +235,7 @@ def read_gpu_core(core: Path) -> tuple[str, str]:
 
 
 def of_cuda_gdb(text: str) -> str:
-    """What went wrong on the GPU and where, as cuda-gdb says of a core; "" if it says nothing. Pure."""
+    """The error on the GPU and its place, as cuda-gdb prints it for a core; "" if it prints none. Pure."""
     error = re.search(r"^CUDA Exception: (.+)$", text, re.MULTILINE)
     if error is None:
         return ""

@@ -1,4 +1,4 @@
-"""A supervisor's hold on a container, which does not run below the client that was started for it.
+"""Lets a supervisor end a container, which is no child of the client that started it.
 
 Loaded by the supervisor from this file: nothing but the standard library.
 """

@@ -1,4 +1,4 @@
-"""What was seen of one process, before anyone says what it means."""
+"""What was observed of one process, without any interpretation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA's errors and the driver's Xids, as far as they say what a failure was."""
+"""CUDA errors and Xids of the driver, and what each says about a failure."""
 
 from __future__ import annotations
 
@@ -125,7 +125,6 @@ XIDS = {
     for row in XID_TABLE.rows
 }
 SICK_XIDS = frozenset(number for number, xid in XIDS.items() if xid.sick)
-PROGRAM_XIDS = frozenset(XIDS.keys() - SICK_XIDS)
 
 
 def described(numbers: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""What the harness in a trial tells: how far it came, what it imported, how often it repeated its script."""
+"""Reads what the harness in a trial noted: progress, imports and iterations."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What the harness left.
+    """The notes of the harness.
 
     Attributes:
         phase: The last phase that began; unknown when no harness ran, or none that could mark.
@@ -119,7 +119,7 @@ def _options_allow(arguments: Sequence[str]) -> bool:
 
 
 def options_end(arguments: Sequence[str]) -> int | None:
-    """Where the interpreter's own options end: at the script, at `-m` or at `-c`. Pure.
+    """The end of the interpreter's own options: at the script, at `-m` or at `-c`. Pure.
 
     Args:
         arguments: What follows the interpreter.
@@ -188,7 +188,7 @@ def install(
 
 
 def read_marks(path: Path) -> Marks:
-    """What the harness left; nothing where the script took the file away."""
+    """The notes of the harness; empty if the script removed the file."""
     try:
         with path.open("rb") as stream:
             text = stream.read(NOTES_LIMIT).decode("utf-8", "replace")
@@ -216,7 +216,7 @@ _NOBODYS = frozenset({"test", "tests", "testing", "doc", "docs", "example", "exa
 
 @dataclass(frozen=True, slots=True)
 class LockedDistribution:
-    """What a lock says of a distribution that can be imported.
+    """What a lock states of a distribution that can be imported.
 
     Attributes:
         name: Normalised name, PyPI's; `python` for the interpreter.
@@ -231,7 +231,7 @@ class LockedDistribution:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What importing a module should give.
+    """The distribution that importing a module should give.
 
     Attributes:
         locked: Its distribution in the lock.
@@ -308,7 +308,7 @@ def _version(wanted: Expected, one: Imported) -> str:
 
 
 def mismatch(expected: Mapping[str, Expected], imported: Iterable[Imported]) -> str:
-    """What was imported and is not what was locked, one line; "" when nothing speaks against it. Pure.
+    """One line on an import that differs from the lock; "" if none does. Pure.
 
     A module from the prefix has the version that the metadata beside it states, whatever it says itself. One
     from elsewhere counts only if it states another version: the standard library has modules that backports

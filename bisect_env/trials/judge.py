@@ -1,4 +1,4 @@
-"""From a fact to what it means in one study."""
+"""Decides what the outcome of a trial means in one study."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Target:
 
 
 def judge(record: TrialRecord, target: Target, *, repeated: bool = False) -> Evidence:
-    """What a trial says in a study with this target.
+    """The evidence of a trial in a study with this target.
 
     Args:
         record: What the trial did.

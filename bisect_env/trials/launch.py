@@ -1,4 +1,4 @@
-"""Run one process under a supervisor to its end, by itself or by our hand, and say what was seen."""
+"""Runs one process under a supervisor until it ends or is ended, and says what was seen."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class HeadTail:
             self._tail_size -= len(self._tail.popleft())
 
     def text(self) -> str:
-        """What was kept, decoded; a line tells how many bytes are missing, if any are.
+        """The bytes that were kept, decoded; a line tells how many are missing, if any.
 
         Invalid UTF-8 and NUL, which no database stores as text, become replacement characters.
         """
@@ -174,7 +174,7 @@ class ContainerCommands:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a supervisor is asked to start.
+    """The process that a supervisor is asked to start.
 
     Attributes:
         argv: `argv[0]` is a path, absolute or relative to `cwd`.
@@ -338,7 +338,7 @@ class Launcher:
         self._requests = self.process = None
 
     def go_on(self) -> None:
-        """Let the server go on if somebody has stopped it."""
+        """Continue the server if it was stopped by a signal."""
         with self._lock:
             if self.process is not None and self.process.poll() is None and _is_stopped(self.process.pid):
                 self.process.send_signal(signal.SIGCONT)
@@ -509,7 +509,7 @@ def run_process(
     on_deadline: Callable[[int], str] = lambda _pid: "",
     contained: Callable[[], int | None] | None = None,
 ) -> ExitRecord:
-    """Start a process, wait for it and for nothing else, and end all it left behind.
+    """Start a process, wait for it alone, and end everything that it left behind.
 
     Its end is the end of the process itself, not of its pipes: a daemonised grandchild that keeps them open
     makes nobody wait. When the deadline passes, the stacks are taken, the group gets SIGABRT (on which

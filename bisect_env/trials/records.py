@@ -1,4 +1,4 @@
-"""What a trial is asked to do, under which circumstances, and what it did: plain data between processes."""
+"""Plain data of a trial: what it is asked to do, under which circumstances, and what it did."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Perturbation:
     seeds: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As it is stored: without what says nothing."""
+        """The perturbation as it is stored, without its defaults."""
         return {key: value for key, value in asdict(self).items() if value != getattr(NONE, key)}
 
     @classmethod
@@ -66,7 +66,7 @@ NONE = Perturbation()
 
 
 def catalogue(cpus: int, seeds: Sequence[int] = (), *, can_repeat: bool = False) -> tuple[Perturbation, ...]:
-    """What is worth trying on a machine. Pure.
+    """Perturbations that are worth trying on a machine. Pure.
 
     Args:
         cpus: CPUs that trials may use.
@@ -102,7 +102,7 @@ def catalogue(cpus: int, seeds: Sequence[int] = (), *, can_repeat: bool = False)
 
 
 class Outcome(StrEnum):
-    """What one process did: a fact, whatever the study looks for."""
+    """How one process ended, independently of any study."""
 
     HARNESS_ERROR = "harness-error"
     WORKER_LOST = "worker-lost"
@@ -127,7 +127,7 @@ class Outcome(StrEnum):
 
 
 class Evidence(StrEnum):
-    """What an outcome says in one study."""
+    """The meaning of an outcome in one study."""
 
     GOOD = "good"
     BAD = "bad"
@@ -140,7 +140,7 @@ class Evidence(StrEnum):
 
 
 class Phase(StrEnum):
-    """Where in its life the process was when it ended."""
+    """The phase of its life in which a process ended."""
 
     START = "start"
     IMPORT = "import"
@@ -151,7 +151,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A class of machines, on which the same trial means the same.
+    """A class of machines on which equal trials mean the same.
 
     Attributes:
         cpu: Architecture, such as `x86_64`.
@@ -232,7 +232,7 @@ class TrialSpec:
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """What one trial did. Immutable: a finished record never changes.
+    """The result of one trial, which never changes.
 
     Attributes:
         trial_id: As in the spec.

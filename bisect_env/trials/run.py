@@ -1,4 +1,4 @@
-"""One trial on this host, from its spec to its record."""
+"""Runs one trial on this host, from its spec to its record."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ child's PATH, where the prefix comes first."""
 
 
 def resolve_program(program: str, *, prefix_bin: Path, python: Path, path: str) -> str | None:
-    """Where `command[0]` is, or None when it is nowhere.
+    """The path of `command[0]`, or None if it is not found.
 
     `python`, `python3` and `python3.11` are the prefix's interpreter, whatever its directory calls it; other
     names are looked up beside it, then on the child's PATH. What contains a slash is taken as it is,
@@ -199,7 +199,7 @@ def load_beside(processes: int, cpus: Collection[int], limit: float) -> Iterator
 
 
 def some_cpus(count: int, cpus: Collection[int], trial_id: str) -> list[int]:
-    """Some of the CPUs that a trial may use, chosen by its id so that not all trials crowd on the same.
+    """Some of the CPUs that a trial may use, chosen by its id so that trials spread over all.
 
     Args:
         count: How many; 0 for all.

@@ -1,4 +1,4 @@
-"""What makes two failures the same, in a text that can be stored and compared between releases. Pure.
+"""Computes signatures: equal for equal failures, and comparable between releases. Pure.
 
 A signature is a version, a kind, a phase and up to three normalised frames, innermost first. Stacks of CUDA
 faults are late and wrong, so those have a kind alone.

@@ -1,4 +1,4 @@
-"""The stacks of a process: taken while it hangs, who waits for whom in them, and as gdb prints them."""
+"""Takes the stacks of a process that hangs, finds who waits for whom, and parses those of gdb."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def _owner(pid: int, address: int) -> int | None:
 
 
 def explain(threads: Sequence[Thread]) -> list[str]:
-    """What keeps a process from going on, in sentences; none when nothing can be seen. Pure.
+    """Sentences on what keeps a process from going on; empty if nothing can be seen. Pure.
 
     Args:
         threads: All of them, with what they wait for.
@@ -329,7 +329,7 @@ def explain(threads: Sequence[Thread]) -> list[str]:
 
 
 def where_main_is(threads: Sequence[Thread]) -> list[str]:
-    """Where the main thread is, when nothing is seen to wait for anything, and who keeps the GIL. Pure.
+    """Where the main thread is if no thread waits for another, and who keeps the GIL. Pure.
 
     Who waits for a `threading.Lock` waits for nobody that can be seen: Python's locks have no owner. Then a
     thread that sits in a native call with the GIL is the one to look at.
@@ -428,7 +428,7 @@ def with_py_spy(tool: str, pid: int) -> ToolOutput:
 
 
 def sentences(text: str) -> list[str]:
-    """What `live_stacks` says of why a process hangs, without the stacks. Pure."""
+    """The sentences of `live_stacks` on why a process hangs, without the stacks. Pure."""
     found: list[str] = []
     reading = False
     for line in text.splitlines():
@@ -455,7 +455,7 @@ def with_gdb(tool: str, pid: int) -> ToolOutput:
 
 
 def only_threads(text: str) -> str:
-    """What gdb printed from its first thread on. Pure."""
+    """The output of gdb from its first thread on. Pure."""
     at = text.find("\nThread ")
     return text[at + 1 :].strip() if at >= 0 else text.strip()
 

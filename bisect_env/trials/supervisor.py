@@ -1,4 +1,4 @@
-"""The process that stands between a worker and a trial: starts it, outlives it, ends all it left behind.
+"""The process between a worker and a trial: it starts the trial and ends everything that it leaves behind.
 
 Run as a script by path, in isolated mode, with nothing but the standard library: it must start fast and
 never carry the worker's threads, Dask or CUDA into a trial. One *server* per worker process waits for
@@ -157,7 +157,7 @@ class Supervisor:
         return data
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Send an event to the worker; if it is gone, nobody needs to know."""
+        """Send an event to the worker, if it still lives."""
         with contextlib.suppress(OSError):
             self.control.sendall(json.dumps(event).encode() + b"\n")
 

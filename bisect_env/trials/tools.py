@@ -1,4 +1,4 @@
-"""The debugging tools that this host has, run with a time limit and with their words kept."""
+"""Runs the debugging tools of this host with a time limit, and keeps what they say."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEPT = 200_000
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """What a tool printed.
+    """The output of a tool.
 
     Attributes:
         ok: Whether it ended with success.
@@ -40,7 +40,7 @@ class ToolOutput:
 
 @functools.cache
 def find_tool(name: str) -> str | None:
-    """Where a tool is: beside our own interpreter, then on PATH; None when it is nowhere."""
+    """The path of a tool, beside our own interpreter or on PATH; None if there is none."""
     beside = Path(sys.executable).parent / name
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
 
@@ -68,7 +68,7 @@ def unwinds_natively() -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process has been stopped, by itself or by somebody else."""
+    """Whether a process has been stopped by a signal."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""Reading what CPython (2.7 and later) prints when it fails: tracebacks, groups, and faulthandler's dumps."""
+"""Parses what CPython (2.7 and later) prints when it fails: tracebacks, groups and faulthandler's dumps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GROUP_HEADER = "Traceback (most recent call last):"
 
 
 def without_groups(lines: Sequence[str]) -> list[str]:
-    """The same output with a plain traceback for each group: its frames, then those of its first leaf."""
+    """The output with a plain traceback for each group: its frames, then those of its first leaf."""
     found: list[str] = []
     position = 0
     while position < len(lines):
@@ -102,7 +102,7 @@ class PythonFrame:
 
 
 class TracebackSource(StrEnum):
-    """Who printed a traceback."""
+    """The kinds of programs that print tracebacks."""
 
     UNCAUGHT = "uncaught"
     """The interpreter on its way out, or code that logs."""
@@ -166,7 +166,7 @@ class ThreadStack:
 
 @dataclass(frozen=True, slots=True)
 class FatalDump:
-    """What faulthandler printed on a fatal signal.
+    """The output of faulthandler on a fatal signal.
 
     Attributes:
         reason: `Segmentation fault`, `Aborted`…
@@ -185,7 +185,7 @@ class FatalDump:
 
     @property
     def phase(self) -> Phase:
-        """Where the process was, as far as the stacks tell.
+        """The phase in which the process was, as far as the stacks tell.
 
         As long as the script's top level runs, some thread has it as its outermost frame; then the main
         thread waits for the others. Once neither is so, the interpreter is on its way out: atexit handlers

@@ -1,4 +1,4 @@
-"""A trial's private directories: made fresh, filled, and gone afterwards, whoever then removes them."""
+"""Makes and fills a trial's private directories, and removes them afterwards in any case."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WorkDir:
 
 @contextmanager
 def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
-    """Make the directories, and remove them whatever the script did to them.
+    """Make the directories, and remove them at the end whatever the script did to them.
 
     Raises:
         ValueError: A file's name leads out of the directory.

@@ -1,4 +1,4 @@
-"""Datasette on the results database: questions and pages, who may see them, and that nothing can write."""
+"""Serves the results database with Datasette: pages and queries, access control, and no writing."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ FROM v_trials GROUP BY host ORDER BY spoilt DESC""",
 
 
 def metadata(database: str, tables: list[str], shown: str) -> dict[str, Any]:
-    """What Datasette is told: titles, queries, and that tables are not for people.
+    """The settings for Datasette: titles, queries and hidden tables.
 
     Args:
         database: Its name there.

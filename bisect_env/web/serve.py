@@ -1,4 +1,4 @@
-"""Serving until somebody ends it."""
+"""Serves the results database until the command is ended."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.engine.doctor import Health, HostCheck, findings
+from bisect_env.cluster import gpus
+from bisect_env.engine.doctor import Health, findings
 from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.template import PackageAnswer, TemplateAnswers, template
 from bisect_env.storage.store import Store
@@ -137,10 +138,10 @@ def test_a_doctor_says_what_is_missing_and_what_it_costs(
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def broken() -> HostCheck:
+    def broken() -> None:
         raise RuntimeError("the check is ill")
 
-    monkeypatch.setattr("bisect_env.engine.doctor._gpus", broken)
+    monkeypatch.setattr(gpus, "open_nvml", broken)
     found = {one.name: one for one in findings(tmp_path, str(tmp_path / "db.sqlite"))}
     assert found["gpus"].health is Health.BROKEN
     assert "the check is ill" in found["gpus"].detail

@@ -7,12 +7,12 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from bisect_env import cli
 from bisect_env.errors import StorageError
 from bisect_env.matrix.schema import schema_text
 from bisect_env.storage.store import Store
@@ -145,8 +145,8 @@ def test_a_defect_without_a_place_for_its_log(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(Store, "open", lambda *_, **__: 1 / 0)
-    monkeypatch.setattr(cli, "_log_folder", lambda: str(tmp_path / "file" / "logs"))
-    monkeypatch.setattr(cli.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "file"))
     code, _, err = run("report")
     assert code == 70
     assert "no log file could be written" in err

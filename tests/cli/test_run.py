@@ -1,5 +1,6 @@
 """`bisect-env run` as a user meets it: a process of its own, with real workers and a real database."""
 
+import contextlib
 import json
 import os
 import random
@@ -207,37 +208,38 @@ def test_a_program_hears_of_every_failure(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_worker_costs_one_void_trial(tmp_path: Path) -> None:
-    script = """
+    hold = tmp_path / "hold"
+    hold.touch()
+    # No trial ends before its worker is dead: a kill between two trials would cost none.
+    command = Command(
+        tmp_path,
+        f"""
         import os, sys, time
-        time.sleep(1.0)
+        while os.path.exists({str(hold)!r}):
+            time.sleep(0.02)
         if int(sys.argv[1]) >= 6:
             os.abort()
-    """
-    command = Command(tmp_path, script)
+        """,
+    )
     process = command.start("--json", "--workers", "2", "--cluster", "local")
-    events = []
-    killed = False
-    for event in lines(process):
-        events.append(event)
-        if event["event"] == "trial" and not killed:
-            time.sleep(0.3)
-            killed = kill_a_worker(process.pid)
-    process.communicate(timeout=60)
-    assert killed
-    assert process.returncode == 0
+    wait_for(lambda: kill_a_worker(process.pid))
+    hold.unlink()
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == 0, err
+    events = [json.loads(line) for line in out.splitlines()]
     void = [event for event in events if event["event"] == "trial" and event["evidence"] == "void"]
     assert [event["outcome"] for event in void] == ["worker-lost"]
     assert events[-1]["verdict"]["first_bad"]["level"] == "6"
 
 
 def kill_a_worker(pid: int) -> bool:
-    """Kill the Dask worker process that runs a trial."""
+    """Kill a Dask worker process that runs a trial, if there is one."""
     for child in psutil.Process(pid).children(recursive=True):
-        if "supervisor.py" in " ".join(child.cmdline()):
-            parent = child.parent()
-            assert parent is not None
-            parent.kill()
-            return True
+        with contextlib.suppress(psutil.Error):  # ended since it was listed
+            if child.cmdline()[1:2] == ["script.py"]:
+                # The server and the supervisor are between them.
+                child.parents()[2].kill()
+                return True
     return False
 
 

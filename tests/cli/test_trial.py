@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cli.trial_command import TrialLines, told
+from bisect_env.cli.views import ShownOptions
 from bisect_env.engine import events
 from bisect_env.engine.verify import Verification
 from bisect_env.search.rate_test import RateClaim
@@ -106,7 +107,7 @@ def test_what_cannot_be_verified(matrix: Path, run: RunCommand, words: list[str]
 
 
 def test_other_trials_are_told_from_bad_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = TrialLines()
+    lines = TrialLines(ShownOptions())
     for outcome, evidence, detail in (
         (Outcome.EXIT_FAIL, Evidence.OTHER, "exit code 3"),
         (Outcome.KILLED_EXTERNAL, Evidence.VOID, "SIGKILL \x1b[31mred"),

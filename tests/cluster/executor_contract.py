@@ -43,8 +43,8 @@ def build(lock: Lock, *, allow_source: bool) -> Prefix:
         raise InterpreterNotFoundError("there is no Python 2.1")
     if lock.text == "cache":
         raise InfrastructureError("the cache cannot be written")
-    if lock.text == "slow":
-        time.sleep(3.0)
+    if lock.text.startswith("until "):
+        wait_until(Path(lock.text.removeprefix("until ")).exists)
     if lock.text == "defect":
         raise AssertionError("a defect in the builder")
     return Prefix(Path(sys.prefix), Path(sys.executable), 1.5 if allow_source else 0.0)
@@ -62,6 +62,11 @@ def request(code: str = "pass", lock_text: str = "", **changes: object) -> Trial
     }
     spec = TrialSpec(**{**values, **changes})  # type: ignore[arg-type]
     return TrialRequest(spec, Lock("0" * 64, "3.11", "linux-64", (), lock_text), allow_source)
+
+
+def until(path: Path) -> str:
+    """A script that ends when a file is there."""
+    return f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.02)"
 
 
 def prepared(lock_text: str = "", *, allow_source: bool = False) -> PrefixRequest:
@@ -191,12 +196,14 @@ class ExecutorContract:
         assert collect(executor, 1) == [PrefixReady("0" * 64)]
         assert executor.wait(0.2) == []
 
-    def test_a_build_takes_no_place_of_a_trial(self, executor: Executor) -> None:
-        executor.prepare(prepared("slow"))
+    def test_a_build_takes_no_place_of_a_trial(self, executor: Executor, tmp_path: Path) -> None:
+        built = tmp_path / "built"
+        executor.prepare(prepared(f"until {built}"))
         for _ in range(2):
             executor.submit(request())
         first = collect(executor, 2)
         assert all(isinstance(answer, TrialCompleted) for answer in first)
+        built.touch()
         assert collect(executor, 1) == [PrefixReady("0" * 64)]
         # Nor do trials hold up a build.
         for _ in range(2):

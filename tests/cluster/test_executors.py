@@ -25,6 +25,7 @@ from tests.cluster.executor_contract import (
     collect,
     processes_of,
     request,
+    until,
     wait_until,
 )
 
@@ -85,11 +86,12 @@ class TestLocalExecutor(ExecutorContract):
         executor.submit(request())
         assert isinstance(collect(executor, 1)[0], TrialCompleted)
 
-    def test_a_worker_that_somebody_stops_goes_on(self, executor: LocalExecutor) -> None:
-        one = request("import time; time.sleep(0.3)")
+    def test_a_worker_that_somebody_stops_goes_on(self, executor: LocalExecutor, tmp_path: Path) -> None:
+        one = request(until(tmp_path / "stopped"))
         executor.submit(one)
         wait_until(lambda: bool(processes_of(one.spec.trial_id)))
         worker_of(one.spec.trial_id).suspend()
+        (tmp_path / "stopped").touch()
         (answer,) = collect(executor, 1)
         assert isinstance(answer, TrialCompleted)
 
@@ -111,8 +113,10 @@ class TestLocalExecutor(ExecutorContract):
         assert executor.wait(0.5) == []
         wait_until(lambda: executor.slots == 2)
 
-    def test_ctrl_c_in_the_terminal_does_not_reach_trials_or_workers(self, executor: LocalExecutor) -> None:
-        one = request("import time; time.sleep(4)")
+    def test_ctrl_c_in_the_terminal_does_not_reach_trials_or_workers(
+        self, executor: LocalExecutor, tmp_path: Path
+    ) -> None:
+        one = request(until(tmp_path / "seen"))
         executor.submit(one)
         wait_until(lambda: processes_of(one.spec.trial_id))
         worker = worker_of(one.spec.trial_id)
@@ -120,6 +124,7 @@ class TestLocalExecutor(ExecutorContract):
         (trial,) = processes_of(one.spec.trial_id)
         assert os.getpgid(trial.pid) != os.getpgid(worker.pid)
         assert os.getsid(trial.pid) == trial.pid
+        (tmp_path / "seen").touch()
         (answer,) = collect(executor, 1)
         assert isinstance(answer, TrialCompleted)
         assert answer.record.outcome is Outcome.PASS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -50,27 +49,32 @@ class Tenants:
     def __init__(self, gpus: HostGpus) -> None:
         self.gpus = gpus
         self.seen: list[list[str]] = []
-        self.threads: list[threading.Thread] = []
+        self.threads: dict[threading.Event, threading.Thread] = {}
 
-    def start(self, gpus: float) -> threading.Event:
+    def start(self, gpus: float, *, waits: bool = False) -> threading.Event:
+        """Begin a trial, or let it wait for a GPU; it goes on until the event that is given is set."""
         end, begun = threading.Event(), threading.Event()
 
         def trial(uuids: Sequence[str], _watch: GpuWatch | None) -> TrialRecord:
             self.seen.append(list(uuids))
             begun.set()
-            assert end.wait(20)
+            assert end.wait(60)
             return record(Outcome.PASS)
 
         thread = threading.Thread(target=self.gpus.run, args=(spec(gpus), trial))
         thread.start()
-        self.threads.append(thread)
-        begun.wait(0.3)
+        self.threads[end] = thread
+        # Nothing says that a trial waits: it is given a moment to begin all the same.
+        assert begun.wait(0.3 if waits else 20) or waits
         return end
 
-    def join(self) -> None:
-        for thread in self.threads:
-            thread.join(20)
-            assert not thread.is_alive()
+    def leave(self, *ends: threading.Event) -> None:
+        """End trials, and wait until their GPUs are given back."""
+        for end in ends:
+            end.set()
+        for end in ends:
+            self.threads[end].join(60)
+            assert not self.threads[end].is_alive()
 
 
 def ends(outcome: Outcome) -> GpuTrial:
@@ -99,23 +103,17 @@ def test_shares_of_one_gpu_are_put_together() -> None:
     tenants = Tenants(HostGpus(((A, B), None)))
     ends = [tenants.start(0.5) for _ in range(2)] + [tenants.start(1)]
     assert tenants.seen == [[A], [A], [B]]
-    for end in ends:
-        end.set()
-    tenants.join()
+    tenants.leave(*ends)
 
 
 def test_who_needs_a_whole_gpu_waits_for_the_first_that_gets_free() -> None:
     tenants = Tenants(HostGpus(((A, B), None)))
     first, *rest = [tenants.start(0.5) for _ in range(4)]
-    for end in (first, rest[1]):
-        end.set()
-    time.sleep(0.05)
-    whole = tenants.start(1)  # half of each GPU is free: enough, but in no one piece
+    tenants.leave(first, rest[1])
+    whole = tenants.start(1, waits=True)  # half of each GPU is free: enough, but in no one piece
     assert len(tenants.seen) == 4
-    late = tenants.start(0.5)
-    for end in (*rest, late, whole):
-        end.set()
-    tenants.join()
+    late = tenants.start(0.5, waits=True)
+    tenants.leave(rest[0], rest[2], late, whole)
     assert len(tenants.seen) == 6
 
 
@@ -126,8 +124,7 @@ def test_what_a_neighbour_may_have_done_is_not_held_against_a_trial(outcome: Out
     with pytest.raises(GpuUnavailableError, match="beside another trial on the same GPU: its words") as error:
         tenants.gpus.run(spec(0.5), ends(outcome))
     assert error.value.crowded
-    end.set()
-    tenants.join()
+    tenants.leave(end)
     # Nobody is there any more.
     assert tenants.gpus.run(spec(0.5), ends(outcome)).outcome is outcome
 
@@ -137,8 +134,7 @@ def test_failures_that_no_neighbour_brings_about_count_on_a_shared_gpu() -> None
     end = tenants.start(0.5)
     for outcome in (Outcome.CRASH, Outcome.EXIT_FAIL, Outcome.PASS):
         assert tenants.gpus.run(spec(0.5), ends(outcome)).outcome is outcome
-    end.set()
-    tenants.join()
+    tenants.leave(end)
 
 
 @pytest.mark.slow
@@ -149,12 +145,21 @@ def test_four_trials_share_a_gpu_of_a_dask_worker_and_a_fifth_waits(tmp_path: Pa
     gpu = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
     meet = tmp_path / "meet"
     meet.mkdir()
-    code = (
-        f"import os, time; place = {str(meet)!r}; own = os.path.join(place, str(os.getpid()))\n"
-        "open(own, 'w').close(); time.sleep(1.5)\n"
-        "print(len(os.listdir(place)), os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
-        "time.sleep(0.5); os.remove(own)"
-    )
+    # All who can be there at once meet; who comes later waits until they have gone.
+    code = f"""
+        import os, time
+        place, met = {str(meet)!r}, {str(tmp_path / "met")!r}
+        is_late, own = os.path.exists(met), os.path.join(place, str(os.getpid()))
+        open(own, "w").close()
+        while (len(os.listdir(place)) > 1) if is_late else (len(os.listdir(place)) < 4): time.sleep(0.01)
+        time.sleep(0.5)
+        print(len(os.listdir(place)), os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+        open(f"{{met}}-{{os.getpid()}}", "w").close()
+        while not is_late and len([n for n in os.listdir({str(tmp_path)!r}) if n.startswith("met-")]) < 4:
+            time.sleep(0.01)
+        open(met, "w").close()
+        os.remove(own)
+    """
     with DaskProcesses(tmp_path) as dask:
         dask.scheduler()
         dask.worker("--nthreads", "8", "--resources", "GPU=1", env={"CUDA_VISIBLE_DEVICES": gpu})
@@ -166,7 +171,12 @@ def test_four_trials_share_a_gpu_of_a_dask_worker_and_a_fifth_waits(tmp_path: Pa
         answers = [a.record.stdout.split() for a in collect(executor, 5) if isinstance(a, TrialCompleted)]
         assert sorted(answers) == [["1", gpu], *[["4", gpu]] * 4]
         # What looks like a neighbour's doing is lost, and says so.
-        fail = "import time; time.sleep(1); raise RuntimeError('CUDA error: out of memory')"
+        fail = f"""
+            import os, time
+            open(os.path.join({str(meet)!r}, str(os.getpid())), "w").close()
+            while len(os.listdir({str(meet)!r})) < 2: time.sleep(0.01)
+            raise RuntimeError("CUDA error: out of memory")
+        """
         for _ in range(2):
             one = request(fail, gpus=1)
             executor.submit(replace(one, spec=replace(one.spec, gpus=0.25)))

@@ -183,7 +183,7 @@ def test_a_lost_scheduler_is_an_error_that_says_what_to_do_and_leaves_no_trial_r
     with DaskProcesses(tmp_path) as dask:
         scheduler = dask.scheduler()
         dask.worker()
-        executor = RemoteExecutor(build, scheduler=dask.address, connect_timeout=3.0)
+        executor = RemoteExecutor(build, scheduler=dask.address, connect_timeout=10.0)
         one = request(SLEEP)
         executor.submit(one)
         wait_until(lambda: processes_of(one.spec.trial_id))
@@ -206,7 +206,14 @@ def test_a_lost_scheduler_is_an_error_that_says_what_to_do_and_leaves_no_trial_r
 def test_gpus_are_counted_and_lent_by_workers_that_promise_them(tmp_path: Path) -> None:
     if importlib.util.find_spec("pynvml") is not None:
         pytest.skip("with NVML, GPUs that are not there are refused")
-    show = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(1)"
+    # The first two meet: a GPU that one of them has given back could be lent to the other.
+    show = f"""
+        import os, time
+        open(os.path.join({str(tmp_path)!r}, f"met-{{os.getpid()}}"), "w").close()
+        while len([name for name in os.listdir({str(tmp_path)!r}) if name.startswith("met-")]) < 2:
+            time.sleep(0.01)
+        print(os.environ["CUDA_VISIBLE_DEVICES"])
+    """
     with DaskProcesses(tmp_path) as dask:
         dask.scheduler()
         dask.worker("--nthreads", "3", "--resources", "GPU=2", env={"CUDA_VISIBLE_DEVICES": ",".join(GPUS)})

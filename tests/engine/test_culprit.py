@@ -24,6 +24,7 @@ from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import load_matrix
+from bisect_env.report.model import ExplanationReport
 from bisect_env.report.reading import load_report
 from bisect_env.storage.entries import EXPLAINED
 from bisect_env.storage.store import Store
@@ -99,7 +100,8 @@ class Explained:
             found = culprit.run()
             if not stopped():
                 document = [d.payload for d in store.decisions(study.id) if d.kind == EXPLAINED][-1]
-                assert Explanation.read(json.loads(json.dumps(document))) == found
+                stored = ExplanationReport.model_validate(json.loads(json.dumps(document)))
+                assert (stored.sentence, stored.culprits) == (found.sentence, found.culprits)
                 assert store.study(None).id == study.id
             return found
 

@@ -31,10 +31,10 @@ from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.load import load_matrix
 from tests.engine.studies import PYTHON, Studies
 from tests.environments.conda_channel import Channel
-from tests.environments.conftest import _no_user_settings, index
+from tests.environments.conftest import index, no_user_settings
 from tests.environments.index_server import IndexServer, Release
 
-__all__ = ["_no_user_settings", "index"]
+__all__ = ["index", "no_user_settings"]
 pytestmark = pytest.mark.integration
 
 COMMAND = [sys.executable, "-m", "bisect_env"]

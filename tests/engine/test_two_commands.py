@@ -41,6 +41,27 @@ SCRIPT = """
     if int(sys.argv[1]) >= 6:
         os.abort()
 """
+# No trial ends before both commands have begun one: else the first may be done before the second is there.
+TOGETHER = """
+    import os, sys, time
+    begun = {folder!r}
+    open(os.path.join(begun, str(os.getpid())), "w").close()
+    while len(os.listdir(begun)) < 2:
+        time.sleep(0.02)
+    time.sleep(0.4)
+    if int(sys.argv[1]) >= 6:
+        os.abort()
+"""
+# From the second trial on each is held until it may end.
+HELD = """
+    import os, sys, time
+    begun = {folder!r}
+    open(os.path.join(begun, str(os.getpid())), "w").close()
+    while len(os.listdir(begun)) > 1 and not os.path.exists({may_end!r}):
+        time.sleep(0.02)
+    if int(sys.argv[1]) >= 6:
+        os.abort()
+"""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -94,7 +115,10 @@ def claims(db: str) -> int:
 
 
 def test_two_commands_share_the_trials_of_a_study(studies: Studies, db: str, start: Start) -> None:
-    path = studies.matrix(SCRIPT)
+    begun = studies.folder / "begun"
+    begun.mkdir()
+    path = studies.matrix(TOGETHER.format(folder=str(begun)))
+    path.write_text(path.read_text().replace("20s", "100s"))
     told = [ended(process) for process in [start(path), start(path)]]
     with Store.open(db, read_only=True) as store:
         (study,) = store.studies()
@@ -116,14 +140,16 @@ def test_two_commands_share_the_trials_of_a_study(studies: Studies, db: str, sta
 def renamed(path: Path) -> Path:
     """The same question in another database and study, with nothing to reuse."""
     other = path.with_name("alone.yaml")
-    other.write_text(path.read_text().replace("name: planted", "name: alone").replace("20s", "19s"))
+    other.write_text(path.read_text().replace("name: planted", "name: alone").replace("100s", "99s"))
     return other
 
 
 def test_what_a_killed_command_had_claimed_is_done_by_the_other(
     studies: Studies, db: str, start: Start
 ) -> None:
-    path = studies.matrix(SCRIPT)
+    begun, may_end = studies.folder / "begun", studies.folder / "may-end"
+    begun.mkdir()
+    path = studies.matrix(HELD.format(folder=str(begun), may_end=str(may_end)))
     dead = start(path)
     assert dead.stdout is not None
     seen: list[dict[str, Any]] = []
@@ -133,6 +159,7 @@ def test_what_a_killed_command_had_claimed_is_done_by_the_other(
         seen.append(json.loads(dead.stdout.readline()))
     os.killpg(dead.pid, signal.SIGKILL)
     dead.communicate(timeout=PATIENCE)
+    may_end.touch()
     recorded = {event["trial"] for event in seen if event["event"] == "trial"}
     assert claims(db) >= 1
     killed_at = time.monotonic()

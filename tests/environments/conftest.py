@@ -11,7 +11,7 @@ HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @pytest.fixture(autouse=True)
-def _no_user_settings(monkeypatch, tmp_path):
+def no_user_settings(monkeypatch, tmp_path):
     """Neither the developer's uv nor pip settings nor a proxy change what a test sees."""
     for name in os.environ:
         if name.startswith(("UV_", "PIP_INDEX", "PIP_EXTRA", "BISECT_ENV_")):
@@ -21,7 +21,7 @@ def _no_user_settings(monkeypatch, tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _own_temp(monkeypatch, tmp_path):
+def own_temp(monkeypatch, tmp_path):
     """What tests start may be killed at any instant: what it leaves then is not left in /tmp."""
     place = tmp_path / "tmp"
     place.mkdir()

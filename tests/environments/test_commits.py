@@ -94,14 +94,15 @@ def test_a_build_that_fails_says_so_with_its_last_words(
     tmp_path: Path, commits: CommitBuilder, here: Interpreter
 ) -> None:
     (commit,) = write(tmp_path / "demo", [Change({**FIRST, "broken": "frobnicate.c:12"})])
-    started = time.monotonic()
+    builds = tmp_path / "builds"
+    noted = source(tmp_path / "demo", commit, env=(("BUILDS", str(builds)),))
     for _ in range(3):
         with pytest.raises(UnbuildableError, match=r"cannot compile frobnicate\.c:12") as caught:
-            commits.wheel(source(tmp_path / "demo", commit), here)
+            commits.wheel(noted, here)
         assert not caught.value.transient
         assert commit[:10] in caught.value.message
-    # It was begun once: the other attempts were answered from memory.
-    assert time.monotonic() - started < 10
+    # The other attempts were answered from memory.
+    assert len(builds.read_text().splitlines()) == 1
 
 
 def test_a_build_has_limits_of_its_own(tmp_path: Path, commits: CommitBuilder, here: Interpreter) -> None:
@@ -178,7 +179,7 @@ def test_a_build_that_was_killed_is_begun_again(
     (commit,) = write(place, [Change({**FIRST, "slow": "2"})])
     process = multiprocessing.get_context("spawn").Process(target=_build, args=(place, commit, cache, here))
     process.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while not list((cache / "commits").glob(".build-*/source/slow")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.kill()

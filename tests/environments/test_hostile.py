@@ -87,14 +87,19 @@ def add(index: IndexServer, name: str, filename: str, content: bytes) -> LockedP
     return LockedPackage(name, "1.0", "pip", url, digest)
 
 
+def a_source(index: IndexServer, seen: Path) -> LockedPackage:
+    """A package that an index has as source alone, whose build says what it sees."""
+    files = {"pyproject.toml": PROJECT, "PKG-INFO": "Metadata-Version: 2.1\nName: made\nVersion: 1.0\n"}
+    files["back.py"] = BACK_END.replace("SEEN", repr(str(seen)))
+    content = source_distribution({f"made-1.0/{name}": text for name, text in files.items()})
+    return add(index, "made", "made-1.0.tar.gz", content)
+
+
 def test_a_build_sees_what_a_trial_sees_and_runs_once(
     index: IndexServer, cache: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = tmp_path / "seen.jsonl"
-    files = {"pyproject.toml": PROJECT, "PKG-INFO": "Metadata-Version: 2.1\nName: made\nVersion: 1.0\n"}
-    files["back.py"] = BACK_END.replace("SEEN", repr(str(seen)))
-    content = source_distribution({f"made-1.0/{name}": text for name, text in files.items()})
-    add(index, "made", "made-1.0.tar.gz", content)
+    a_source(index, seen)
     login = index.url.replace("http://", f"http://me:{SECRET}@")
     for name, value in {
         "GITHUB_TOKEN": SECRET,

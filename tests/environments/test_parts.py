@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 
 from bisect_env.environments import bytecode, install_manifest, prefix
-from bisect_env.environments import prefix as prefix_module
 from bisect_env.environments.cache import prune, verify
 from bisect_env.environments.install_manifest import UnfitError, assemble
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import machine_interpreters
-from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import MARKER, ensure_prefix
 from bisect_env.environments.provider import Locker
@@ -29,6 +27,7 @@ from bisect_env.matrix.versions import host_platform
 
 from .conda_channel import Channel
 from .test_cache import BUILDERS, forget, module_of, spoil
+from .test_hostile import a_source
 from .test_prefix import cache, leftovers, lock, locked, run
 
 __all__ = ["cache", "lock"]
@@ -51,7 +50,7 @@ def no_installers(monkeypatch):
 
         monkeypatch.setattr(prefix, "make_empty", never)
         monkeypatch.setattr(prefix, "install", never)
-        monkeypatch.setattr(prefix_module.conda_process, "fill", never)
+        monkeypatch.setattr(prefix.conda_process, "fill", never)
 
     return forbid
 
@@ -60,10 +59,10 @@ def no_installers(monkeypatch):
 def installs(monkeypatch):
     """Counts how often the installers fill a prefix."""
     count = []
-    fill = prefix_module._Builder._fill
-    monkeypatch.setattr(
-        prefix_module._Builder, "_fill", lambda self, *args: count.append(1) or fill(self, *args)
-    )
+    for module, name in ((prefix, "make_empty"), (prefix.conda_process, "fill")):
+        begin = getattr(module, name)
+        counted = lambda *args, begin=begin, **options: count.append(1) or begin(*args, **options)  # noqa: E731
+        monkeypatch.setattr(module, name, counted)
     return count
 
 
@@ -86,11 +85,11 @@ def everything(prefix: Path) -> dict[str, tuple]:
     return found
 
 
-def rebuilt(lock, cache):
+def rebuilt(lock, cache, **options):
     """The prefix of a lock, made once more."""
     remove_tree(cache / "prefixes")
     forget()
-    return ensure_prefix(lock, cache_dir=cache)
+    return ensure_prefix(lock, cache_dir=cache, **options)
 
 
 class TestWheels:
@@ -147,12 +146,12 @@ class TestWheels:
         with pytest.raises(UnfitError):
             assemble(cache / "prefixes" / "place", cache / "prefixes" / ("0" * 64), cache, known)
 
-    def test_sources_are_installed_each_time(self, cache, python, tmp_path):
-        package = LockedPackage("demo", "1.0", "pip", "https://files.example/demo-1.0.tar.gz", "ab" * 32)
-        source = make_lock(python, host_platform(), [package])
-        interpreter = machine_interpreters().find(python)
-        builder = prefix_module._Builder(source, cache, True, 10, machine_interpreters(), None)
-        assert builder._known(interpreter) == {}
+    def test_sources_are_installed_each_time(self, index, cache, python, tmp_path, installs):
+        made = a_source(index, tmp_path / "seen.jsonl")
+        source = make_lock(python, host_platform(), [made])
+        ensure_prefix(source, cache_dir=cache, allow_source=True)
+        rebuilt(source, cache, allow_source=True)
+        assert (len(installs), install_manifest.all_parts(cache)) == (2, [])
 
     def test_an_environment_without_packages(self, cache, python, no_installers):
         empty = make_lock(python, host_platform(), [])

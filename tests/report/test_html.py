@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,7 @@ def test_only_addresses_of_the_web_are_links(store: Store, address: str) -> None
     report = load_report(store, hostile_study(store, "x").study.id)
     assert report.difference is not None
     for home, links in ((address, 0), ("https://x.example/?a=1&b='\"", 2)):
-        changes = [one.model_copy(update={"home": home}) for one in report.difference.changes]
+        changes = [replace(one, home=home) for one in report.difference.changes]
         found = report.model_copy(
             update={"difference": report.difference.model_copy(update={"changes": tuple(changes)})}
         )

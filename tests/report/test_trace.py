@@ -132,7 +132,7 @@ def test_a_history_that_is_not_monotone_ends_as_it_did() -> None:
         (index,) = live.ask(1)
         told.append((index, not 4 <= index[0] < 11))
         live.tell(index, hit=told[-1][1])
-    assert not live.is_monotone
+    assert not live.verdict.monotone
     seen = trace(Search(grid, groups), told, points=1500, answers=5)
     best = int(live.probabilities.argmax())
     assert seen.answers[0] == live.representative(best)

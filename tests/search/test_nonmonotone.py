@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Direction
 from bisect_env.search.nonmonotone import MOST_SETS, RARE, could_be_better, histories, looked_at
 from bisect_env.search.posterior import update
+from bisect_env.search.question import Question
 from bisect_env.search.searcher import Search
 from bisect_env.search.space import HypothesisSpace
 from bisect_env.search.verdict import Status, Verdict
@@ -81,15 +82,14 @@ def test_axes_without_order_have_no_other_histories() -> None:
 def test_what_was_tried_says_as_much_as_the_whole_axis() -> None:
     """The chance of a history is the same on tried values as on all, but for what nothing can tell apart."""
     lattice = grid((12,))
-    search = Search(lattice, alone(lattice))
+    narrow = Question(lattice, alone(lattice))
     for cell, hits, trials in ((0, 0, 3), (3, 4, 4), (6, 0, 5), (9, 0, 2), (11, 3, 3)):
-        search.tell_counts((cell,), hits, trials)
-    narrow = search._narrow
+        narrow.tell_counts((cell,), hits, trials)
     found = histories((12,), [REGRESSION], narrow.tried)
     assert found is not None
     tried = np.array([0, 3, 6, 9, 11])
     wide = HypothesisSpace((12,), [REGRESSION], families=found.families)
-    posterior = update(wide, narrow._counts).hypotheses
+    posterior = update(wide, narrow.tallies).hypotheses
     said = [wide.hypothesis(n).bad_cells()[tried].astype(int) for n in range(wide.size)]
     once = np.array([np.count_nonzero(np.diff(row)) <= 1 and row[0] <= row[-1] for row in said])
     assert narrow.chance_not_monotone(found) == pytest.approx(posterior[~once].sum())
@@ -98,13 +98,16 @@ def test_what_was_tried_says_as_much_as_the_whole_axis() -> None:
 
 def test_nothing_explains_monotone_counts_much_better() -> None:
     lattice = grid((12,))
-    search = Search(lattice, alone(lattice))
+    asked = Question(lattice, alone(lattice))
+
+    def gain() -> float:
+        return could_be_better(asked.tallies, update(asked.space, asked.tallies), asked.space)
+
     for cell in range(12):
-        search.tell_counts((cell,), 3 if cell >= 5 else 0, 3)
-    narrow = search._narrow
-    assert could_be_better(narrow._counts, narrow._belief, narrow._space) == pytest.approx(0.0, abs=0.1)
-    search.tell_counts((2,), 20, 20)
-    assert could_be_better(narrow._counts, narrow._belief, narrow._space) > 3
+        asked.tell_counts((cell,), 3 if cell >= 5 else 0, 3)
+    assert gain() == pytest.approx(0.0, abs=0.1)
+    asked.tell_counts((2,), 20, 20)
+    assert gain() > 3
 
 
 # -- whole studies ---------------------------------------------------------------------------------------
@@ -129,7 +132,6 @@ def test_two_bad_runs_are_found(size: int, changes: tuple[int, ...], bad_first: 
     assert verdict.status is Status.CONFIRMED, verdict.reason
     assert verdict.best.hypothesis.bad_cells().tolist() == bad.tolist()
     assert not verdict.monotone
-    assert not search.is_monotone
     # Every change is a boundary that was tried on both sides.
     assert sorted(max(b.bad, b.good)[0] for b in verdict.best.boundaries) == list(changes)
     for boundary in verdict.best.boundaries:
@@ -198,7 +200,6 @@ def test_the_verdict_does_not_depend_on_the_order_of_trials(rate: float) -> None
     again = Search(lattice, alone(lattice))
     for cell, hit in told:
         again.tell(cell, hit=hit)
-    assert again.is_monotone == live.is_monotone
     mine, its = again.verdict, live.verdict
     assert (mine.status, mine.monotone, mine.untested) == (
         its.status,

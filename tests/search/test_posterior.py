@@ -100,18 +100,6 @@ def test_posterior_equals_plain_sums_with_the_rates_in_use(seed: int) -> None:
     assert belief.log_evidence == pytest.approx(math.log(evidence), abs=1e-8)
 
 
-def test_sharing_and_differing_are_the_two_halves_of_the_whole() -> None:
-    space = HypothesisSpace((5,), [REGRESSION])
-    counts = randomly_told(space, RateGrid.default(), np.random.default_rng(4))
-    grid = counts.grid
-    whole = math.exp(update(space, counts).log_evidence)
-    parts = 0.0
-    for sharing in (True, False):
-        share = grid.joint[(grid.spread == 0) == sharing].sum()
-        parts += share * math.exp(update(space, counts, grid.assuming(sharing=sharing)).log_evidence)
-    assert parts == pytest.approx(whole)
-
-
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=25, deadline=None)
 def test_order_of_trials_does_not_matter(seed: int) -> None:

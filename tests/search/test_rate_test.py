@@ -89,7 +89,6 @@ def test_nothing_is_lost_on_the_way(max_rate: float, confidence: float, outcomes
     # An end is reached by what it claims: a pass shows *below*, a failure *above*.
     if first is not None:
         assert outcomes[claims.index(first)] is (first is RateClaim.ABOVE)
-    assert test._alive.sum() <= 1 + 1e-9
 
 
 @pytest.mark.parametrize(("max_rate", "confidence"), [(0.0, 0.9), (1.0, 0.9), (0.1, 0.0), (0.1, 1.0)])

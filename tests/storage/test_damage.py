@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from bisect_env.engine.stored import matrix_of
 from bisect_env.environments.lock import LockedPackage, LockFileError
@@ -24,6 +25,7 @@ from bisect_env.matrix.load import load_matrix
 from bisect_env.report import formats
 from bisect_env.report.reading import load_report
 from bisect_env.storage import maintenance, transfer
+from bisect_env.storage.connect import open_database
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
 from bisect_env.trials.records import Evidence
@@ -68,20 +70,25 @@ def fill(path: Path) -> str:
         return study.id
 
 
+def look_at(store: Store, study_id: str) -> None:
+    """What people see of a database, in every way."""
+    for study in store.studies():
+        report = load_report(store, study.id)
+        for form in ("text", "md", "json", "junit"):
+            formats.formatted(report, form)
+        store.reused(study.id)
+        for state in store.combinations(study.id):
+            if state.lock_hash:
+                store.lock(state.lock_hash)
+        for trial in store.trials(study.id):
+            store.trial(trial.trial_id)
+    store.study(study_id)
+
+
 def use(path: Path, study_id: str, copy: Path) -> None:
     """What people do with a database: look at it in every way, and take it over into another."""
     with Store.open(str(path), read_only=True) as store:
-        for study in store.studies():
-            report = load_report(store, study.id)
-            for form in ("text", "md", "json", "junit"):
-                formats.formatted(report, form)
-            store.reused(study.id)
-            for state in store.combinations(study.id):
-                if state.lock_hash:
-                    store.lock(state.lock_hash)
-            for trial in store.trials(study.id):
-                store.trial(trial.trial_id)
-        store.study(study_id)
+        look_at(store, study_id)
     transfer.merge_databases(str(copy), str(path))
     maintenance.problems(str(path))
 
@@ -142,25 +149,57 @@ def empty_database(folder: Path) -> bytes:
 
 
 def damage_and_use(original: tuple[Path, str], folder: Path, chosen: list[tuple[str, str, object]]) -> int:
-    """How many of the damages were named."""
+    """How many of the damages were named.
+
+    The databases stay open and are filled again, and no disk is waited for: both would take longer than
+    all that is done with them.
+    """
     named = 0
-    path, study_id = original
-    content, empty = path.read_bytes(), empty_database(folder)
-    for number, (table, column, value) in enumerate(chosen):
-        damaged, copy = folder / f"{number}.sqlite", folder / f"{number}-copy.sqlite"
-        damaged.write_bytes(content)
-        copy.write_bytes(empty)
-        with contextlib.suppress(sqlite3.IntegrityError):
-            changed(damaged, f'UPDATE "{table}" SET "{column}" = ?', value)
-        try:
-            use(damaged, study_id, copy)
-        except BisectEnvError as error:
-            named += error.exit_code in (ExitCode.INFRASTRUCTURE, ExitCode.USAGE)
-        except Exception as error:
-            raise AssertionError(f"{table}.{column} = {value!r:.80}") from error
-        damaged.unlink()
-        copy.unlink(missing_ok=True)
+    whole, study_id = original
+    empty, damaged, copy = (folder / f"{name}.sqlite" for name in ("empty", "damaged", "copy"))
+    for path in (empty, damaged, copy):
+        Store.open(str(path)).close()
+    source, target = (open_database(str(path), read_only=path == damaged) for path in (damaged, copy))
+    with contextlib.ExitStack() as closing:
+        connections = [
+            closing.enter_context(contextlib.closing(sqlite3.connect(p)))
+            for p in (whole, empty, damaged, copy)
+        ]
+        unhurt, nothing, hurt, received = connections
+        for connection in connections:
+            connection.execute("PRAGMA synchronous = OFF")
+        event.listen(
+            target.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF")
+        )
+        store = closing.enter_context(Store(source))
+        closing.callback(target.engine.dispose)
+        for table, column, value in chosen:
+            unhurt.backup(hurt)
+            nothing.backup(received)
+            if not has_changed(hurt, table, column, value):
+                continue
+            try:
+                look_at(store, study_id)
+                transfer.merge(source, target)
+                maintenance.problems(str(damaged))
+            except BisectEnvError as error:
+                named += error.exit_code in (ExitCode.INFRASTRUCTURE, ExitCode.USAGE)
+            except Exception as error:
+                raise AssertionError(f"{table}.{column} = {value!r:.80}") from error
     return named
+
+
+def has_changed(connection: sqlite3.Connection, table: str, column: str, value: object) -> bool:
+    """Put a value into every row; False where the schema does not let it in, or it was there before."""
+    look = f'SELECT typeof("{column}"), "{column}" FROM "{table}"'
+    before = connection.execute(look).fetchall()
+    try:
+        connection.execute(f'UPDATE "{table}" SET "{column}" = ?', [value])
+    except sqlite3.IntegrityError:
+        connection.rollback()
+        return False
+    connection.commit()
+    return connection.execute(look).fetchall() != before
 
 
 def test_whatever_stands_in_a_column_ends_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
@@ -182,10 +221,25 @@ def test_no_axes_an_infinite_time_and_a_signature_that_is_too_deep(
     assert damage_and_use(original, tmp_path, chosen) >= 1
 
 
+NAMED = {
+    "studies": 150,
+    "locks": 80,
+    "packages": 100,
+    "combinations": 20,
+    "trials": 200,
+    "reused": 20,
+    "decisions": 40,
+    "blobs": 40,
+    "artefacts": 0,
+}
+"""At least so many of the damages of a table are named."""
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_every_damage_ends_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
-    assert damage_and_use(original, tmp_path, list(damages())) > 300
+@pytest.mark.parametrize("table", sorted({table for table, _, _ in damages()}))
+def test_every_damage_ends_in_words(original: tuple[Path, str], tmp_path: Path, table: str) -> None:
+    chosen = [damage for damage in damages() if damage[0] == table]
+    assert damage_and_use(original, tmp_path, chosen) >= NAMED[table]
 
 
 def use_bytes(content: bytes, empty: bytes, study_id: str, folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""How an older database becomes a newer one: one Alembic revision a schema, named by its number."""
+"""Migrations of the database: one Alembic revision for each schema, named by its number."""

@@ -1,4 +1,4 @@
-"""Run by Alembic for every command; the connection, and its transaction, are the caller's."""
+"""Run by Alembic for every command; the caller provides the connection and its transaction."""
 
 from alembic import context
 

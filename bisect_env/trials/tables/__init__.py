@@ -1,4 +1,4 @@
-"""Tables that `tools/gpu_tables.py` writes from NVIDIA's sources, as data files beside this one."""
+"""Tables that `tools/gpu_tables.py` writes from NVIDIA's sources, stored beside this module."""
 
 from __future__ import annotations
 

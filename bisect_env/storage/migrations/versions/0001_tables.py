@@ -1,4 +1,4 @@
-"""The tables of the first release; views are made again after every upgrade."""
+"""Creates the tables of the first release."""
 
 import sqlalchemy as sa
 from alembic import op

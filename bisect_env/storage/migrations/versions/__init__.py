@@ -1,1 +1,1 @@
-"""The revisions; a released one never changes."""
+"""The Alembic revisions; a released one is never changed."""
