@@ -3,7 +3,10 @@
 `python -m benchmarks.search_equal_error [--studies N] [--processes P] [--write]` tunes both confidences: each
 study is played at each of them, and for each the trials and the share of wrong answers are kept. Between two
 confidences trials are drawn straight against the logarithm of the error. Neither is told a rate: both learn
-them from counts. Our checks after the answer are left out (`quick`), since git_bayesect has none.
+them from counts. Our checks after the answer are left out (`quick`), since git_bayesect has none. All methods
+toss the same coins: the k-th trial of a version ends alike in all of them. What ours saves has the standard
+error of 200 samples drawn from the studies with replacement. `--write` keeps the rows that were played,
+beside those that were played before.
 
 Two bounds stand beside them. *Rates known* is a posterior over the first bad version alone that is told both
 rates, tries what tells most, and stops by the same confidences: what not knowing the rates costs. log2 N / C
@@ -34,12 +37,11 @@ from git_bayesect import Bisector
 from benchmarks.search_methods import GIVE_UP, grid_of
 from benchmarks.search_rows import Row, plant
 from bisect_env.search.acquisition import binary_entropy
-from bisect_env.search.searcher import SearchSettings
-from bisect_env.search.simulate import simulate
+from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.search.verdict import capacity
 
 RESULTS = Path(__file__).parent / "results" / "search_equal_error.json"
-CONFIDENCES = (0.6, 0.7, 0.8, 0.9, 0.95, 0.96, 0.97, 0.98, 0.99)
+CONFIDENCES = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.99)
 ERRORS = (0.1, 0.05, 0.02)
 ROWS = tuple(
     Row((32,), p0, p1)
@@ -49,25 +51,45 @@ OURS, THEIRS, KNOWN = "bisect-env", "git_bayesect", "rates known"
 METHODS = (OURS, THEIRS, KNOWN)
 Curve = list[tuple[int, bool]]
 """Trials, and whether the answer was wrong, at each confidence."""
+SAMPLES = 200
+
+
+class World:
+    """A planted truth, and coins that are the same for whoever tosses them.
+
+    Attributes:
+        bad: Which versions are bad.
+    """
+
+    def __init__(self, row: Row, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.bad, self._rates = plant(row, rng)
+        (size,) = row.shape
+        self._coins = [np.random.default_rng((seed, version)) for version in range(size)]
+
+    def fails(self, version: int) -> bool:
+        """Whether the next trial of a version does."""
+        return bool(self._coins[version].random() < self._rates[version])
 
 
 def ours(row: Row, seed: int) -> Curve:
     """Trials, and whether the answer was wrong, at each confidence."""
     found = []
+    grid = grid_of(row.shape)
     for confidence in CONFIDENCES:
-        rng = np.random.default_rng(seed)
-        bad, rates = plant(row, rng)
-        grid = grid_of(row.shape)
-        settings = SearchSettings(confidence=confidence, quick=True)
-        end = simulate(grid, {i: i for i in grid.indices()}, rates, rng, settings=settings)
-        found.append((end.trials, bool((end.verdict.best.hypothesis.bad_cells() != bad).any())))
+        world = World(row, seed)
+        search = Search(grid, {i: i for i in grid.indices()}, SearchSettings(confidence, quick=True))
+        while not search.finished:
+            (cell,) = search.ask(1)
+            search.tell(cell, hit=world.fails(cell[0]))
+        wrong = bool((search.verdict.best.hypothesis.bad_cells() != world.bad).any())
+        found.append((search.trials, wrong))
     return found
 
 
 def theirs(row: Row, seed: int) -> Curve:
     """The same of git_bayesect's own `Bisector`: one study, looked at where it reaches each confidence."""
-    rng = np.random.default_rng(seed)
-    bad, rates = plant(row, rng)
+    world = World(row, seed)
     (size,) = row.shape
     bisector = Bisector([1] * size)
     found: Curve = []
@@ -75,18 +97,17 @@ def theirs(row: Row, seed: int) -> Curve:
     while len(found) < len(CONFIDENCES):
         if bisector.distribution.max() >= CONFIDENCES[len(found)] or trials >= GIVE_UP:
             first_bad = size - 1 - int(bisector.distribution.argmax())
-            found.append((trials, bool(((np.arange(size) >= first_bad) != bad).any())))
+            found.append((trials, bool(((np.arange(size) >= first_bad) != world.bad).any())))
             continue
         commit = bisector.select()
-        bisector.record(commit, bool(rng.random() < rates[size - 1 - commit]))
+        bisector.record(commit, world.fails(size - 1 - commit))
         trials += 1
     return found
 
 
 def told(row: Row, seed: int) -> Curve:
     """The same of a posterior that is told both rates."""
-    rng = np.random.default_rng(seed)
-    bad, rates = plant(row, rng)
+    world = World(row, seed)
     (size,) = row.shape
     is_bad = np.arange(size) >= np.arange(1, size)[:, None]
     chance = np.where(is_bad, row.assumed_rate, row.p0)
@@ -99,12 +120,12 @@ def told(row: Row, seed: int) -> Curve:
         weight = np.exp(log_weight - log_weight.max())
         weight /= weight.sum()
         while len(found) < len(CONFIDENCES) and weight.max() >= CONFIDENCES[len(found)]:
-            found.append((trials, bool((is_bad[int(weight.argmax())] != bad).any())))
+            found.append((trials, bool((is_bad[int(weight.argmax())] != world.bad).any())))
         if len(found) == len(CONFIDENCES):
             return found
         bits = binary_entropy(weight @ chance) - weight @ binary_entropy(chance)
         cell = int(bits.argmax())
-        log_weight += (log_hit if rng.random() < rates[cell] else log_miss)[:, cell]
+        log_weight += (log_hit if world.fails(cell) else log_miss)[:, cell]
         trials += 1
 
 
@@ -138,6 +159,22 @@ def at_error(points: Sequence[dict[str, float]], error: float, studies: int) -> 
     return None
 
 
+def saved(
+    mine: Sequence[Curve], other: Sequence[Curve], error: float, rng: np.random.Generator
+) -> tuple[float, float] | None:
+    """What share of another method's trials mine saves at equal error, and its standard error."""
+    shares = []
+    for sample in range(SAMPLES + 1):
+        drawn = rng.integers(0, len(mine), len(mine)) if sample else np.arange(len(mine))
+        here, there = (at_error(curve([of[n] for n in drawn]), error, len(drawn)) for of in (mine, other))
+        if here is None or there is None:
+            if not sample:
+                return None
+            continue
+        shares.append(1.0 - here / there)
+    return shares[0], float(np.std(shares[1:]))
+
+
 def measured(studies: int, processes: int, names: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of some names."""
     chosen = [number for number, row in enumerate(ROWS) if row.name in names]
@@ -146,13 +183,17 @@ def measured(studies: int, processes: int, names: Sequence[str]) -> list[dict[st
         played = [study(one) for one in work]
     else:
         with Pool(processes) as pool:
-            played = list(pool.imap_unordered(study, work, chunksize=2))
+            played = list(pool.imap(study, work, chunksize=2))
     rows = []
     for number in chosen:
         row = ROWS[number]
-        curves = {name: curve([of[name] for place, of in played if place == number]) for name in METHODS}
+        of_row = [of for place, of in sorted(played, key=lambda one: one[0]) if place == number]
+        each = {name: [of[name] for of in of_row] for name in METHODS}
+        rng = np.random.default_rng(0)
+        savings = {f"{error:g}": saved(each[OURS], each[THEIRS], error, rng) for error in ERRORS}
         bound = math.log2(row.shape[0]) / capacity(row.p0, row.assumed_rate)
-        rows.append({"row": row.name, "studies": studies, "bound": bound, **curves})
+        curves = {name: curve(each[name]) for name in METHODS}
+        rows.append({"row": row.name, "studies": studies, "bound": bound, "saved": savings, **curves})
     return rows
 
 
@@ -166,10 +207,17 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         first, last = row[method][0], row[method][-1]
         return f"< {first['trials']:.0f}" if first["wrong"] < error else f"> {last['trials']:.0f}"
 
-    heads = [f"{error:.0%} wrong: {method}" for error in ERRORS for method in METHODS]
+    def less(row: dict[str, Any], error: float) -> str:
+        found = row["saved"][f"{error:g}"]
+        return "" if found is None else f"{found[0]:+.0%} ± {found[1]:.0%}"
+
+    names = [*METHODS, "ours saves"]
+    heads = [f"{error:.0%} wrong: {name}" for error in ERRORS for name in names]
     lines = [f"| row | studies | {' | '.join(heads)} | bound |", f"|{'---|' * (len(heads) + 3)}"]
     for row in rows:
-        cells = [shown(row, method, error) for error in ERRORS for method in METHODS]
+        cells = []
+        for error in ERRORS:
+            cells += [*(shown(row, method, error) for method in METHODS), less(row, error)]
         lines.append(f"| {row['row']} | {row['studies']} | {' | '.join(cells)} | {row['bound']:.0f} |")
     return "\n".join(lines)
 
@@ -189,7 +237,10 @@ def main() -> None:
             points = ", ".join(f"{p['trials']:.0f} ({p['wrong']:.1%})" for p in row[method])
             print(f"{row['row']} {method}: {points}")
     if options.write:
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+        kept = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else []
+        all_rows = {row["row"]: row for row in [*kept, *rows]}
+        found = [all_rows[row.name] for row in ROWS if row.name in all_rows]
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """What a decision of the search costs: milliseconds of processor time of one step, on one core.
 
 `python -m benchmarks.search_steps [--trials N]` plays studies and prints the median and the 90th percentile
-of a step: `ask`, `tell`, and whether it is finished; of `ask` alone for one worker and for eight; and the
-share of time in which a worker is free while the search thinks, with two workers and trials of 0.3 s. Limits
-are those that the search is held to.
+of a step: `ask`, `tell`, and whether it is finished; of `ask` alone for one worker and for eight in the same
+states; and the share of time in which a worker is free while the search thinks, with two workers and trials
+of 0.3 s. Limits are those that the search is held to.
 """
 
 from __future__ import annotations
@@ -94,20 +94,39 @@ class Study:
         self.search.tell(cell, hit=bool(self.rng.random() < self.rates[cell]))
 
 
-def steps(case: Case, workers: int, trials: int, seed: int = 0) -> tuple[list[float], list[float]]:
-    """Milliseconds of each step of a study, and of each `ask` alone."""
+def steps(case: Case, trials: int, seed: int = 0) -> list[float]:
+    """Milliseconds of each step of a study with one worker."""
     study = Study.of(case, seed)
     found: list[float] = []
-    asking: list[float] = []
     while not study.search.finished and study.search.trials < trials:
         started = time.process_time()
-        batch = study.search.ask(workers)
-        asking.append(1e3 * (time.process_time() - started))
-        for cell in batch:
+        for cell in study.search.ask(1):
             study.tell(cell)
         study.search.finished  # noqa: B018 - a part of the step
         found.append(1e3 * (time.process_time() - started))
-    return found, asking
+    return found
+
+
+def asking(case: Case, trials: int, seed: int = 0) -> dict[int, list[float]]:
+    """Milliseconds of `ask` for one and for eight workers, in the same states of a study with either.
+
+    Which of them comes first alternates, since the second may find what the first has worked out.
+    """
+    took: dict[int, list[float]] = {1: [], 8: []}
+    for workers in took:
+        study = Study.of(case, seed)
+        turn = 0
+        while not study.search.finished and study.search.trials < trials:
+            turn += 1
+            batch: list[Index] = []
+            for count in (1, 8) if turn % 2 else (8, 1):
+                started = time.process_time()
+                asked = study.search.ask(count)
+                took[count].append(1e3 * (time.process_time() - started))
+                batch = asked if count == workers else batch
+            for cell in batch:
+                study.tell(cell)
+    return took
 
 
 TRIAL_SECONDS = 0.3
@@ -172,13 +191,12 @@ def main(arguments: list[str] | None = None) -> None:
     )
     print("|---|---|---|---|---|---|---|---|")
     for case in CASES:
-        took, one = steps(case, 1, options.trials)
-        _, eight = steps(case, 8, options.trials)
+        took, asked = steps(case, options.trials), asking(case, options.trials)
         name = "x".join(map(str, case.shape))
         print(
             f"| {name} | {case.direction} | {case.rate:g} | {case.limit:g} ms "
-            f"| {np.median(took):.1f}, {np.percentile(took, 90):.1f} | {np.median(one):.1f} "
-            f"| {np.median(eight):.1f} | {free_while_thinking(case, options.trials):.2%} |",
+            f"| {np.median(took):.1f}, {np.percentile(took, 90):.1f} | {np.median(asked[1]):.2f} "
+            f"| {np.median(asked[8]):.2f} | {free_while_thinking(case, options.trials):.2%} |",
             flush=True,
         )
 

@@ -33,7 +33,7 @@ SMALL: dict[str, list[str]] = {
     "search_pictures": [],
     "search_steps": ["--trials", "20"],
     "search_tables": ["--seeds", "1", "--only", "6x6"],
-    "search_variants": ["--studies", "1", "--processes", "1"],
+    "search_variants": ["as it is", "one bad rate", "--studies", "1", "--processes", "1"],
 }
 TOO_SLOW = {"database": "too slow", "harness": "OVER"}
 """What a benchmark says then."""

@@ -60,21 +60,27 @@ def any_hit(rates: FloatArray, blocks: FloatArray = BLOCKS) -> FloatArray:
 
 
 def information(
-    space: HypothesisSpace, counts: Counts, belief: Belief, blocks: FloatArray = BLOCKS
+    space: HypothesisSpace,
+    counts: Counts,
+    belief: Belief,
+    blocks: FloatArray = BLOCKS,
+    *,
+    bad_cells: tuple[FloatArray, FloatArray] | None = None,
 ) -> FloatArray:
-    """Bits that each block of trials of each cell tells, with rates by their weight.
+    """Bits that each block of trials of each cell tells, rates at their weight.
 
     Args:
         space: The hypotheses.
         counts: What was seen.
         belief: The posterior.
         blocks: Numbers of trials, shape (B,).
+        bad_cells: `belief.bad_cells(space)` if it is known.
 
     Returns:
         Shape (*lattice, B).
     """
     grid = counts.grid
-    bad, not_good = belief.bad_cells(space)
+    bad, not_good = belief.bad_cells(space) if bad_cells is None else bad_cells
     good = np.maximum(belief.backgrounds - not_good, 0.0)
     by_rate = any_hit(grid.rates, blocks)
     if_bad = grid.kernel @ by_rate
@@ -168,7 +174,7 @@ def choose(
     build_cost: FloatArray,
     visible: NDArray[np.bool_],
     leading: float,
-) -> int:
+) -> tuple[int, FloatArray, FloatArray]:
     """The cell whose next trial is worth most.
 
     Args:
@@ -180,16 +186,20 @@ def choose(
         leading: Posterior of the best answer.
 
     Returns:
-        Its flat position on the lattice.
+        Its flat position on the lattice; the score that does not look at hypotheses one by one, of all cells,
+        0 where nothing can be asked for; and how likely each is bad. Both have the shape of the lattice.
     """
     blocks = BLOCKS if build_cost.any() else ONE
-    score = scores(information(space, counts, belief, blocks), build_cost, blocks)
-    score = np.where(visible, score, -np.inf).ravel()
+    bad_cells = belief.bad_cells(space)
+    told_by = information(space, counts, belief, blocks, bad_cells=bad_cells)
+    every = np.where(visible, scores(told_by, build_cost, blocks), 0.0)
+    bad = bad_cells[0].sum(axis=-1)
+    score = np.where(visible, every, -np.inf).ravel()
     if leading < LEADING:
-        return int(score.argmax())
+        return int(score.argmax()), every, bad
     liked = np.arange(score.size)
     if score.size > _CELLS_LIKED:
         liked = np.sort(np.argpartition(-score, _CELLS_LIKED)[:_CELLS_LIKED])
     told = information_on_answer(space, counts, belief, liked, blocks)
     answers = scores(told, build_cost.ravel()[liked], blocks)
-    return int(liked[np.where(np.isfinite(score[liked]), answers, -np.inf).argmax()])
+    return int(liked[np.where(np.isfinite(score[liked]), answers, -np.inf).argmax()]), every, bad

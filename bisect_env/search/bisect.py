@@ -209,6 +209,8 @@ class Bisection:
         thrifty: Whether along a single axis to look where `git bisect` would.
         trusted: Stated ends that are looked at only when the answer rests on them.
         leaves: Whether commits may be wanted that are no values (`laid_out`).
+        control: Whether to look at the good end of a single axis though nobody stated it. Every pass
+            elsewhere says more of the answer; but a failure there shows a history that changes more often.
     """
 
     def __init__(
@@ -221,9 +223,10 @@ class Bisection:
         thrifty: bool = False,
         trusted: Collection[Index] = (),
         leaves: bool = False,
+        control: bool = True,
     ) -> None:
         self._grid, self._space, self._group, self._required = grid, space, group, required
-        self._thrifty, self._trusted, self._leaves = thrifty, trusted, leaves
+        self._thrifty, self._trusted, self._leaves, self._control = thrifty, trusted, leaves, control
         self.labels: dict[Index, bool] = {}
         self._left = np.arange(space.size)
         self._applied: set[Index] = set()
@@ -485,10 +488,15 @@ class Bisection:
 
     # -- changes along one axis --------------------------------------------------------------------------
 
+    @property
+    def _is_line(self) -> bool:
+        """Whether a single axis has a choice, and an order."""
+        axes = [axis for axis, n in zip(self._grid.axes, self._grid.shape, strict=True) if n > 1]
+        return len(axes) == 1 and axes[0].direction is not Direction.UNORDERED
+
     def _line(self) -> list[Index] | None:
         """Cells of the only axis with a choice, in order, those that can be run; None if it is not alone."""
-        axes = [i for i, n in enumerate(self._grid.shape) if n > 1]
-        if len(axes) != 1 or self._grid.axes[axes[0]].direction is Direction.UNORDERED:
+        if not self._is_line:
             return None
         return [tuple(map(int, cell)) for cell in np.argwhere(self._group >= 0)]
 
@@ -687,6 +695,8 @@ class Bisection:
     def _ends_first(self) -> list[Index]:
         """Ends that are looked at before anything else."""
         trusted = {self._stands_for(cell) for cell in self._trusted}
+        if not self._control and self._grid.good is None and self._is_line:
+            trusted.add(self.ends[0])
         return [c for c in self.ends if c is not None and c not in trusted and c not in self.labels]
 
     @cached_property
@@ -757,6 +767,7 @@ class Bisection:
             thrifty=self._thrifty,
             trusted=self._trusted,
             leaves=self._leaves,
+            control=self._control,
         )
         ahead._left, ahead._applied = self._rules, set(self._applied)
         ahead.labels = {**self.labels, **labels}

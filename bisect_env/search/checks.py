@@ -97,6 +97,38 @@ def _controls(
     return found
 
 
+def apart_checks(best: Answer, tally: Tally, settings: SearchSettings, tried: int) -> list[Check]:
+    """Trials that the first bad combinations need where nothing but their own failures tells them apart.
+
+    Where the last good combination failed as well, y failures of n at the first bad one have to be no luck at
+    its rate r, whichever of all combinations that were tried had that luck:
+
+        P(at least y of n | r) · tried ≤ 1 − confidence
+
+    Args:
+        best: The answer, a pair that no rule of all combinations speaks for.
+        tally: What was seen.
+        settings: The confidence, and how far to go.
+        tried: How many combinations were.
+    """
+    most = _PATIENCE * clean_passes(settings.clean_rate, settings.confidence)
+    found = []
+    for boundary in best.boundaries:
+        (failed, of), (hits, trials) = tally(boundary.good), tally(boundary.bad)
+        if not failed or trials >= most:
+            continue
+        if _at_least(hits, trials, (failed + 1) / (of + 2)) * tried > 1.0 - settings.confidence:
+            found.append(Check(boundary.bad, min(max(trials, 1), most - trials), "first bad"))
+    return found
+
+
+def _at_least(hits: int, trials: int, rate: float) -> float:
+    """Probability of so many failures or more."""
+    k = np.arange(hits, trials + 1)
+    ways = math.lgamma(trials + 1) - np.array([math.lgamma(n + 1) + math.lgamma(trials - n + 1) for n in k])
+    return float(np.exp(ways + k * math.log(rate) + (trials - k) * math.log1p(-rate)).sum())
+
+
 def cleared(
     best: Answer, can_run: NDArray[np.bool_], tally: Tally, settings: SearchSettings
 ) -> tuple[Cleared, ...]:
@@ -143,7 +175,7 @@ def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally:
 
     On a single axis that is the middle of its longest untested interval. On several it is, for each culprit
     axis in turn, its last good value at the far end of the others: a corner is good there, a frontier is
-    bad beyond one of them.
+    bad beyond one of them. Of an axis that may change either way it is at both ends.
 
     Args:
         best: The answer.
@@ -156,11 +188,12 @@ def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally:
         return [Check(cell, 1, "untested") for cell, _ in found[:1]]
     if best.hypothesis.kind in ("any", "frontier") and best.first_bad is not None:
         # Where one axis alone should suffice, and where none does: beyond a second frontier it is otherwise.
-        untried = [cell for cell in _mixed_ends(best, best.first_bad) if can_run[cell] and not tally(cell)[1]]
+        ends = [*_mixed_ends(best, best.first_bad), *_other_ends(best, grid)]
+        untried = [cell for cell in ends if can_run[cell] and not tally(cell)[1]]
         return [Check(cell, 1, "untested") for cell in untried[:1]]
     if best.hypothesis.kind != "all" or best.first_bad is None:
         return []
-    far = [cell for cell in _far_cells(best, grid) if can_run[cell]]
+    far = [cell for cell in [*_far_cells(best, grid), *_other_ends(best, grid)] if can_run[cell]]
     sides = {cell for b in best.boundaries for cell in (b.bad, b.good)}
     untried = [cell for cell in far if cell not in sides and not tally(cell)[1]]
     return [Check(cell, 1, "untested") for cell in untried[:1]]
@@ -175,6 +208,21 @@ def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:
     return list(itertools.product(*ends))
 
 
+def _other_ends(best: Answer, grid: Grid) -> list[Index]:
+    """Both sides of boundaries at both ends of axes that may change either way and are said not to matter.
+
+    Where such an axis matters, there is a turn that nobody saw: bad at one of its ends, good at the other.
+    """
+    found: dict[Index, None] = {}
+    for boundary in best.boundaries:
+        for axis, size in enumerate(grid.shape):
+            if axis in best.hypothesis.culprits or grid.axes[axis].direction is not Direction.EITHER:
+                continue
+            for cell, end in itertools.product((boundary.good, boundary.bad), (0, size - 1)):
+                found[(*cell[:axis], end, *cell[axis + 1 :])] = None
+    return list(found)
+
+
 def _far_cells(best: Answer, grid: Grid) -> list[Index]:
     """Per culprit axis its last good value with all others at their bad ends; and the other way round."""
     assert best.first_bad is not None
@@ -184,6 +232,8 @@ def _far_cells(best: Answer, grid: Grid) -> list[Index]:
     for axis in ordered:
         inside = np.flatnonzero(hypothesis.sets[axis])
         upward = grid.axes[axis].direction is not Direction.FIXED
+        if grid.axes[axis].direction is Direction.EITHER and axis in hypothesis.culprits:
+            upward = bool(hypothesis.sets[axis][-1])
         bad_end[axis] = int(inside[-1] if upward else inside[0])
         if axis not in hypothesis.culprits:
             good_end[axis] = int(inside[0] if upward else inside[-1])

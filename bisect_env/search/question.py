@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.acquisition import BLOCKS, ONE, choose, information, scores
+from bisect_env.search.acquisition import ONE, choose, information
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.goodness_of_fit import log10_bayes_factor, unexplained
 from bisect_env.search.knowledge import Knowledge, position
@@ -43,10 +43,8 @@ _CONTROL = 0.5
 _CONTROLS = 8
 # Combinations among which the trials of one call are shared out, at most.
 _CHOICES = 8
-# Updates of the posterior in one call; how far apart chances of being bad are that tell of other things; and
-# of the passes that clear a combination the part that it gets at a time: where failures are rare the best one
-# stays the best for several trials. Eight workers need as many trials as with an update for each of them.
-_UPDATES = 2
+# How far apart chances of being bad are that tell of other things; and of the passes that clear a combination
+# the part that it gets at a time: where failures are rare the best one stays the best for several trials.
 _APART = 0.3
 _OF_CLEAN = 4
 # Pending cells whose hit is thought through: each costs an update of the posterior.
@@ -128,43 +126,52 @@ class Question(Knowledge):
         for index, running in (pending or {}).items():
             ahead.add(self.representative_of(index), 0, running)
         cost = self.prices(build_cost)
+        belief = self._believe(ahead) if pending else self._belief
         chosen: list[Index] = []
-        part = -(-count // _UPDATES)
         while len(chosen) < count:
-            belief = self._believe(ahead) if chosen or pending else self._belief
-            wanted = self._next(ahead, belief, cost)
-            cell = wanted if only is None or wanted in only else self._best_of(only, ahead, belief, worth)
-            if cell is None:
+            room = count - len(chosen)
+            first = self._end_first(ahead, belief) or self._to_certify(ahead)
+            if first is not None and (only is None or first in only):
+                # What else they should do is known without these trials.
+                shares = {first: min(room, -(-count // 2))}
+            elif only is None:
+                shares = self._shared_out(room, ahead, belief, cost)
+            else:
+                cell = self._best_of(only, ahead, belief, worth)
+                shares = {} if cell is None else {cell: room}
+            if not shares:
                 break
-            # An update of the posterior for each choice takes too long: of many trials several go together.
-            cells = [cell]
-            room = min(part, count - len(chosen))
-            each = max(1, min(-(-count // _CHOICES), self._clean), self._clean // _OF_CLEAN)
-            if only is None and room > each:
-                cells = self._apart(cell, -(-room // each), ahead, belief, cost)
-            for place, one in enumerate(cells):
-                together = min(each, room - place * each) if place + 1 < len(cells) else room - place * each
-                chosen += [one] * together
-                ahead.add(one, 0, together)
-                cost[one] = 0.0
+            for cell, share in shares.items():
+                chosen += [cell] * share
+                ahead.add(cell, 0, share)
+                cost[cell] = 0.0
         return chosen
 
-    def _apart(self, cell: Index, count: int, ahead: Counts, belief: Belief, cost: FloatArray) -> list[Index]:
-        """A cell, and others that tell about other things: those whose chance of being bad is another."""
-        if self._end_first(ahead, belief) or self._to_certify(ahead):
-            return [cell]
-        blocks = BLOCKS if cost.any() else ONE
-        score = scores(information(self._space, ahead, belief, blocks), cost, blocks)
-        score = np.where(self._visible, score, 0.0)
-        bad = self._space.bad_mass(belief.hypotheses[:, None])[..., 0]
-        found = [cell]
-        while len(found) < count:
-            # What one pass tells of the other: little where they are bad together or not at all.
-            score = score * np.minimum(np.abs(bad - bad[found[-1]]) / _APART, 1.0)
+    def _shared_out(self, room: int, ahead: Counts, belief: Belief, cost: FloatArray) -> dict[Index, int]:
+        """The best cell and, if there is more room than it needs at a time, others that tell of other things.
+
+        Another posterior for each choice would take too long. Other things are told by cells whose chance of
+        being bad is another: one pass says little of another cell where they are bad together or not at all.
+
+        Args:
+            room: Trials to share out.
+            ahead: What was seen, with trials under way.
+            belief: The posterior of it, or of a part of it.
+            cost: Price of each environment in trials, shape of the lattice.
+        """
+        best, score, bad = self._best(ahead, belief, cost)
+        each = max(1, min(-(-room // _CHOICES), self._clean), self._clean // _OF_CLEAN)
+        shares = {best: min(each, room)}
+        last, left = best, room - shares[best]
+        while left:
+            score = score * np.minimum(np.abs(bad - bad[last]) / _APART, 1.0)
             if score.max() <= 0:
+                shares[last] += left
                 break
-            found.append(position(int(score.argmax()), self._grid.shape))
-        return found
+            last = position(int(score.argmax()), self._grid.shape)
+            shares[last] = shares.get(last, 0) + min(each, left)
+            left -= min(each, left)
+        return shares
 
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
@@ -201,7 +208,8 @@ class Question(Knowledge):
         return cost
 
     def _next(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
-        return self._end_first(ahead, belief) or self._to_certify(ahead) or self._best(ahead, belief, cost)
+        first = self._end_first(ahead, belief) or self._to_certify(ahead)
+        return self._best(ahead, belief, cost)[0] if first is None else first
 
     def _end_first(self, ahead: Counts, belief: Belief) -> Index | None:
         """A control at the good end, then the bad end until it shows the target or is doubted."""
@@ -310,10 +318,11 @@ class Question(Knowledge):
     def _lacking(self, best: Answer) -> list[Index]:
         return [cell for cell, wanted in self._wanted(best) if self._counts.trials[cell] < wanted]
 
-    def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
+    def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> tuple[Index, FloatArray, FloatArray]:
+        """The cell whose next trial is worth most; of each what it tells, and how likely it is bad."""
         leading = float(self._classes.masses(belief.hypotheses).max())
-        cell = choose(self._space, ahead, belief, cost, self._visible, leading)
-        return position(cell, self._grid.shape)
+        cell, score, bad = choose(self._space, ahead, belief, cost, self._visible, leading)
+        return position(cell, self._grid.shape), score, bad
 
     def _best_of(self, only: Collection[Index], ahead: Counts, belief: Belief, worth: float) -> Index | None:
         told = np.where(self._visible, information(self._space, ahead, belief, ONE)[..., 0], -np.inf)

@@ -35,7 +35,7 @@ import numpy as np
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.bisect import Bisection
-from bisect_env.search.checks import Check, clean_checks, cleared, untested_checks
+from bisect_env.search.checks import Check, apart_checks, clean_checks, cleared, untested_checks
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.labels import chances, labels, usual_trials
 from bisect_env.search.nonmonotone import RARE, Histories, histories
@@ -53,11 +53,13 @@ _BELIEVED = 0.5
 is 0.04 for an axis, it takes a Bayes factor of 24: *strong* evidence in the scale of Kass and Raftery."""
 CERTAIN = 0.85
 """Prior that a failure is certain. Of twelve upgrade failures collected from issue trackers ten were."""
-_USUAL_ERROR, _DOUBTS, _OF_ERROR = 0.05, 5, 0.125
-"""A failure that comes in half of all runs looks certain in the first eight trials of one study in seven. So
-the error that is left to answers about certain failures shrinks faster than what is stated, to an eighth."""
+_USUAL_ERROR, _CERTAIN_ERROR, _UNCHECKED_ERROR, _DOUBTS = 0.05, 0.03, 0.006, 2
+"""A failure that comes in half of all runs may look certain in the first eight trials. One trial more makes
+that half as likely; where failures are flaky as much takes ten. So an answer about a certain failure is left
+a part of the stated error, and of a smaller error an even smaller part; a small one where nothing is checked
+once the answer stands."""
 _SPARE = 6
-"""Trials beyond one for each combination in which that is doubted."""
+"""Trials beyond one for each combination until which that is doubted."""
 _FAILURES = 2
 """How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly."""
 _UNSEEN = 8
@@ -172,10 +174,13 @@ class Search:
         self._checks_ended = not self._plain or self.settings.quick
         narrow = self._narrow
         self._bisection = Bisection(
-            *(grid, narrow.space, narrow.group, self.settings.confidence),
+            *(grid, narrow.space, narrow.group),
+            # What is left after the doubt that the failure is certain is still what was stated.
+            self.settings.confidence / (1.0 - _certain_error(self.settings)),
             thrifty=self.settings.thrifty,
             trusted=self._trusted(grid),
             leaves=self.settings.leaves,
+            control=not self.settings.quick,
         )
 
     def _trusted(self, grid: Grid) -> list[Index]:
@@ -262,18 +267,49 @@ class Search:
     def _labelled(self) -> dict[Index, float] | None:
         """Probability of being bad of each combination by itself, if that is how the question is put."""
         narrow = self._narrow
-        if not self._plain or self._certain or not narrow.total_hits or self._question.finished:
+        if not self._plain or self._certain or not narrow.total_hits:
             return None
         if sum(size > 1 for size in self._shape) < 2:
             return None
+        chance: dict[Index, float] | None = None
+        if self._question.finished:
+            chance = chances(narrow.tallies)
+            if not self._speak_otherwise(chance):
+                return None
         rates = narrow.typical_rates()
         everything = narrow.visible_count * usual_trials(*rates)
-        if self.trials < everything / 2 and self._question.could_be_better() <= _FAR_BETTER:
-            return None
-        chance = chances(narrow.tallies)
-        confidence = 1.0 - (1.0 - self.settings.confidence) / 3
-        self._bisection.relabel(labels(narrow.tallies, chance, confidence, rates[0]))
+        if chance is None:
+            if self.trials < everything / 2 and self._question.could_be_better() <= _FAR_BETTER:
+                return None
+            chance = chances(narrow.tallies)
+        self._bisection.relabel(labels(narrow.tallies, chance, self._label_confidence, rates[0]))
         return chance
+
+    @property
+    def _label_confidence(self) -> float:
+        return 1.0 - (1.0 - self.settings.confidence) / 3
+
+    def _speak_otherwise(self, chance: Mapping[Index, float]) -> bool:
+        """Whether some combination by itself speaks against the answer that nothing changes.
+
+        A rule may contradict more of what was seen than that answer does, and be no better for it.
+        """
+        verdict = self._question.verdict
+        if verdict.ends_wrong or verdict.best.hypothesis.kind not in ("never", "always"):
+            return False
+        bad = verdict.best.hypothesis.kind == "always"
+        return any((p < 0.5) is bad for p in chance.values())
+
+    @property
+    def _one_sided(self) -> list[Index]:
+        """Where all labels are alike: what was tried and may carry the other one, the likeliest first."""
+        chance, known = self._labelled or {}, self._bisection.labels
+        if len(set(known.values())) > 1:
+            return []
+        bad = any(known.values())
+        other = {cell: 1.0 - p if bad else p for cell, p in chance.items() if cell not in known}
+        may = [cell for cell, p in other.items() if p > 0.5]
+        return sorted(may, key=lambda cell: (-other[cell], cell))
 
     def _labelled_cells(
         self, count: int, pending: Mapping[Index, int], only: Collection[Index] | None
@@ -282,7 +318,8 @@ class Search:
         usual = usual_trials(*self._narrow.typical_rates())
         chunk = max(1, usual // 2)
         waiting = [cell for cell, running in pending.items() if running >= chunk]
-        wanted = self._bisection.next(max(1, -(-count // chunk)), pending=waiting, only=only)
+        wanted = [cell for cell in self._one_sided if cell not in waiting and (only is None or cell in only)]
+        wanted = wanted or self._bisection.next(max(1, -(-count // chunk)), pending=waiting, only=only)
         chosen: list[Index] = []
         for cell in wanted:
             room = min(count - len(chosen), chunk - pending.get(cell, 0))
@@ -354,33 +391,36 @@ class Search:
             return []
         bad_sides = (best.first_bad, *(b.bad for b in best.boundaries))
         sides = dict.fromkeys(map(self._narrow.representative_of, bad_sides))
-        again = [(cell, _FAILURES) for cell in sides if self.counts(cell)[0] < _FAILURES]
-        if again:
-            return again
-        chance, doubtful = self._certain_probability
-        if chance >= self._required_if_certain or doubtful is None:
-            return []
-        # One more failure speaks against all that is in doubt, one more pass against the most doubtful.
-        failures, passes = int(self._narrow.total_hits), self.counts(doubtful)[1]
-        least_failed = min(sides, key=lambda cell: self.counts(cell)[0])
-        if_failed, if_passed = self._doubts(failures + 1), self._doubts(failures, {doubtful: passes + 1})
-        if if_failed[0] < if_passed[0]:
-            return [(least_failed, self.counts(least_failed)[1] + 1)]
-        return [(doubtful, passes + 1)]
+        # All that will be wanted if failures stay certain, so that workers need not wait for one another.
+        trials = {cell: self.counts(cell)[1] for cell in sides}
+        wanted = {cell: _FAILURES for cell in sides if trials[cell] < _FAILURES}
+        passes: dict[Index, int] = {}
+        while True:
+            fail = sum(n - trials[cell] for cell, n in wanted.items())
+            more = fail + sum(n - self.counts(cell)[1] for cell, n in passes.items())
+            failures = int(self._narrow.total_hits) + fail
+            doubt, doubtful = self._doubts(failures, passes)
+            if doubtful is None or self._is_sure_if_certain(best.probability, doubt, self.trials + more):
+                return [*wanted.items(), *passes.items()]
+            # One more failure speaks against all that is in doubt, one more pass against the most doubtful.
+            once_more = {**passes, doubtful: passes.get(doubtful, self.counts(doubtful)[1]) + 1}
+            if self._doubts(failures + 1, passes)[0] < self._doubts(failures, once_more)[0]:
+                least = min(sides, key=lambda cell: wanted.get(cell, trials[cell]))
+                wanted[least] = wanted.get(least, trials[least]) + 1
+            else:
+                passes = once_more
 
-    @property
-    def _required_if_certain(self) -> float:
-        """Probability at which a failure that looks certain has an answer.
+    def _is_sure_if_certain(self, probability: float, doubt: float, trials: int) -> bool:
+        """Whether an answer stands though the failure may be a flaky one that looks certain.
 
-        At a stated 0.95 it is that; whoever states more doubts more that a failure is certain which looks so,
-        as long as that takes few trials more than there are combinations.
+        Args:
+            probability: Of the answer if the failure is certain.
+            doubt: From `_doubts`.
+            trials: Counted by then.
         """
-        error = 1.0 - self.settings.confidence
-        if error >= _USUAL_ERROR:
-            return 1.0 - _USUAL_ERROR
-        if self.trials >= self._narrow.visible_count + _SPARE:
-            return self.settings.confidence
-        return 1.0 - max(_USUAL_ERROR * (error / _USUAL_ERROR) ** _DOUBTS, error * _OF_ERROR)
+        if trials >= self._narrow.visible_count + _SPARE:
+            return probability >= self.settings.confidence * (1.0 + doubt)
+        return (1.0 - _certain_error(self.settings)) * (1.0 + doubt) <= 1.0
 
     def _wrong_end(self) -> Index | None:
         """The stated good end if it failed."""
@@ -543,7 +583,7 @@ class Search:
     def _answer_stands(self) -> bool:
         if self._labelled is not None:
             found = self._bisection.found
-            return found.settled and not found.untried
+            return found.settled and not found.untried and not self._one_sided
         if not self._certain:
             return self._question.finished
         found = self._bisection.found
@@ -570,6 +610,8 @@ class Search:
             wanted = self._proof(verdict)
         elif self._certain and not self.settings.thrifty:
             wanted = untested_checks(verdict.best, self._grid, can_run, self.counts)
+        if self._labelled is not None:
+            wanted = apart_checks(verdict.best, self.counts, self.settings, len(self._labelled))
         wanted += clean_checks(verdict.best, can_run, self.counts, self.settings)
         found: dict[Index, Check] = {}
         for check in wanted:
@@ -732,6 +774,12 @@ class Search:
     def rates(self) -> RateGrid:
         """The prior for rates."""
         return self._narrow.rates
+
+
+def _certain_error(settings: SearchSettings) -> float:
+    """What is left of the stated error to answers about failures that only look certain."""
+    most = _UNCHECKED_ERROR if settings.quick else _CERTAIN_ERROR
+    return most * min((1.0 - settings.confidence) / _USUAL_ERROR, 1.0) ** _DOUBTS
 
 
 def _flaky_weights(failures: int, passes: FloatArray, least: float) -> FloatArray:

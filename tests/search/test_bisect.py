@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 import subprocess
@@ -19,7 +20,7 @@ from scipy.stats import binom
 
 from benchmarks.repositories import Change, git, write
 from bisect_env.matrix.grid import Direction, Index
-from bisect_env.search.searcher import CERTAIN, Search, SearchSettings
+from bisect_env.search.searcher import CERTAIN, Search, SearchSettings, StudySearch
 from bisect_env.search.space import HypothesisSpace
 from bisect_env.search.table import TableSearch
 from bisect_env.search.verdict import Status, Verdict
@@ -98,6 +99,21 @@ def test_eight_trials_in_seven_environments_at_32_versions() -> None:
     checked = played[4::5]
     assert max(one.environments - one.environments_before for one in checked) <= 1
     assert {one.search.counts(one.verdict.best.last_good or ())[1] for one in checked} == {62}
+
+
+@pytest.mark.parametrize(("rates", "most"), [((0.0, 0.5), 0.08), ((0.0, 0.8), 0.08), ((0.02, 0.3), 0.03)])
+def test_a_flaky_failure_seldom_looks_like_a_certain_one(rates: tuple[float, float], most: float) -> None:
+    """How likely it is, over all first bad versions, that trials end as another certain failure's would."""
+    background, rate = rates
+    misread = 0.0
+    for said in range(1, 32):
+        seen = Counter(Played(configuration((32,), {0: said}), quick=True).tried)
+        for true in {*range(1, 32)} - {said}:
+            fails = {cell: rate if cell[0] >= true else background for cell in seen}
+            misread += math.prod(
+                (fails[cell] if cell[0] >= said else 1 - fails[cell]) ** n for cell, n in seen.items()
+            )
+    assert misread / 31 <= most
 
 
 @pytest.mark.parametrize(("size", "workers"), [(32, 2), (71, 16), (71, 64), (300, 16)])
@@ -183,6 +199,81 @@ def test_no_truth_takes_longer_than_trying_everything(
         assert all(said[cell] == bad[cell] for cell in one.tried)
 
 
+def shaped_tables() -> st.SearchStrategy[NDArray[np.bool_]]:
+    """Staircases, bands, checkerboards and random tables of two and three axes."""
+
+    def table(shape: tuple[int, ...], kind: str, seed: int) -> NDArray[np.bool_]:
+        rng = np.random.default_rng(seed)
+        places = np.indices(shape)
+        steps = places.sum(axis=0)
+        if kind == "random":
+            return np.asarray(rng.random(shape) < rng.choice([0.2, 0.5, 0.8]))
+        if kind == "checkerboard":
+            return np.asarray(steps % 2 == 1)
+        if kind == "band":
+            low = int(rng.integers(0, steps.max() + 1))
+            return np.asarray((steps >= low) & (steps < low + 2))
+        corners = rng.integers(0, shape, (3, len(shape)))
+        beyond = [(places >= corner.reshape(-1, *[1] * len(shape))).all(axis=0) for corner in corners]
+        return np.asarray(np.any(beyond, axis=0))
+
+    kinds = st.sampled_from(["random", "checkerboard", "band", "staircase", "staircase"])
+    shapes = st.one_of(
+        st.tuples(st.integers(2, 7), st.integers(2, 7)),
+        st.tuples(st.integers(2, 4), st.integers(2, 4), st.integers(2, 4)),
+    )
+    return st.builds(table, shapes, kinds, st.integers(0, 2**32 - 1)).filter(
+        lambda bad: bool(bad.any() and not bad.all())
+    )
+
+
+def in_any_order(search: StudySearch, bad: NDArray[np.bool_], workers: int, chance: random.Random) -> None:
+    """Play a study of a certain failure with workers whose trials take any time."""
+    running: list[Index] = []
+    while not search.finished:
+        running += search.ask(workers - len(running), pending=Counter(running))
+        assert running, f"nothing asked, not finished: {search.verdict.reason}"
+        cell = running.pop(chance.randrange(len(running)))
+        search.tell(cell, hit=bool(bad[cell]))
+
+
+@settings(max_examples=60)
+@given(shaped_tables(), st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 8]))
+def test_no_order_in_which_trials_end_makes_an_answer_false_or_late(
+    bad: NDArray[np.bool_], seed: int, workers: int
+) -> None:
+    chance = random.Random(seed)
+    directions = [chance.choice(ANY) for _ in bad.shape]
+    lattice = grid(bad.shape, directions)
+    search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+    in_any_order(search, bad, workers, chance)
+    assert search.trials <= bad.size + 10
+    assert is_true(search.verdict, bad)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_a_checked_answer_about_a_staircase_is_right_everywhere(workers: int) -> None:
+    """On axes that may change either way what seems not to matter is tried at both ends."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    first, second, third = np.indices((3, 3, 3))
+    flat, other = np.indices((7, 6))
+    tables = [
+        (third == 2) & (second == 0) | (third == 2) & (first == 2),
+        (flat >= 6) | ((flat == 5) & (other <= 2)),
+        (flat + other >= 7),
+    ]
+    wrong = 0
+    for bad in tables * 3:
+        lattice = grid(bad.shape, EITHER)
+        search = Search(lattice, alone(lattice), SearchSettings())
+        in_any_order(search, bad, workers, chance)
+        assert is_true(search.verdict, bad)
+        wrong += bool((search.verdict.best.hypothesis.bad_cells() != bad).any())
+    assert wrong <= 1
+
+
 @settings(max_examples=30)
 @given(random_tables(SHAPES), st.integers(0, 2**32 - 1))
 # Two good combinations in doubt beside one bad one: another failure of that one speaks for both.
@@ -217,6 +308,59 @@ def test_the_answer_does_not_depend_on_the_order_of_trials(bad: NDArray[np.bool_
     assert mine.best.hypothesis == its.best.hypothesis
     assert mine.best.boundaries == its.best.boundaries
     assert mine.best.probability == pytest.approx(its.best.probability)
+
+
+def test_one_failure_is_looked_into_where_everything_else_passes() -> None:
+    """A table without a rule whose stated direction makes its last combination bad, which is good."""
+    lattice = grid((5, 5), REGRESSION)
+    search = Search(lattice, alone(lattice))
+    search.tell((1, 4), hit=True)
+    for cell, passes in (((4, 4), 89), ((1, 4), 1), ((0, 0), 1), ((2, 2), 1), ((3, 1), 1)):
+        for _ in range(passes):
+            search.tell(cell, hit=False)
+    assert not search.finished
+    assert search.ask(1) == [(1, 4)]
+
+
+def test_not_everything_is_bad_where_one_combination_never_failed() -> None:
+    lattice = grid((5, 3), REGRESSION)
+    search = Search(lattice, alone(lattice))
+    seen = [[(4, 7), (0, 1), (2, 2)], [(1, 4), (3, 8), (0, 2)], [(0, 5), (2, 3), (2, 4)]]
+    seen += [[(0, 2), (0, 3), (1, 3)], [(0, 1), (4, 7), (0, 41)]]
+    for cell, (hits, trials) in zip(lattice.indices(), itertools.chain(*seen), strict=True):
+        for trial in range(trials):
+            search.tell(cell, hit=trial < hits)
+    assert search.verdict.best.hypothesis.kind != "always"
+    assert not search.answered or is_true(search.verdict, np.arange(15).reshape(5, 3) != 14)
+
+
+def confirmed_of_flaky_tables(
+    rate: float, direction: Direction, seeds: Collection[int]
+) -> tuple[list[int], int]:
+    """Seeds of random tables whose confirmed and checked answer names a false pair, and how many had one."""
+    wrong, confirmed = [], 0
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        shape = rng.integers(2, 5, 3) if seed % 3 == 2 else rng.integers(2, 9, 2)
+        bad = rng.random(tuple(map(int, shape))) < [0.5, 0.2, 0.8][seed % 3]
+        lattice = grid(bad.shape, direction)
+        search = Search(lattice, alone(lattice), SearchSettings())
+        while not search.finished:
+            for cell in search.ask(2):
+                search.tell(cell, hit=bool(rng.random() < rate * bad[cell]))
+        if search.verdict.status is Status.CONFIRMED:
+            confirmed += 1
+            wrong += [] if is_true(search.verdict, bad) else [seed]
+    return wrong, confirmed
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("direction", [REGRESSION, EITHER, UNORDERED])
+@pytest.mark.parametrize("rate", [0.5, 0.2])
+def test_a_confirmed_pair_of_a_flaky_table_is_a_true_one(rate: float, direction: Direction) -> None:
+    wrong, confirmed = confirmed_of_flaky_tables(rate, direction, range(100))
+    assert confirmed >= 80
+    assert len(wrong) <= binom.ppf(0.99, confirmed, 0.05), wrong
 
 
 @pytest.mark.statistical
@@ -319,11 +463,7 @@ def test_a_corner_of_a_frontier_is_not_the_answer_in_whatever_order_trials_end()
     lattice = grid(bad.shape)
     for _ in range(25):
         search = Search(lattice, alone(lattice), SearchSettings())
-        running: list[Index] = []
-        while not search.finished:
-            running += search.ask(2 - len(running), pending=Counter(running))
-            cell = running.pop(chance.randrange(len(running)))
-            search.tell(cell, hit=bool(bad[cell]))
+        in_any_order(search, bad, 2, chance)
         assert search.verdict.best.hypothesis.kind == "frontier"
         assert is_true(search.verdict, bad)
 
