@@ -37,7 +37,7 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY
 
 
 _OWN: set[Path] = set()
-_making = threading.Lock()
+_making = threading.RLock()
 _is_over = False
 
 
@@ -55,7 +55,7 @@ def remove_own() -> None:
 def _begin_anew() -> None:
     """In a forked process: what its parent has is not its own."""
     global _making, _is_over
-    _making, _is_over = threading.Lock(), False
+    _making, _is_over = threading.RLock(), False
     _OWN.clear()
 
 
@@ -118,19 +118,21 @@ def make_held(prefix: str) -> tuple[Path, int]:
     Args:
         prefix: Of its name.
     """
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=prefix))
-        # Between making it and locking it, somebody who tidies up may take it for left behind. What he holds,
-        # or has removed, is his: another one is made.
-        with contextlib.suppress(FileNotFoundError):
-            fd = os.open(path, _FLAGS)
-            try:
-                is_ours = _lock(path, fd)
-            except OSError:  # a file system without locks, on which nobody can tidy up either
-                is_ours = True
-            if is_ours:
-                return path, fd
-            os.close(fd)
+    # Our own tidying up would take it for left behind, too, and may end with the process before it is removed.
+    with _making:
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=prefix))
+            # Between making it and locking it, another process that tidies up may take it for left behind.
+            # What that holds, or has removed, is its own: another one is made.
+            with contextlib.suppress(FileNotFoundError):
+                fd = os.open(path, _FLAGS)
+                try:
+                    is_ours = _lock(path, fd)
+                except OSError:  # a file system without locks, on which nobody can tidy up either
+                    is_ours = True
+                if is_ours:
+                    return path, fd
+                os.close(fd)
 
 
 def _lock(path: Path, fd: int) -> bool:
@@ -195,10 +197,12 @@ def left_behind(prefix: str) -> Iterator[Path]:
             fd = os.open(path, _FLAGS)
         except OSError:  # somebody else's, or just gone
             continue
+        is_nobodys = False
         try:
-            with contextlib.suppress(OSError):
-                if os.fstat(fd).st_uid == os.geteuid() and _lock(path, fd):
-                    yield path
+            with contextlib.suppress(OSError), _making:
+                is_nobodys = os.fstat(fd).st_uid == os.geteuid() and _lock(path, fd)
+            if is_nobodys:
+                yield path
         finally:
             os.close(fd)
 
@@ -206,6 +210,11 @@ def left_behind(prefix: str) -> Iterator[Path]:
 def remove_left_behind() -> None:
     """Remove what killed processes left of `temporary`."""
     with contextlib.suppress(OSError):
+        with _making:
+            # Who asks first for the place of temporary files writes one there, which has to be removed in time.
+            if _is_over:
+                return
+            tempfile.gettempdir()
         for old in left_behind(PREFIX):
             shutil.rmtree(old, ignore_errors=True)
 
