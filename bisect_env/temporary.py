@@ -185,16 +185,12 @@ def file_locks() -> Any:
     return importlib.import_module("filelock")
 
 
-def left_behind(prefix: str, folder: Path | None = None) -> Iterator[Path]:
+def left_behind(prefix: str) -> Iterator[Path]:
     """Directories of `make_held` whose process has ended, locked until they are removed.
 
     Only this user's: anybody may put something of that name into a folder that all can write to.
-
-    Args:
-        prefix: Of their names.
-        folder: Where they are; that of temporary files if None.
     """
-    for path in (folder or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         try:
             fd = os.open(path, _FLAGS)
         except OSError:  # somebody else's, or just gone

@@ -108,3 +108,26 @@ def test_a_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(where)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def private_names(tree: ast.AST) -> set[str]:
+    """Private names that a module takes from our modules, or from an object that is not its own."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bisect_env"):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in {"self", "cls", "os", "sys"}:
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("bisect_env."):
+            found.add(str(node.value).rpartition(".")[2])
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def test_tests_use_public_names() -> None:
+    used = {
+        path.name: names
+        for path in Path(__file__).parent.rglob("*.py")
+        if (names := private_names(ast.parse(path.read_text("utf-8"))))
+    }
+    # What the C++ library calls the throwing of an exception.
+    assert used == {"dying.py": {"_ZSt17__throw_bad_allocv"}}

@@ -81,7 +81,6 @@ def test_every_script_is_run_or_says_why_not() -> None:
 
 @pytest.mark.slow
 @pytest.mark.network
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", SMALL)
 def test_it_runs_in_small(script: str, copy: Path) -> None:
     run(script, SMALL[script], copy)
@@ -108,7 +107,6 @@ def repodata(*packages: tuple[str, str]) -> str:
 
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_real_metadata_of_channels_with_few_packages(copy: Path) -> None:
     known = {
         "rapidsai": [("cuml", "25.02.00")],

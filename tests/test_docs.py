@@ -172,7 +172,6 @@ trial:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(300)
 def test_commands_that_are_shown_do_what_they_should(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

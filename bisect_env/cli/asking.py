@@ -20,6 +20,8 @@ import typer
 if TYPE_CHECKING:
     from bisect_env.matrix.ask import AskedQuestion
 
+_MOST_FOLDERS = 5
+"""Folders of projects that are named where a repository has none in its root."""
 RANGE_HELP = "Package that is asked about, with its range: 'orjson>=3.8', or a name for every release."
 PackagesOption = Annotated[list[str] | None, typer.Option("--package", "-p", help=RANGE_HELP)]
 WithOption = Annotated[
@@ -329,11 +331,14 @@ def built_package(repository: str, flags: Flags) -> str:
     names = ("pyproject.toml", "setup.cfg")
     folder = f"{flags.subdirectory.strip('/')}/" if flags.subdirectory else ""
     package = package_of_project({name: found.file(commit, folder + name) for name in names})
-    if package is None:
-        raise UsageError(
-            f"{found.shown} does not say in its files which package it builds", remedy="name it: `-p NAME`"
-        )
-    return package
+    if package is not None:
+        return package
+    remedy = "name it: `-p NAME`"
+    if folder == "" and (below := found.folders_with(commit, names)):
+        where = shlex.quote(below[0])
+        remedy = f"it has {below[0]}/: add `--subdirectory {where}`"
+        remedy += f", or another of {', '.join(below[:_MOST_FOLDERS])}" if len(below) > 1 else ""
+    raise UsageError(f"{found.shown} does not say in its files which package it builds", remedy=remedy)
 
 
 def asked_command(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, dict[str, Path]]:

@@ -56,6 +56,7 @@ def diagnose(
     from bisect_env.engine.diagnose import SANITIZERS, Tools
     from bisect_env.engine.diagnose import diagnose as run
     from bisect_env.engine.single import MAKING, look_up
+    from bisect_env.engine.specs import allowed_sources
     from bisect_env.engine.target import known_target
     from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
     from bisect_env.matrix.load import load_matrix
@@ -86,7 +87,7 @@ def diagnose(
 
     show(f"{one.single.combination} (environment {one.single.lock.content_hash[:12]})")
     show(MAKING)
-    prefix = provider.ensure_prefix(one.single.lock, allow_source=_sources(loaded))
+    prefix = provider.ensure_prefix(one.single.lock, allow_source=allowed_sources(loaded))
     try:
         found = run(
             loaded,
@@ -109,12 +110,6 @@ def diagnose(
         prefix.release()
     _print(found, as_json=shown.as_json)
     raise typer.Exit(int(ExitCode.FAILURE_SEEN if found.shown else ExitCode.NO_VERDICT))
-
-
-def _sources(matrix: Matrix) -> bool | frozenset[str]:
-    from bisect_env.engine.specs import allowed_sources
-
-    return allowed_sources(matrix)
 
 
 def _gpus(matrix: Matrix, selection: str | None) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self, TextIO
 
 import psutil
@@ -63,12 +62,7 @@ class View(AbstractContextManager["View"]):
         """Show one event."""
         raise NotImplementedError
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing to clean up."""
 
 
@@ -87,14 +81,9 @@ def process_age() -> float:
 
 
 class Timings:
-    """When a command reached what, in seconds since its process was started, and what took how long.
+    """When a command reached what, in seconds since its process was started, and what took how long."""
 
-    Args:
-        age: Seconds since the process was started.
-    """
-
-    def __init__(self, age: Callable[[], float] | None = None) -> None:
-        self._age = process_age if age is None else age
+    def __init__(self) -> None:
         self._reached: dict[str, float] = {}
         self._sums: defaultdict[str, float] = defaultdict(float)
 
@@ -121,7 +110,7 @@ class Timings:
                 pass
 
     def _reach(self, what: str) -> None:
-        self._reached.setdefault(what, self._age())
+        self._reached.setdefault(what, process_age())
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -493,12 +482,7 @@ class LiveView(View):
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Take the table away; what follows is printed on a clean terminal."""
         self._live.stop()
 

@@ -28,6 +28,7 @@ from bisect_env.errors import NoEnvironmentError, UsageError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis, ValueAxis
+from bisect_env.report.model import ChangedPackage
 from bisect_env.report.sentence import probability
 from bisect_env.search.culprits import CheckEnvironment, CulpritSearch, Done
 from bisect_env.search.numeric import clopper_pearson
@@ -43,26 +44,6 @@ from bisect_env.storage.store import Store
 
 # --------------------------------------------------------------------------------------------------
 # What was found out about the packages that carry a failure, as data and in words. Pure.
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedPackage:
-    """A package that changed.
-
-    Attributes:
-        name: Of the package.
-        old: What the good environment has.
-        new: What the bad one has.
-        of_axis: Whether an axis of the matrix moves it.
-    """
-
-    name: str
-    old: str
-    new: str
-    of_axis: bool
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.old} → {self.new}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +188,14 @@ class Between:
         good: The lock that passes.
         bad: The lock that fails.
         request: What the bad combination asked of its environment: index, channels, virtual packages and
-        date. changes: What can be moved by itself, packages of axes first.
-        followers: What changes by itself when something else does: wheels of another interpreter.
+            date.
+        changes: What can be moved by itself, packages of axes first.
     """
 
     good: Lock
     bad: Lock
     request: EnvironmentRequest
     changes: tuple[PackageChange, ...]
-    followers: tuple[PackageChange, ...] = ()
 
     @classmethod
     def of(cls, good: Lock, bad: Lock, request: EnvironmentRequest, axes: Sequence[str]) -> Between:
@@ -227,16 +207,15 @@ class Between:
             request: Of the bad combination.
             axes: Packages that axes move.
         """
-        every = difference(good, bad, axes)
         # The same version from another archive of an index, or another place: what a solver takes follows
         # from the interpreter. A conda build is chosen, and can carry a failure by itself.
-        fixed = [change for change in every if _follows(change)]
+        changes = tuple(change for change in difference(good, bad, axes) if not _follows(change))
         wheels = {p.url: p for lock in (good, bad) for p in lock.packages if p.manager == "pip"}
         if request.conda is None and not any(p.is_source for p in wheels.values()):
             # What neither end has is no environment between them: the solver need not look at it.
             archives = tuple(sorted(f"{url}#sha256={p.sha256}" for url, p in wheels.items()))
             request = replace(request, archives=archives)
-        return cls(good, bad, request, tuple(c for c in every if c not in fixed), tuple(fixed))
+        return cls(good, bad, request, changes)
 
     @property
     def everything(self) -> Changes:

@@ -50,6 +50,10 @@ class Forecast:
         return self.trials * hours, low * hours, high * hours
 
 
+_BUILD_COST = 5.0
+"""Price of an environment in trials."""
+
+
 def forecast(
     grid: Grid,
     groups: Mapping[Index, Index],
@@ -60,7 +64,6 @@ def forecast(
     studies: int = 20,
     settings: SearchSettings | None = None,
     workers: int = 1,
-    build_cost: float = 5.0,
     going_on: Callable[[], bool] = lambda: True,
 ) -> Forecast | None:
     """Play studies to their end.
@@ -74,7 +77,6 @@ def forecast(
         studies: How many to play.
         settings: When a study stops.
         workers: Trials at the same time.
-        build_cost: Price of an environment in trials.
         going_on: False once there is no more time: what was played by then is the forecast.
 
     Returns:
@@ -107,7 +109,7 @@ def forecast(
                     rng,
                     settings=settings,
                     workers=workers,
-                    build_cost=build_cost,
+                    build_cost=_BUILD_COST,
                     going_on=going_on,
                 )
             )

@@ -193,6 +193,7 @@ def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, in
         *_contrast(lock, seen.contrast),
         "## Run it\n",
         _steps(lock, index),
+        *_elsewhere(lock),
         script,
     ]
     if secrets := _left_out(matrix):
@@ -224,6 +225,20 @@ def _contrast(lock: Lock, good: Contrast | None) -> list[str]:
     listed = "\n".join(shown)
     differ = f"What changed from there to here:\n\n{listed}\n" if changes else "No package differs.\n"
     return [f"With {_listed(good.combination)} it failed in {good.bad} of {good.trials} runs.\n", differ]
+
+
+def _elsewhere(lock: Lock) -> list[str]:
+    """What whoever has not the same disk must know of packages that are built from commits."""
+    places = {
+        package.name: package.url.removeprefix("git+file://").rpartition("@")[0]
+        for package in lock.packages
+        if package.url.startswith("git+file://")
+    }
+    return [
+        f"{escaped(name)} is built from a commit of `{place}`: where that is not, as in a container, "
+        f"put an address of it into `{REQUIREMENTS}`.\n"
+        for name, place in places.items()
+    ]
 
 
 def _steps(lock: Lock, index: str) -> str:

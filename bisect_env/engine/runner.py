@@ -211,6 +211,7 @@ class StudyRunner:
         quick: Whether to end as soon as the answer stands, without checks.
         perturbation: Circumstances under which all trials run.
         careful: Whether both stated ends are tried even where environments are dear.
+        leaves: Whether the search may want commits that are no values of its axis.
 
     Attributes:
         grid: As expanded.
@@ -233,6 +234,7 @@ class StudyRunner:
         quick: bool = False,
         perturbation: Perturbation = NONE,
         careful: bool = False,
+        leaves: bool = False,
     ) -> None:
         self._matrix = matrix
         self._locking = locking
@@ -262,6 +264,7 @@ class StudyRunner:
                 quick=quick,
                 thrifty=of_commits(self.grid),
                 careful=careful,
+                leaves=leaves,
             ),
         )
         self.state = StudyState(matrix, self._prepared, self.search)

@@ -35,12 +35,13 @@ from bisect_env.errors import (
     UsageError,
 )
 from bisect_env.matrix.catalogue import VersionCatalogue
-from bisect_env.matrix.expand import expand, refined, to_refine
+from bisect_env.matrix.expand import expand, laid_out, refined, to_refine
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.report.sentence import how_many
 from bisect_env.search.goals import Goal
+from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.space import is_large
 from bisect_env.search.verdict import Status, Verdict
 from bisect_env.storage.entries import (
@@ -138,6 +139,8 @@ def run_study(
     reuses = not (study.definition.fresh or large) and study.status is not StudyStatus.FINISHED
     # An answer is checked once every release around it was looked at.
     refining = any(axis.passed_over for axis in grid.axes) and goal is Goal.FIRST_BAD
+    # Once a failure turned out to be flaky its commits are searched line by line.
+    leaves = refining
     # A study that is answered answers again at once, without starting a cluster.
     cluster = _Cluster(make_executor, stopped)
     if study.status is not StudyStatus.FINISHED:
@@ -184,6 +187,7 @@ def run_study(
                     quick=quick or refining,
                     perturbation=perturbation,
                     careful=careful,
+                    leaves=leaves,
                 )
                 runner.replay()
                 if not runner.finished:
@@ -195,8 +199,13 @@ def run_study(
                         locking.close()
                         continue
                 around = goal is Goal.FIRST_BAD and not stopped()
-                added = _around(matrix, grid, runner.search.verdict) if around else {}
-                if added:
+                values = _to_lay_out(grid, runner.search) if around else {}
+                added = _around(matrix, grid, runner.search.verdict) if around and not values else {}
+                if values:
+                    leaves = runner.search.verdict.certain
+                    grid = laid_out(matrix, grid, values)
+                    store.set_grid(study.id, grid_definition(matrix, grid))
+                elif added:
                     notify(events.Said(f"around the answer, {_told(matrix, added)}"))
                     grid = refined(matrix, grid, added)
                     store.set_grid(study.id, grid_definition(matrix, grid))
@@ -256,6 +265,12 @@ def _around(matrix: Matrix, grid: Grid, verdict: Verdict) -> dict[str, tuple[str
     return found
 
 
+def _to_lay_out(grid: Grid, search: StudySearch) -> dict[str, tuple[str, ...]]:
+    """Which commits a search wants as the values of its axis, if it wants others."""
+    values = search.laid_out if isinstance(search, Search) else None
+    return {} if values is None else {axis.name: values for axis in grid.axes if len(axis.values) > 1}
+
+
 def settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
     """Of the axes of commits of a study both ends, which it goes on with, wherever branches point by now."""
     axes = () if study is None else study.definition.grid
@@ -269,6 +284,16 @@ def settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
 def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
     """The grid with the releases that an earlier command added around its answer."""
     known = {str(axis["name"]): list(axis["values"]) for axis in study.definition.grid}
+    # Commits may stand in an order of their own.
+    grid = laid_out(
+        matrix,
+        grid,
+        {
+            axis.name: known[axis.name]
+            for axis in grid.axes
+            if axis.history is not None and {*known.get(axis.name, ())} <= axis.history.place.keys()
+        },
+    )
     left = {axis.name: frozenset(axis.passed_over) for axis in grid.axes}
     added = {
         axis.name: tuple(v for v in known.get(axis.name, ()) if v in left[axis.name]) for axis in grid.axes

@@ -133,21 +133,20 @@ def _addresses(name: str, config: CondaConfig, seen: frozenset[str]) -> Iterator
         yield f"{base.rstrip('/')}/{name}"
 
 
-def read_conda_config(environ: Mapping[str, str] | None = None) -> CondaConfig:
+def read_conda_config() -> CondaConfig:
     """Read the configuration files that conda and micromamba read, the most specific last.
 
     Raises:
         InfrastructureError: One of them cannot be read.
     """
-    environ = os.environ if environ is None else environ
     merged: dict[str, Any] = {}
-    for path in conda_config_files(environ):
+    for path in conda_config_files(os.environ):
         for key, value in _read(path).items():
             if key in _MAPPINGS and isinstance(value, dict):
                 merged[key] = {**merged.get(key, {}), **value}
             else:
                 merged[key] = value
-    if alias := environ.get("CONDA_CHANNEL_ALIAS"):
+    if alias := os.environ.get("CONDA_CHANNEL_ALIAS"):
         merged["channel_alias"] = alias
     try:
         return CondaConfig(

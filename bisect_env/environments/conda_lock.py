@@ -41,15 +41,14 @@ SOLVERS = ("micromamba", "mamba", "conda")
 _DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
-def find_solver(environ: Mapping[str, str] | None = None) -> Path:
+def find_solver() -> Path:
     """The executable that conda-lock is to use.
 
     Raises:
         InfrastructureError: There is none.
     """
-    environ = os.environ if environ is None else environ
-    for candidate in (environ.get("MAMBA_EXE"), environ.get("CONDA_EXE"), *SOLVERS):
-        if candidate and (found := shutil.which(candidate, path=environ.get("PATH"))):
+    for candidate in (os.environ.get("MAMBA_EXE"), os.environ.get("CONDA_EXE"), *SOLVERS):
+        if candidate and (found := shutil.which(candidate)):
             return Path(found)
     raise InfrastructureError(
         "`solver: conda-lock` needs conda, mamba or micromamba, and none of them is on this machine",

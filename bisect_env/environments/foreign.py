@@ -830,7 +830,7 @@ class _Markers:
             "platform_version": "",
         }
 
-    def holds(self, text: str, extras: Iterable[str] = ()) -> bool:
+    def holds(self, text: str) -> bool:
         """Whether a marker holds for some extra; one that cannot be read does, so that nothing is lost."""
         if not text:
             return True
@@ -839,7 +839,7 @@ class _Markers:
             if "extras" in text or "dependency_groups" in text:
                 facts = {**self._facts, "extras": self.extras, "dependency_groups": self.groups}
                 return marker.evaluate(facts, context="lock_file")
-            each = ["", *self.extras, *extras] if "extra" in text else [""]
+            each = ["", *self.extras] if "extra" in text else [""]
             return any(marker.evaluate({**self._facts, "extra": extra}) for extra in each)
         except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName):
             return True

@@ -347,30 +347,13 @@ class Environments:
     Args:
         cache_dir: Our cache directory; `BISECT_ENV_CACHE` or the user's cache directory if None.
         index: URL of the package index, None for the one uv and pip are configured with.
-        interpreters: Where Pythons are looked for.
-        lock_timeout: Seconds for one solution.
-        build_timeout: Seconds for one prefix.
     """
 
-    def __init__(
-        self,
-        cache_dir: Path | None = None,
-        *,
-        index: str | None = None,
-        interpreters: Interpreters | None = None,
-        lock_timeout: float = 900.0,
-        build_timeout: float = 1800.0,
-    ) -> None:
+    def __init__(self, cache_dir: Path | None = None, *, index: str | None = None) -> None:
         self.cache_dir = (cache_dir or default_cache_dir()).absolute()
-        self._interpreters = interpreters or machine_interpreters()
-        conda = CondaSolver(self.cache_dir, timeout=lock_timeout)
-        self._catalogue = Catalogue(
-            PypiCatalogue(index, interpreters=self._interpreters), conda, self.cache_dir
-        )
-        self._locker = Locker(
-            self.cache_dir, interpreters=self._interpreters, timeout=lock_timeout, conda=conda
-        )
-        self._build_timeout = build_timeout
+        interpreters, conda = machine_interpreters(), CondaSolver(self.cache_dir)
+        self._catalogue = Catalogue(PypiCatalogue(index, interpreters=interpreters), conda, self.cache_dir)
+        self._locker = Locker(self.cache_dir, interpreters=interpreters, conda=conda)
 
     @property
     def as_of(self) -> datetime | None:
@@ -399,13 +382,7 @@ class Environments:
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
         """See `bisect_env.environments.image_lock.ensure_environment`."""
-        return ensure_environment(
-            lock,
-            cache_dir=self.cache_dir,
-            allow_source=allow_source,
-            timeout=self._build_timeout,
-            interpreters=self._interpreters,
-        )
+        return ensure_environment(lock, cache_dir=self.cache_dir, allow_source=allow_source)
 
     def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
         """See `EnvironmentProvider.requirements`."""

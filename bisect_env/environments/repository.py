@@ -7,12 +7,13 @@ tree; filters that a `.gitattributes` names are not configured anywhere in it, s
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import os
 import re
 import secrets
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from bisect_env.environments.cache import hold
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.history import Commit, CommitDetails, History
+from bisect_env.matrix.history import SHORT, Commit, CommitDetails, History
 from bisect_env.matrix.secrets import passed_on, without_credentials
 from bisect_env.temporary import file_locks
 
@@ -146,7 +147,7 @@ class Repository:
     def history(self, first: str, last: str, *, every: bool = False) -> History:
         """The commits between two; see `VersionCatalogue.commits`."""
         old, new = self.resolve(first, last)
-        args = ["log", "--topo-order", "--format=%H%x00%P%x00%s", "--no-show-signature"]
+        args = ["log", "--format=%H%x00%P%x00%s", "--no-show-signature"]
         args += [] if every else ["--first-parent"]
         text = self._read(*args, new, f"^{old}", "--")
         commits: dict[str, Commit] = {}
@@ -154,11 +155,15 @@ class Repository:
             if line:
                 commit, parents, subject = line.split("\0", 2)
                 commits[commit] = Commit(tuple(parents.split()), subject)
+        if not commits and old == new:
+            raise UsageError(
+                f"{self.shown}: no commit lies between {first} and {last}, which are both {old[:SHORT]}",
+                remedy="name two that differ",
+            )
         if not commits:
-            backwards = self._git("merge-base", "--is-ancestor", new, old).returncode == 0 and old != new
             raise UsageError(
                 f"{self.shown}: no commit lies between {first} and {last}",
-                remedy="swap them: the older one comes first" if backwards else "name two that differ",
+                remedy="swap them: the older one comes first",
             )
         begin = old
         if self._git("merge-base", "--is-ancestor", old, new).returncode != 0:
@@ -174,13 +179,8 @@ class Repository:
         subject = self._read("log", "-1", "--format=%s", "--no-show-signature", begin, "--").rstrip("\n")
         return History(begin, new, commits, every, subject)
 
-    def details(self, commit: str, *, files: bool = True) -> CommitDetails:
-        """A commit as git describes it.
-
-        Args:
-            commit: Its hash; the mirror has it.
-            files: Whether to look at what it changes.
-        """
+    def details(self, commit: str) -> CommitDetails:
+        """A commit of the mirror as git describes it."""
         form = "--format=%an%x00%aI%x00%cI%x00%s%x00%P"
         author, authored, committed, subject, parents = (
             self._read("log", "-1", form, "--no-show-signature", "--no-mailmap", commit, "--")
@@ -188,13 +188,12 @@ class Repository:
             .split("\0")
         )
         changed: list[tuple[str, int | None, int | None]] = []
-        if files:
-            base = parents.split()[0] if parents else _EMPTY_TREE
-            args = ("diff-tree", "-r", "-z", "--numstat", "--no-renames", "--no-ext-diff", "--no-textconv")
-            for entry in self._read(*args, base, commit, "--").split("\0"):
-                if entry:
-                    added, removed, path = entry.split("\t", 2)
-                    changed.append((path, _number(added), _number(removed)))
+        base = parents.split()[0] if parents else _EMPTY_TREE
+        args = ("diff-tree", "-r", "-z", "--numstat", "--no-renames", "--no-ext-diff", "--no-textconv")
+        for entry in self._read(*args, base, commit, "--").split("\0"):
+            if entry:
+                added, removed, path = entry.split("\t", 2)
+                changed.append((path, _number(added), _number(removed)))
         tags = self._read("tag", "--points-at", commit).split("\n")
         return CommitDetails(
             commit,
@@ -232,6 +231,12 @@ class Repository:
         """The text of a file of a commit, None where it has none."""
         finished = self._git("cat-file", "blob", f"{commit}:{path}")
         return finished.stdout if finished.returncode == 0 else None
+
+    def folders_with(self, commit: str, names: Collection[str]) -> list[str]:
+        """Folders below the root of a commit that have a file of one of some names, those higher up first."""
+        paths = self._read("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).split("\0")
+        found = {path.rpartition("/")[0] for path in paths if path.rpartition("/")[2] in names}
+        return sorted(found - {""}, key=lambda folder: (folder.count("/"), folder))
 
     def submodules(self, commit: str) -> list[str]:
         """Paths of a commit that are commits of other repositories."""
@@ -377,10 +382,24 @@ class Repository:
             ) from None
 
     def _unknown(self, text: str) -> CommitNotFoundError:
-        return CommitNotFoundError(
-            f"{self.shown} has no commit {text}",
-            remedy="name a tag, a branch, a full hash or a day that it has; a shallow clone has not all",
-        )
+        if _DAY.fullmatch(text):
+            oldest = self._read(
+                "log", "--first-parent", "--format=%cs", "--no-show-signature", "HEAD", "--"
+            ).split()
+            return CommitNotFoundError(
+                f"{self.shown} has no commit that is as old as {text}",
+                remedy=f"name a day from {oldest[-1]} on" if oldest else "name a commit",
+            )
+        form = "--format=%(refname:strip=2)"
+        names = self._read("for-each-ref", "--sort=-creatordate", form, "refs/tags", "refs/heads").split("\n")
+        remedy = "name a tag, a branch, a full hash or a day that it has"
+        if near := difflib.get_close_matches(text, names, 3) or [name for name in names if name][:3]:
+            remedy += f", such as {', '.join(near)}"
+        if (self.mirror / "shallow").exists():
+            remedy += (
+                "; it is a shallow clone, which lacks older ones: `git fetch --unshallow --tags` has it all"
+            )
+        return CommitNotFoundError(f"{self.shown} has no commit {text}", remedy=remedy)
 
     def _unreachable(self, finished: Finished) -> InfrastructureError | UsageError:
         words = "took too long" if finished.timed_out else _words(finished)

@@ -27,13 +27,12 @@ class Room:
 
     Args:
         folder: Where it writes; its file system is looked at.
-        limit: Bytes; `default_build_limit()` if None.
     """
 
-    def __init__(self, folder: Path, limit: int | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         # As the kernel names open files.
         self._folder = folder.resolve()
-        self._limit = default_build_limit() if limit is None else limit
+        self._limit = default_build_limit()
         self._before: dict[int, int] = {}
         self._pid = 0
 

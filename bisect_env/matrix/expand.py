@@ -115,8 +115,9 @@ def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str,
     source = matrix.file.axes[axis.name]
     if axis.history is not None:
         # What cannot be built lies between the two as well, and is known.
-        known = set(axis.values)
-        return tuple(commit for commit in axis.history.inside(good, bad) if commit not in known)
+        low, high = sorted(axis.values.index(side) for side in (good, bad))
+        inside = axis.history.inside(axis.values[: low + 1], axis.values[high])
+        return tuple(commit for commit in inside if commit not in axis.values)
     if not isinstance(source, PackageAxis) or not source.refine:
         return ()
     return between(axis.passed_over, good, bad)
@@ -135,18 +136,42 @@ def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> G
         more = set(added.get(axis.name, ()))
         if axis.history is not None:
             place = axis.history.place
-            ordered = sorted({*axis.values, *(more & place.keys())}, key=place.__getitem__)
+            more &= place.keys()
+            # What the search laid out stays as it is.
+            ordered = sorted({*axis.values, *more}, key=place.__getitem__) if more else axis.values
             axes.append(commit_axis(axis.name, axis.direction, axis.history, ordered))
             continue
         values = tuple(sorted({*axis.values, *more}, key=Version)) if more else axis.values
         left = tuple(version for version in axis.passed_over if version not in more)
         axes.append(replace(axis, values=values, passed_over=left))
-    wider = Grid(tuple(axes))
+    return _with_axes(matrix, grid, axes)
+
+
+def laid_out(matrix: Matrix, grid: Grid, values: Mapping[str, Sequence[str]]) -> Grid:
+    """The same grid with other commits on axes of them, both ends among them; all else holds as before.
+
+    Args:
+        matrix: Which the grid was expanded from.
+        grid: As expanded, or refined before.
+        values: Axis to its commits, in their order.
+    """
+    axes = [
+        axis
+        if axis.history is None or axis.name not in values
+        else commit_axis(axis.name, axis.direction, axis.history, values[axis.name])
+        for axis in grid.axes
+    ]
+    return _with_axes(matrix, grid, axes)
+
+
+def _with_axes(matrix: Matrix, grid: Grid, axes: Sequence[GridAxis]) -> Grid:
+    """A grid with other values on its axes; rules and stated ends hold as before."""
+    other = Grid(tuple(axes))
 
     def moved(index: Index | None) -> Index | None:
-        return None if index is None else wider.index(grid.combination(index))
+        return None if index is None else other.index(grid.combination(index))
 
-    return replace(wider, excluded=_excluded(matrix, wider), good=moved(grid.good), bad=moved(grid.bad))
+    return replace(other, excluded=_excluded(matrix, other), good=moved(grid.good), bad=moved(grid.bad))
 
 
 def commit_axis(name: str, direction: Direction, history: History, values: Iterable[str]) -> GridAxis:

@@ -1,16 +1,16 @@
 """The commits between two of a repository, their order, and which of them are tried at first. Pure.
 
 Each commit comes after its parents, and what a merge brings in stands between its first parent and the merge.
-So bad ones follow good ones along every line of first parents, on which alone values of an axis are
-chosen: first on the line of the range itself, and then, where a merge is the first bad one, on the line that
-it merged.
+So bad ones follow good ones along every line from parent to child, on one of which alone values of an axis
+are chosen: first on the first parents of the range itself, and then, where a merge is the first bad one, on
+the line that it merged. Whoever knows for certain what was good and bad may have any line that leads from the
+one to the other (`laid_out`): what is known to be good stands before it, what is known to be bad after it.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -45,7 +45,7 @@ class History:
     Attributes:
         first: Where it begins: the older end itself, or where the newer end's line left its history.
         last: Where it ends.
-        commits: Hash to commit, for all that lie after `first`, `last` included.
+        commits: Hash to commit, for all that lie after `first`, `last` included, in the order of `git log`.
         every: Whether what a merge brought in is looked at, too.
         first_subject: Of the commit `first`.
     """
@@ -87,42 +87,135 @@ class History:
         """The commits to begin with, oldest first, both ends among them."""
         return thinned(self.line)
 
-    def inside(self, one: str, other: str) -> tuple[str, ...]:
-        """Which commits to look at next where one of two neighbours on the axis is good and the other is bad.
+    def inside(self, before: Sequence[str], value: str) -> tuple[str, ...]:
+        """Which commits to look at next where a value of an axis is bad and the one before it is good.
 
         Args:
-            one: Either commit.
-            other: The other.
+            before: The values before it, in their order.
+            value: The value.
 
         Returns:
             Some that lie between them, oldest first; nothing where nothing does.
         """
-        found = self._between(one, other)
+        found = self._between(self._made_from(before), value)
         return thinned(found) if len(found) > AT_ONCE else found
 
     def left_out(self, values: Iterable[str]) -> dict[str, int]:
         """How many commits stand directly before each value without being one, where some do.
 
         Args:
-            values: Those of an axis, oldest first.
+            values: Those of an axis, in their order.
         """
-        counts = {value: len(self._between(one, value)) for one, value in itertools.pairwise(values)}
-        return {value: number for value, number in counts.items() if number}
+        counts: dict[str, int] = {}
+        known: set[str] = set()
+        for value in values:
+            if known and (number := len(self._between(known, value))):
+                counts[value] = number
+            self._made_from([value], known)
+        return counts
 
-    def _between(self, one: str, other: str) -> tuple[str, ...]:
-        place = self.place
-        if one not in place or other not in place or one == other:
-            return ()
-        low, high = sorted((one, other), key=place.__getitem__)
-        found = self._after(low, self._below(high))
-        parents = self.commits[high].parents
-        # What an octopus merge brings in has no order in itself: the merge stands for it.
-        if not found and self.every and len(parents) == 2 and parents[1] in self.commits:
-            found = self._after(low, (*self._below(parents[1]), parents[1]))
+    def candidates(self, good: Iterable[str], bad: str) -> dict[str, tuple[str, ...]]:
+        """Commits of which one is the first bad one, with the parents of each, in git's order, oldest first.
+
+        Args:
+            good: Commits that are known to be good, and with them what they were made from.
+            bad: One that is not.
+        """
+        known = self._made_from(good)
+        left = self._made_from([bad]) - known
+        left.discard(self.first)
+        return {one: self.parents(one) for one in reversed([*self.commits]) if one in left}
+
+    def laid_out(
+        self,
+        tried: Collection[str],
+        good: Collection[str],
+        bad: Sequence[str],
+        through: str | None,
+        last_good: str,
+    ) -> tuple[str, ...]:
+        """Commits as the values of an axis on which bad ones follow good ones, whatever was merged.
+
+        Args:
+            tried: Those that were tried, be it in vain.
+            good: Those of them that are good.
+            bad: Those that are bad, or taken to be, the oldest first.
+            through: A line of commits that lie between good and bad ones is to pass through this one; None
+                where there is no such commit.
+            last_good: Is to stand last of the good ones.
+
+        Returns:
+            What is good, or was made into something good; then what may be either; then what is bad.
+        """
+        open_ = self.candidates(good, bad[0])
+        known = self._made_from(good)
+        line = set() if through is None else set(self._line_through(open_, bad[0], through))
+        before = {one for one in {*tried, self.first} if one in known} - {last_good}
+        between = ({one for one in tried if one in open_} | line) - {*bad}
+        after = {*tried, *bad, self.last} - before - between - {last_good}
+        order = self.place.__getitem__
+        return (
+            *sorted(before, key=order),
+            last_good,
+            *sorted(between, key=order),
+            *sorted(after, key=lambda one: (one != bad[0], order(one))),
+        )
+
+    def is_in_order(self, values: Sequence[str]) -> bool:
+        """Whether values are those to begin with, and others, in the order of the history."""
+        places = [self.place.get(value, -1) for value in values]
+        return places == sorted(places) and {*values} >= {*self.chosen()}
+
+    def in_order(self, values: Iterable[str]) -> tuple[str, ...]:
+        """What to begin with again, and those of some values that lie on the same line."""
+        line = {*self.line}
+        wanted = {*self.chosen(), *(value for value in values if value in line)}
+        return tuple(sorted(wanted, key=self.place.__getitem__))
+
+    def _line_through(self, open_: Mapping[str, object], bad: str, through: str) -> tuple[str, ...]:
+        """Commits from parent to child, of which one is given, below a bad one; some of them if many."""
+        above = {through}
+        for one in sorted(open_, key=self.place.__getitem__):
+            if above.intersection(self.parents(one)):
+                above.add(one)
+        line = [bad]
+        while line[-1] != through:
+            line.append(next(one for one in self.parents(line[-1]) if one in above))
+        while below := [one for one in self.parents(line[-1])[:1] if one in open_]:
+            line += below
+        return (through, *thinned(line[:0:-1]))
+
+    def parents(self, commit: str) -> tuple[str, ...]:
+        """What a commit was made from, as far as it may be a value."""
+        known = self.commits.get(commit)
+        return () if known is None else known.parents[: None if self.every else 1]
+
+    def _made_from(self, commits: Iterable[str], known: set[str] | None = None) -> set[str]:
+        """Commits of the range, and all of it that they were made from.
+
+        Args:
+            commits: The commits.
+            known: To which they are added.
+        """
+        found = set() if known is None else known
+        stack = list(commits)
+        while stack:
+            one = stack.pop()
+            if one not in found:
+                found.add(one)
+                stack += self.parents(one)
         return found
 
-    def _after(self, low: str, line: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(commit for commit in line if self.place.get(commit, -1) > self.place[low])
+    def _between(self, known: Collection[str], value: str) -> tuple[str, ...]:
+        if value in known:
+            return ()
+        found = tuple(one for one in self._below(value) if one not in known)
+        parents = self.parents(value)
+        # What an octopus merge brings in has no order in itself: the merge stands for it.
+        if not found and len(parents) == 2 and parents[1] in self.commits:
+            merged = (*self._below(parents[1]), parents[1])
+            found = tuple(one for one in merged if one not in known)
+        return found
 
     def subject(self, commit: str) -> str:
         """First line of a commit's message."""
@@ -138,7 +231,7 @@ class History:
         """First parents of a commit within the range, oldest first, without itself and without `first`."""
         return tuple(self._down(commit))[::-1]
 
-    def _down(self, commit: str) -> Iterable[str]:
+    def _down(self, commit: str) -> Iterator[str]:
         while True:
             parents = self.commits[commit].parents
             if not parents or parents[0] not in self.commits:
@@ -179,6 +272,11 @@ def thinned(line: Iterable[str]) -> tuple[str, ...]:
         return whole
     places = dict.fromkeys(round(i * (len(whole) - 1) / (FEWER - 1)) for i in range(FEWER))
     return tuple(whole[place] for place in places)
+
+
+def is_commit(text: str) -> bool:
+    """Whether a text is the full hash of a commit."""
+    return _HASH.fullmatch(text) is not None
 
 
 def readable(text: str, labels: Mapping[str, str] | None = None) -> str:

@@ -497,7 +497,9 @@ def build_report(
         combinations=combinations,
         failures=ways,
         stability=steady,
-        advice=tuple(advice(verdict, axes, ways, trials, study.definition.settings, _scripts(study))),
+        advice=tuple(
+            advice(verdict, axes, ways, trials, study.definition.settings, _scripts(study), _unbuilt(states))
+        ),
         warnings=(
             *amplified(decisions),
             *verdict_warnings(verdict),
@@ -549,6 +551,12 @@ def _scripts(study: Study) -> list[str]:
     trial = data.get("trial") if isinstance(data, dict) else None
     files = trial.get("files") if isinstance(trial, dict) else None
     return [files] if isinstance(files, str) else [str(file) for file in files or ()]
+
+
+def _unbuilt(states: Sequence[CombinationState]) -> list[str]:
+    """Why environments could not be built, one reason a combination."""
+    failed = [state for state in states if state.status == CombinationStatus.UNBUILDABLE]
+    return [state.reason for state in failed if state.reason.strip()]
 
 
 def _in_matrix_order(states: Sequence[CombinationState], axes: Sequence[AxisInfo]) -> list[CombinationState]:

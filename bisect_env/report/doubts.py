@@ -11,12 +11,15 @@ from typing import Any
 from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.report.model import AxisInfo, FailureReport
 from bisect_env.report.sentence import how_many, interval, percent
+from bisect_env.report.untrusted import clean, shortened
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.stability import Effect, Told, drift, host_effect
 from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome
 
 _SHOWN = 3
+_REASON = 200
+"""Characters of a reason that advice quotes."""
 
 
 def stability(trials: Sequence[StoredTrial]) -> dict[str, dict[str, Any]]:
@@ -211,6 +214,7 @@ def advice(
     trials: Sequence[StoredTrial],
     settings: Mapping[str, Any],
     scripts: Sequence[str] = (),
+    unbuilt: Sequence[str] = (),
 ) -> list[str]:
     """The likely reason why a study has no answer, and the line of the matrix that would change it.
 
@@ -221,6 +225,7 @@ def advice(
         trials: All of the study.
         settings: Of its search.
         scripts: `trial.files` of the matrix.
+        unbuilt: Why environments could not be built, one reason a combination.
 
     Returns:
         A sentence each, the likeliest first; nothing where there is an answer.
@@ -233,7 +238,7 @@ def advice(
     if kind == "always" or "good combination is bad" in reason:
         return [*_two_failures(axes, trials), *_why_always(bad, scripts)]
     if kind == "never" or "bad combination is not bad" in reason:
-        return list(_why_never(verdict, failures, settings))
+        return [*_untried(unbuilt), *_why_never(verdict, failures, settings)]
     return list(_why_open(verdict, bad, settings))
 
 
@@ -348,6 +353,14 @@ def _way(signature: str) -> str:
         return read_signature(signature).kind
     except (ValueError, TypeError):
         return signature
+
+
+def _untried(unbuilt: Sequence[str]) -> Iterator[str]:
+    if unbuilt:
+        yield (
+            f"{how_many(len(unbuilt), 'combination')} could not be built, and may be what fails: "
+            f"{shortened(clean(unbuilt[-1].strip().splitlines()[0]), _REASON)}"
+        )
 
 
 def _why_never(

@@ -7,6 +7,7 @@ inverses, so that a report can be shown again from what was written once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -41,8 +42,9 @@ class DifferenceReport(Frozen):
     changes: tuple[PackageChange, ...] = ()
 
 
-class ChangedPackageReport(Frozen):
-    """A package that changed, as `bisect-env explain` looked at it.
+@dataclass(frozen=True, slots=True)
+class ChangedPackage:
+    """A package that changed, as `bisect-env explain` looks at it.
 
     Attributes:
         name: Of the package.
@@ -55,6 +57,9 @@ class ChangedPackageReport(Frozen):
     old: str
     new: str
     of_axis: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.old} → {self.new}"
 
 
 class IntermediateReport(Frozen):
@@ -93,7 +98,7 @@ class ExplanationReport(Frozen):
     sentence: str
     good: dict[str, str]
     bad: dict[str, str]
-    changes: tuple[ChangedPackageReport, ...] = ()
+    changes: tuple[ChangedPackage, ...] = ()
     kind: str
     culprits: tuple[int, ...] = ()
     tied: tuple[tuple[int, ...], ...] = ()

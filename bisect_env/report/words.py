@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Any
 
 from bisect_env.environments.difference import PackageChange, PackageState
-from bisect_env.matrix.history import SHORT, readable
+from bisect_env.matrix.history import SHORT, is_commit, readable
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, shown
 from bisect_env.report.model import (
     CombinationReport,
@@ -406,17 +406,22 @@ def left_out(report: Report) -> list[tuple[str, str, str]]:
     groups: dict[tuple[str, str], list[CombinationReport]] = {}
     for one in report.combinations:
         if not one.is_runnable:
-            groups.setdefault((one.status, shortened(clean(one.reason), REASON_WIDTH)), []).append(one)
+            # What is the same of one commit as of another is one reason.
+            said = one.reason
+            for value in one.combination.values():
+                said = said.replace(value[:SHORT], "") if is_commit(value) else said
+            groups.setdefault((one.status, said), []).append(one)
     shown: dict[str, int] = {}
     lines = []
-    for (status, reason), members in groups.items():
+    for (status, _), members in groups.items():
+        reason = shortened(clean(members[0].reason), REASON_WIDTH)
         shown[status] = shown.get(status, 0) + 1
         if shown[status] <= _REASONS:
             more = f" and {len(members) - 1} more" if len(members) > 1 else ""
             lines.append((status, named(members[0].combination) + more, reason or "no reason given"))
     for status, number in shown.items():
         if number > _REASONS:
-            lines.append((status, "", f"{number - _REASONS} more reasons"))
+            lines.append((status, "", f"{_plural(number - _REASONS, 'more reason')}"))
     return lines
 
 
@@ -473,10 +478,12 @@ def timing(report: Report) -> str:
     if workers:
         parts[0] += f", by {_plural(len(workers), 'worker')} on {_plural(len(hosts), 'host')}"
     if line.builds:
-        failed = sum(bool(b.failed) for b in line.builds)
-        built = f"{_plural(len(line.builds) - failed, 'environment')} built in "
+        # One that failed was tried again.
+        made = [b.lock for b in line.builds if not b.failed]
+        failed = len({b.lock for b in line.builds}.difference(made))
+        built = f"{_plural(len(made), 'environment')} built in "
         built += duration(sum(b.seconds for b in line.builds))
-        parts.append(built + (f", {failed} builds failed" if failed else ""))
+        parts.append(built + (f", {failed} could not be built" if failed else ""))
     return "; ".join(parts)
 
 

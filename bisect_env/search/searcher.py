@@ -180,6 +180,7 @@ class Search:
             thrifty=self.settings.thrifty,
             trusted=self._trusted(grid),
             control=not self.settings.quick,
+            leaves=self.settings.leaves,
         )
 
     def _trusted(self, grid: Grid) -> list[Index]:
@@ -333,6 +334,9 @@ class Search:
         only: Collection[Index] | None,
     ) -> list[Index]:
         """What to try if one trial tells good from bad."""
+        if (cell := self._seldom_failed) is not None:
+            lacking = self._failures_to_leave - self.counts(cell)[1] - pending.get(cell, 0)
+            return [cell] * min(max(lacking, 0), count) if only is None or cell in only else []
         chosen = self._bisection.next(count, pending=pending, cost=cost, only=only)
         if len(chosen) < count:
             for cell, wanted in self._to_certify():
@@ -340,6 +344,39 @@ class Search:
                 if only is None or cell in only:
                     chosen += [cell] * min(max(lacking, 0), count - len(chosen))
         return chosen
+
+    @property
+    def _seldom_failed(self) -> Index | None:
+        """Where to see more failures before commits are looked at that are no values; None where to see none.
+
+        What was looked at there is of no use along the line of first parents, on which flaky failures are
+        searched.
+        """
+        if self.settings.crash_rate == 1.0 or self._bisection.laid_out is None:
+            return None
+        bad = [cell for cell, is_bad in self._bisection.labels.items() if is_bad]
+        most = max(bad, key=lambda cell: self.counts(cell)[0], default=None)
+        return None if most is None or self.counts(most)[0] >= self._failures_to_leave else most
+
+    @property
+    def _failures_to_leave(self) -> int:
+        return _FAILURES + 2
+
+    @property
+    def laid_out(self) -> tuple[str, ...] | None:
+        """The commits that its axis of them must have for the search to go on; None where it has them.
+
+        A search that wants others is finished; whoever goes on makes another with them.
+        """
+        if not self.settings.leaves or self.trials >= self.settings.max_trials:
+            return None
+        if self._certain:
+            return None if self._seldom_failed is not None else self._bisection.laid_out
+        for axis in self._grid.axes:
+            history = axis.history
+            if history is not None and not history.is_in_order(axis.values):
+                return history.in_order(axis.values)
+        return None
 
     def _to_certify(self) -> list[tuple[Index, int]]:
         """Combinations to be tried once more before the answer stands, with their trials by then."""
@@ -532,6 +569,8 @@ class Search:
     def finished(self) -> bool:
         """Whether more trials are not wanted: the answer stands and is checked, or the budget is spent."""
         if self.trials >= self.settings.max_trials or not self._narrow.visible_count:
+            return True
+        if self.laid_out is not None:
             return True
         return self._answer_stands and (self._checks_ended or not self.checks)
 

@@ -109,7 +109,6 @@ class HypothesisSpace:
     Args:
         shape: Number of values on each axis.
         directions: Where the bad values may lie, one per axis.
-        most: Combinations of sets up to which `either` has gaps (broken, fixed, broken again), too.
         any_of: Whether several causes may each suffice.
         families: Of value sets, one per axis, instead of those that belong to the directions.
 
@@ -124,13 +123,12 @@ class HypothesisSpace:
         shape: Sequence[int],
         directions: Sequence[Direction],
         *,
-        most: int = _MOST_WITH_GAPS,
         any_of: bool = True,
         families: Sequence[Family] | None = None,
     ) -> None:
         self.shape = tuple(shape)
         self._families = list(families or (family(d, n) for d, n in zip(directions, shape, strict=True)))
-        if families is None and np.prod([float(len(f.sets)) for f in self._families]) > most:
+        if families is None and np.prod([float(len(f.sets)) for f in self._families]) > _MOST_WITH_GAPS:
             self._families = [family(d, n, gaps=False) for d, n in zip(directions, shape, strict=True)]
         self._matrices = [f.sets for f in self._families]
         self._spared = [f.spared for f in self._families]

@@ -45,6 +45,8 @@ class SearchSettings:
             only when the answer rests on it, like a stated bad one that is said to fail always; nothing is
             looked at once the answer stands that was not tried before.
         careful: Whether both stated ends are tried all the same, and before anything else.
+        leaves: Whether a thrifty search may ask for commits that are no values of its axis; whoever lets it
+            has to make it anew then (`Search.laid_out`).
 
     Raises:
         ValueError: A value is out of range.
@@ -58,6 +60,7 @@ class SearchSettings:
     quick: bool = False
     thrifty: bool = False
     careful: bool = False
+    leaves: bool = False
 
     def __post_init__(self) -> None:
         if not 0.5 < self.confidence <= MOST_CONFIDENCE:

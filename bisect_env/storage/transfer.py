@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,6 @@ def merge(
     chosen: Sequence[str] | None = None,
     *,
     one_file: bool = False,
-    on_progress: Callable[[Merged], None] = lambda _merged: None,
 ) -> Merged:
     """Add what one database has to another.
 
@@ -81,7 +80,6 @@ def merge(
         target: Open for writing.
         chosen: Ids of studies, None for all; those whose trials they reuse come along.
         one_file: Keep every log in the target's tables.
-        on_progress: Called after each chunk.
 
     Raises:
         UsageError: They are one database.
@@ -90,7 +88,7 @@ def merge(
     if source.shown == target.shown:
         raise UsageError(f"{source.shown} would be merged into itself", remedy="name another database")
     with speaking(source.shown), Session(source.reader) as reading:
-        copier = _Copier(reading, source.folder, target, None if one_file else target.folder, on_progress)
+        copier = _Copier(reading, source.folder, target, None if one_file else target.folder)
         wanted = _with_origins(reading, chosen)
         copied = [study.id for study in _studies(reading, wanted) if copier.study(study)]
         for study_id in copied:
@@ -127,13 +125,11 @@ class _Copier:
         folder: Path | None,
         target: Database,
         target_folder: Path | None,
-        on_progress: Callable[[Merged], None],
     ) -> None:
         self._reading = reading
         self._folder = folder
         self._target = target
         self._target_folder = target_folder
-        self._on_progress = on_progress
         self._keys: dict[int, str] = {}
         self.merged = Merged()
 
@@ -239,7 +235,6 @@ class _Copier:
                 session.commit()
             # What was copied need not stay in memory.
             self._reading.expunge_all()
-            self._on_progress(self.merged)
 
     def _chunk(self, session: Session, found: Sequence[TrialRow], ids: dict[int, int]) -> None:
         wanted = [row.trial_id for row in found]
@@ -335,8 +330,6 @@ def _is_learnt(row: CombinationRow) -> bool:
 # --------------------------------------------------------------------------------------------------
 # Export into one file, import from one, merge with another: which databases, and how they appear.
 
-Progress = Callable[[Merged], None]
-
 
 @contextlib.contextmanager
 def _opened(reference: str | None, *, read_only: bool) -> Iterator[Database]:
@@ -348,16 +341,13 @@ def _opened(reference: str | None, *, read_only: bool) -> Iterator[Database]:
         database.engine.dispose()
 
 
-def export(
-    reference: str | None, file: Path, studies: Sequence[str] = (), *, on_progress: Progress = lambda _m: None
-) -> Merged:
+def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Merged:
     """Write a database, or some of its studies, into one new SQLite file, logs and all.
 
     Args:
         reference: As `Store.open` takes it.
         file: Must not exist; it appears whole or not at all, mode 0600.
         studies: References of studies as `Store.study` takes them; none for all.
-        on_progress: Called as trials are written.
 
     Raises:
         UsageError: The file exists, or a study does not.
@@ -373,7 +363,7 @@ def export(
     part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
         with _opened(reference, read_only=True) as source, _opened(str(part), read_only=False) as target:
-            merged = merge(source, target, chosen, one_file=True, on_progress=on_progress)
+            merged = merge(source, target, chosen, one_file=True)
         part.replace(file)
     except OSError as error:
         raise StorageError(
@@ -385,7 +375,7 @@ def export(
     return merged
 
 
-def import_file(reference: str | None, file: Path, *, on_progress: Progress = lambda _m: None) -> Merged:
+def import_file(reference: str | None, file: Path) -> Merged:
     """Add what a file holds, be it of this release's schema or of an older one; the file stays as it is.
 
     Raises:
@@ -410,14 +400,14 @@ def import_file(reference: str | None, file: Path, *, on_progress: Progress = la
         maintenance.upgrade(str(copy))
         with _opened(str(copy), read_only=True) as source, _opened(reference, read_only=False) as target:
             named = Database(source.engine, source.reader, str(file), original.folder)
-            return merge(named, target, on_progress=on_progress)
+            return merge(named, target)
 
 
-def merge_databases(reference: str | None, other: str, *, on_progress: Progress = lambda _m: None) -> Merged:
+def merge_databases(reference: str | None, other: str) -> Merged:
     """Add what another database holds; it may be in use, and stays as it is.
 
     Raises:
         StorageError: It has another schema than this release's, or cannot be read.
     """
     with _opened(other, read_only=True) as source, _opened(reference, read_only=False) as target:
-        return merge(source, target, on_progress=on_progress)
+        return merge(source, target)

@@ -24,11 +24,10 @@ from typing import Any
 import uv
 import yaml
 
+from benchmarks import commit_plays
+from benchmarks.commit_plays import culprits, descendants, git_bisect, looked_at_by_git
 from bisect_env.environments.repository import Repository
-from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
 from bisect_env.matrix.history import History
-from bisect_env.search.searcher import Search
-from bisect_env.search.stopping import SearchSettings
 
 FOLDER = Path(__file__).parent / "histories"
 PROGRAM = Path(sys.executable).with_name("bisect-env")
@@ -123,95 +122,56 @@ def answer(clone: Path, name: str) -> int:
         built = len(list((folder / "cache" / "commits").glob("*/wheel.json")))
     said = report["verdict"]["first_bad"][case["package"]]
     right = said in first_bad(seen, every=every)
-    theirs = looked_at_by_git(clone, case, seen)
+    ends = {one["commit"]: one["exit"] if one["built"] else 125 for one in seen}
+    theirs = len(looked_at_by_git(clone, str(case["from"]), str(case["to"]), ends))
     builds = f"{built} builds (git bisect {theirs})"
     of = f"{len(seen)} commits, {builds}, {report.get('trials')} trials, {seconds:.0f} s"
     print(f"{'right' if right else 'WRONG'}  {name}: {report['verdict']['sentence']} ({of})")
     return 0 if right else 1
 
 
-def looked_at_by_git(clone: Path, case: Mapping[str, Any], seen: Iterable[Mapping[str, Any]]) -> int:
-    """How many commits `git bisect run` would build, told what each of them did."""
-    ends = {one["commit"]: one["exit"] if one["built"] else 125 for one in seen}
-    return len(git_bisect(clone, str(case["from"]), str(case["to"]), ends))
-
-
-def git_bisect(clone: Path, first: str, last: str, ends: Mapping[str, int]) -> set[str]:
-    """Commits that `git bisect run` looks at, told how the script ends at each."""
-    with tempfile.TemporaryDirectory() as directory:
-        folder = Path(directory)
-        (folder / "ends").write_text("".join(f"{commit} {end}\n" for commit, end in ends.items()))
-        _run(["git", "clone", "-q", "--shared", "--no-checkout", str(clone), "tree"], folder)
-        start = ["git", "bisect", "start", "--no-checkout", last, first]
-        subprocess.run(start, cwd=folder / "tree", check=True, capture_output=True)
-        check = (
-            f"at=$(git rev-parse BISECT_HEAD); echo $at >> {folder}/tried; "
-            f'exit $(sed -n "s/^$at //p" {folder}/ends)'
-        )
-        command = ["git", "bisect", "run", "sh", "-c", check]
-        subprocess.run(command, cwd=folder / "tree", check=True, capture_output=True)
-        return set((folder / "tried").read_text().split())
-
-
 def play(clone: Path, name: str) -> int:
-    """Let some fifty commits be the culprit in turn, and compare the builds that each takes."""
+    """Let every commit be the culprit in turn, and compare the builds that each takes with git's.
+
+    Along first parents and with all that was merged, each without and with stretches that do not build.
+    """
     case = cases()[name]
-    with tempfile.TemporaryDirectory() as directory:
-        history = Repository(str(clone), Path(directory)).history(
-            str(case["from"]), str(case["to"]), every=True
-        )
-    known = [one for one in history.place if history.last in descendants(history, one)]
-    more: Counter[int] = Counter()
-    for culprit in random.Random(1).sample(known[1:], min(50, len(known) - 1)):
-        bad = descendants(history, culprit)
-        found, built = searched(history, bad)
-        theirs = git_bisect(clone, history.first, history.last, {c: int(c in bad) for c in history.place})
-        if found != culprit:
-            print(f"WRONG  {name}: {found}, and not {culprit}")
-            return 1
-        more[len(built) - len(theirs)] += 1
-    print(f"{name}: builds more than git bisect, and how often: {dict(sorted(more.items()))}")
-    return int(max(more) > 2)
-
-
-def descendants(history: History, commit: str) -> set[str]:
-    """A commit and all that was made from it."""
-    bad = {commit}
-    for one in sorted(history.commits, key=lambda one: history.place.get(one, 0)):
-        if bad.intersection(history.commits[one].parents):
-            bad.add(one)
-    return bad
-
-
-def searched(history: History, bad: Collection[str]) -> tuple[str, set[str]]:
-    """The first bad commit of a certain failure as a study finds it, and what it builds for that."""
-    values = list(history.chosen())
-    built: set[str] = set()
-    counts: dict[str, int] = {}
-    while True:
-        size = len(values)
-        axis = GridAxis("demo", AxisKind.COMMIT, tuple(values), Direction.REGRESSION, history=history)
-        lattice = Grid((axis,), good=(0,), bad=(size - 1,))
-        settings = SearchSettings(thrifty=True, crash_rate=1.0, quick=True)
-        search = Search(lattice, {(i,): (i,) for i in range(size)}, settings)
-        for commit, count in counts.items():
-            hits = count * (commit in bad)
-            search.tell_counts((values.index(commit),), hits, count)
-        while not search.finished:
-            ((place,),) = search.ask(
-                1, build_cost={(i,): 20.0 for i in range(size) if values[i] not in built}
+    worst = 0
+    for every in (False, True):
+        with tempfile.TemporaryDirectory() as directory:
+            repository = Repository(str(clone), Path(directory))
+            history = repository.history(str(case["from"]), str(case["to"]), every=every)
+        for stretches in (0, 1, 2):
+            chance = random.Random(1)
+            more = Counter(
+                compared(clone, history, culprit, unbuildable(history, stretches, chance))
+                for culprit in culprits(history)
             )
-            built.add(values[place])
-            counts[values[place]] = counts.get(values[place], 0) + 1
-            search.tell((place,), hit=values[place] in bad)
-        best = search.verdict.best
-        assert best.first_bad is not None
-        assert best.last_good is not None
-        found = values[best.first_bad[0]]
-        inside = [one for one in history.inside(values[best.last_good[0]], found) if one not in values]
-        if not inside:
-            return found, built
-        values[best.first_bad[0] : best.first_bad[0]] = inside
+            worst = max(worst, *more)
+            what = "all" if every else "first parents"
+            how_often = ", ".join(f"{n:+d}: {times}" for n, times in sorted(more.items()))
+            print(f"{name}, {what}, {stretches} stretches that do not build: {how_often}", flush=True)
+    return int(worst > 2)
+
+
+def unbuildable(history: History, stretches: int, chance: random.Random) -> set[str]:
+    """Commits that do not build: some stretches of the order of a history, without its ends."""
+    order = [one for one in history.place if one not in (history.first, history.last)]
+    found: set[str] = set()
+    for _ in range(stretches):
+        begin = chance.randrange(len(order))
+        found.update(order[begin : begin + chance.randrange(1, max(2, len(order) // 6))])
+    return found
+
+
+def compared(clone: Path, history: History, culprit: str, broken: Collection[str]) -> int:
+    """How many builds more than git bisect a culprit takes, once the answer was compared with the truth."""
+    bad = descendants(history, culprit)
+    found = commit_plays.play(history, bad, broken=broken)
+    named = {found.first_bad, *found.between}
+    if culprit not in named or (culprit not in broken and not broken and len(named) > 1):
+        raise SystemExit(f"WRONG: {sorted(named)}, and not {culprit}; broken: {sorted(broken)}")
+    return len(found.built) - len(git_bisect(clone, history, bad, broken))
 
 
 def _run(command: list[str], cwd: Path) -> str:

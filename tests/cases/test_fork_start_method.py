@@ -13,7 +13,7 @@ import pytest
 
 MATRICES = Path(__file__).parents[2] / "matrices"
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 
 def answer(name: str, folder: Path, *changes: tuple[str, str]) -> dict[str, object]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 import yaml
 
+from benchmarks.commit_plays import culprits, descendants, play
 from benchmarks.commits import merges
-from benchmarks.repositories import in_tree, pure, write
+from benchmarks.repositories import Change, in_tree, pure, write
 from bisect_env.environments.repository import Repository
 from tests.cases import run_histories
-from tests.cases.run_histories import FOLDER, cases, descendants, first_bad, git_bisect, searched
+from tests.cases.run_histories import FOLDER, cases, compared, first_bad, unbuildable
 
 
 @pytest.mark.parametrize("name", sorted(cases()))
@@ -36,16 +38,53 @@ def test_the_first_bad_commit_is_made_of_none_that_fails() -> None:
     assert first_bad([seen[0], one("x", "a", -1, built=False), one("y", "x", 1)], every=True) == []
 
 
-def test_any_commit_of_merged_branches_is_found_with_two_builds_more_than_git_takes(tmp_path: Path) -> None:
+def tangled(chance: random.Random, size: int) -> list[Change]:
+    """Commits on branches of branches, merged in any order, all of which the last one has in its history."""
+    changes = [Change({"n": "1"}, tags=["v0"])]
+    tips = [1]
+    for number in range(2, size):
+        what = chance.random()
+        files = {"n": str(number)}
+        if what < 0.25 and len(tips) > 1:
+            first, *others = chance.sample(tips, chance.choice([2, 2, 2, 3]) if len(tips) > 2 else 2)
+            changes.append(Change(files, "Merge", parents=[first, *others]))
+            tips = [one for one in tips if one not in (first, *others)]
+        else:
+            parent = chance.choice(tips) if what < 0.8 else chance.randrange(1, number)
+            changes.append(Change(files, f"Number {number}", parents=[parent]))
+            tips = [one for one in tips if one != parent]
+        tips.append(number)
+    while len(tips) > 1:
+        changes.append(Change({"n": str(len(changes) + 1)}, "Merge", parents=tips[:2]))
+        tips = [*tips[2:], len(changes)]
+    return changes
+
+
+@pytest.mark.parametrize("every", [False, True], ids=["first-parents", "all"])
+@pytest.mark.parametrize("stretches", [0, 1])
+def test_any_commit_is_found_with_one_build_more_than_git_takes(
+    tmp_path: Path, stretches: int, every: bool
+) -> None:
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    place = tmp_path / "clone"
+    write(place, tangled(chance, 40))
+    history = Repository(str(place), tmp_path / "cache").history("v0", "main", every=every)
+    known = culprits(history)
+    for culprit in chance.sample(known, min(6, len(known))):
+        broken = unbuildable(history, stretches, chance)
+        assert compared(place, history, culprit, broken) <= 1, (culprit, broken)
+
+
+def test_a_flaky_commit_of_a_merged_branch_is_found(tmp_path: Path) -> None:
+    chance = random.Random(5)
     place = tmp_path / "clone"
     commits = write(place, merges(1.0).changes)
     history = Repository(str(place), tmp_path / "cache").history("v1.0", "v1.1", every=True)
-    for culprit in (commits[1], commits[7], commits[30], commits[38], commits[-1]):
-        bad = descendants(history, culprit)
-        found, built = searched(history, bad)
-        theirs = git_bisect(place, "v1.0", "v1.1", {one: int(one in bad) for one in commits})
-        assert found == culprit
-        assert len(built) <= len(theirs) + 2
+    for culprit in (commits[7], commits[38]):
+        found = play(history, descendants(history, culprit), rate=0.5, chance=chance)
+        assert found.first_bad == culprit
 
 
 def test_a_truth_is_taken_by_building_every_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from tests.cli.asking import Asking, an_index
 from tests.cli.calls import RunCommand
 from tests.environments.index_server import IndexServer
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 
 BROKEN_FROM_FOUR = """
     import app

@@ -21,7 +21,7 @@ from tests.cli.calls import RunCommand
 from tests.environments.conda_channel import Channel
 from tests.environments.index_server import IndexServer, make_wheel
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 HELPER_FROM_THREE = """
     import app, helper

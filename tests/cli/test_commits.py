@@ -25,7 +25,7 @@ from tests.cli.asking import Asking, an_index
 from tests.cluster.dask_processes import DaskProcesses
 from tests.environments.index_server import IndexServer
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
@@ -60,6 +60,11 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
     assert explained.returncode == 2
     assert "are commits: no other package is looked for" in explained.stderr
     assert "remedy: the commit is the answer" in explained.stderr
+    shown = user.run("reproduce", "first-bad", "--output", "repro")
+    assert shown.returncode == 0, shown.stderr
+    readme = (user.folder / "repro" / "README.md").read_text()
+    assert f"demo: 1.0 at {commits[10][:10]} → 1.0 at {commits[11][:10]}" in readme
+    assert f"built from a commit of `{place}`" in readme.replace("%20", " ")
 
 
 @pytest.mark.parametrize(
@@ -70,13 +75,19 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
         (("--git", "clone", "--from", "v9", "-p", "demo", "repro.py"), "has no commit v9"),
         (("--git", "clone", "--from", "v1.1", "-p", "demo", "repro.py"), "no commit lies between"),
         (("--git", "clone", "--from", "v1.0", "--good", "1", "repro.py"), "--good is about releases"),
-        (("--git", "clone", "--from", "v1.0", "repro.py"), "which package it builds"),
+        (("--git", "clone", "--from", "v1.0", "repro.py"), "name it: `-p NAME`"),
+        (
+            ("--git", "below", "--from", "v1.0", "repro.py"),
+            "it has my python/: add `--subdirectory 'my python'`",
+        ),
         (("--from", "v1.0", "demo>=1", "repro.py"), "--from belongs to `--git`"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(user: Asking, words: tuple[str, ...], message: str) -> None:
     changes = pure("demo", 3, 2, files={"setup.py": "from setuptools import setup; setup(name='demo')"})
     write(user.folder / "clone", changes)
+    files = {f"my python/{path}": content for path, content in in_tree("demo").items()}
+    write(user.folder / "below", [Change(files, tags=["v1.0"]), Change({"README": "2"})])
     user.script("import demo\n")
     done = user.run("run", *words)
     assert done.returncode == 2, done.stderr

@@ -16,7 +16,7 @@ from bisect_env.storage.store import Store
 from tests.cli.test_run import Command, lines, wait_for
 from tests.cluster.dask_processes import DaskProcesses
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 SLOW_CRASH_FROM_SIX = """
     import os, sys, time

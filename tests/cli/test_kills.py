@@ -84,7 +84,6 @@ def has_study(command: Command) -> bool:
     return True
 
 
-@pytest.mark.timeout(180)
 def test_nothing_is_lost_or_doubled_by_kills_at_random_instants(tmp_path: Path) -> None:
     kill_and_start_again(tmp_path, 3)
 

@@ -13,7 +13,7 @@ import pytest
 from tests.cli.test_run import Command
 from tests.engine.studies import Studies
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 AXES = """
 lib: {values: [1, 2, 3, 4, 5, 6]}

@@ -17,7 +17,7 @@ import pytest
 
 from tests.engine.studies import Studies
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 COMMAND = [sys.executable, "-m", "bisect_env"]
 

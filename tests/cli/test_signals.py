@@ -19,7 +19,7 @@ import pytest
 
 from tests.cli.test_run import Command, wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 CRASH_FROM_SIX = """
     import os, sys, time

@@ -16,7 +16,7 @@ from tests.cluster.executor_contract import wait_until
 from tests.cluster.extra import install
 from tests.cluster.test_slurm import write_matrix
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin")
 HOSTS = ("127.0.0.1", "127.0.0.2")
 

@@ -22,7 +22,7 @@ from tests.cluster.dask_processes import ROOT, DaskProcesses
 from tests.cluster.extra import install
 from tests.cluster.test_slurm import write_matrix
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 EXAMPLE = ROOT / "docs" / "examples" / "dask_cluster.yaml"
 CRD = "dask_kubernetes/operator/deployment/helm/dask-kubernetes-operator/crds/daskcluster.yaml"

@@ -31,7 +31,7 @@ from tests.cluster.executor_contract import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 SLEEP = "import time; time.sleep(600)"
 GPUS = [f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "ab"]

@@ -24,7 +24,6 @@ EXAMPLES = ROOT / "docs" / "examples"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.integration,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(missing()), reason=missing()),
 ]
 

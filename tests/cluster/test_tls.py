@@ -20,7 +20,6 @@ from tests.engine.studies import Studies
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.integration,
-    pytest.mark.timeout(180),
     pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl"),
 ]
 

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.commit_plays import descendants, git_bisect
+from benchmarks.commits import merges
 from benchmarks.repositories import Change, git, in_tree, module, pure, write
 from bisect_env.engine.culprit_commit import comparison, pull_request
+from bisect_env.engine.events import TrialFinished
+from bisect_env.environments.repository import Repository
 from bisect_env.errors import UsageError
 from bisect_env.report.html import html_text
 from bisect_env.report.markdown import markdown_text
@@ -18,6 +22,8 @@ from bisect_env.report.text import report_text
 from bisect_env.storage.store import Store
 from tests.engine.studies import PYTHON, Studies
 from tests.planted import plant
+
+pytestmark = pytest.mark.integration
 
 SCRIPT = "import demo\nassert demo.works(), 'planted'\n"
 
@@ -96,9 +102,60 @@ def test_a_merge_whose_sides_are_both_good_is_the_culprit_itself(studies: Studie
         Change({"demo.py": module(6, 1.0)}, tags=["v1.1"]),
     ]
     place, commits = repository(studies, changes)
-    found = verdict(studies.run(matrix(studies, place, keys=", history: all", rest=ENDS)))
+    conclusion = studies.run(matrix(studies, place, keys=", history: all", rest=ENDS))
+    found = verdict(conclusion)
     assert found["first_bad"]["demo"] == commits[4]
     assert found["last_good"]["demo"] == commits[3]
+    report = Report.read(conclusion.report)
+    assert report.commit is not None
+    assert report.commit.is_merge
+    assert f"{commits[4]} (a merge)" in report_text(report)
+
+
+def test_commits_of_merged_branches_take_as_many_builds_as_git_does(studies: Studies) -> None:
+    case = merges(1.0)
+    place, commits = repository(studies, case.changes)
+    history = Repository(str(place), studies.folder / "mirrors").history("v1.0", "v1.1", every=True)
+    theirs = git_bisect(place, history, descendants(history, commits[case.bad - 1]))
+    path = matrix(studies, place, keys=", history: all", rest=f"{ENDS}search: {{crash_rate: 1}}\n")
+    conclusion = studies.run(path)
+    assert verdict(conclusion)["first_bad"]["demo"] == commits[case.bad - 1]
+    assert verdict(conclusion)["last_good"]["demo"] == commits[case.bad - 2]
+    assert builds(studies) <= len(theirs) + 1
+    # Whoever asks again goes on with the commits that were laid out for it.
+    again = studies.run(path)
+    assert verdict(again) == verdict(conclusion)
+    assert again.report["trials"] == conclusion.report["trials"]
+
+
+def test_a_study_of_merged_branches_goes_on_where_it_was_stopped(studies: Studies) -> None:
+    case = merges(1.0)
+    place, commits = repository(studies, case.changes)
+    path = matrix(studies, place, keys=", history: all", rest=f"{ENDS}search: {{crash_rate: 1}}\n")
+
+    def stopped_early() -> bool:
+        return sum(isinstance(event, TrialFinished) for event in studies.events) >= 4
+
+    stopped = studies.run(path, stopped=stopped_early)
+    assert verdict(stopped)["status"] != "confirmed"
+    conclusion = studies.run(path)
+    assert verdict(conclusion)["first_bad"]["demo"] == commits[case.bad - 1]
+    # What the first command had built is not built again.
+    history = Repository(str(place), studies.folder / "mirrors").history("v1.0", "v1.1", every=True)
+    theirs = git_bisect(place, history, descendants(history, commits[case.bad - 1]))
+    assert builds(studies) <= len(theirs) + 1
+
+
+def test_a_flaky_failure_of_a_merged_branch_is_traced_line_by_line(studies: Studies) -> None:
+    case = merges(1.0)
+    place, commits = repository(studies, case.changes)
+    plant(studies.folder)
+    script = "import demo\nfrom planted import fails\nassert demo.works() or not fails(0.6), 'planted'\n"
+    path = matrix(studies, place, keys=", history: all", rest=ENDS, script=script)
+    path.write_text(path.read_text().replace("[script.py]", "[script.py, planted.py]"))
+    conclusion = studies.run(path)
+    assert verdict(conclusion)["first_bad"]["demo"] == commits[case.bad - 1]
+    assert builds(studies) <= 20
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["stated", "worked-out"])
@@ -150,6 +207,33 @@ def test_commits_that_do_not_build_are_told_with_their_log(studies: Studies, dyn
         one["reason"] for one in conclusion.report["combinations"] if one["status"] == "env-unbuildable"
     }
     assert any("cannot compile frobnicate.c:12" in reason for reason in reasons)
+
+
+def test_a_commit_is_found_that_fails_with_one_value_beside_it_alone(studies: Studies) -> None:
+    place, commits = repository(studies, pure("demo", 8, 5, files=in_tree("demo")))
+    script = "import demo, sys\nassert demo.works() or sys.argv[1] == 'slow', 'planted'\n"
+    path = matrix(
+        studies, place, rest="good: {demo: v1.0, mode: slow}\nbad: {demo: v1.1, mode: fast}\n", script=script
+    )
+    text = path.read_text().replace("trial: {", "trial: {command: 'python script.py {mode}', ")
+    path.write_text(text.replace("trial:", "  mode: {values: [slow, fast]}\ntrial:"))
+    found = verdict(studies.run(path))
+    assert found["first_bad"] == {"python": PYTHON, "demo": commits[4], "mode": "fast"}
+    assert sorted(found["culprit_axes"]) == ["demo", "mode"]
+
+
+@pytest.mark.parametrize("ends", ["the first", "the last", "both"])
+def test_ends_that_do_not_build_leave_an_answer_between_those_that_do(studies: Studies, ends: str) -> None:
+    changes = pure("demo", 10, 6, files=in_tree("demo"))
+    if ends != "the last":
+        changes[0].files = {**changes[0].files, "broken": "the first"}
+        changes[1].files = {**changes[1].files, "broken": None}
+    if ends != "the first":
+        changes[-1].files = {**changes[-1].files, "broken": "the last"}
+    place, commits = repository(studies, changes)
+    conclusion = studies.run(matrix(studies, place, rest=f"{ENDS}search: {{crash_rate: 1}}\n"))
+    assert verdict(conclusion)["first_bad"]["demo"] == commits[5], verdict(conclusion)["sentence"]
+    assert verdict(conclusion)["last_good"]["demo"] == commits[4]
 
 
 def test_a_failure_in_one_run_of_five_is_traced_to_its_commit(studies: Studies) -> None:

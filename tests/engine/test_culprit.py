@@ -230,7 +230,6 @@ def test_a_transitive_culprit_of_a_date(studies: Studies, index: IndexServer) ->
 
 @pytest.mark.slow
 @pytest.mark.network
-@pytest.mark.timeout(300)
 def test_a_real_transitive_culprit(studies: Studies) -> None:
     """gevent was pinned and died all the same: greenlet 0.4.17 had another layout (gevent/gevent#1678)."""
     root = Path(__file__).parent.parent.parent
@@ -243,7 +242,6 @@ def test_a_real_transitive_culprit(studies: Studies) -> None:
 
 @pytest.mark.slow
 @pytest.mark.network
-@pytest.mark.timeout(300)
 def test_a_real_culprit_behind_an_axis_that_is_not_to_blame(studies: Studies) -> None:
     """requests 2.30 allowed urllib3 2, which requests-toolbelt 0.10.1 cannot be imported with."""
     root = Path(__file__).parent.parent.parent

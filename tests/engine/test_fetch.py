@@ -322,7 +322,6 @@ def test_a_source_distribution_is_built_where_there_is_a_network(
         )
 
 
-@pytest.mark.timeout(180)
 def test_an_interpreter_travels_too(
     index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

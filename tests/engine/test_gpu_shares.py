@@ -18,7 +18,7 @@ from bisect_env.storage.store import Store
 from tests.cluster.dask_processes import DaskProcesses
 from tests.engine.studies import Studies
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 GPU = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
 NEIGHBOURS = """

@@ -52,7 +52,7 @@ def test_short_trials_have_a_second_one_waiting() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(list(Evidence))), max_size=40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_other_failures_and_void_trials_never_move_the_posterior(
     trials: list[tuple[int, Evidence]],
 ) -> None:

@@ -158,7 +158,7 @@ class Hosts:
             study.learn(index, bad=bool(self.rng.random() < self.rates[index]), seconds=0.1)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32 - 1), slots=st.integers(1, 9), shared=st.integers(1, 3), rate=st.just(1.0))
 @example(seed=0, slots=4, shared=1, rate=0.6)
 def test_whatever_answers_first_the_study_comes_to_its_answer(

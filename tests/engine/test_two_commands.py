@@ -23,7 +23,7 @@ from tests.storage.conftest import postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 PATIENCE = 200.0
 
 # A short lease, so that the tests need not wait for a minute until the claims of the dead lapse.

@@ -26,6 +26,8 @@ from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Uv
 from bisect_env.matrix.scalars import cutoff
 
+pytestmark = pytest.mark.integration
+
 FIRST = {**in_tree("demo", version=""), "demo.py": "N = 1\n"}
 PROJECT = str(FIRST["pyproject.toml"])
 
@@ -134,6 +136,18 @@ def test_what_is_not_fetched_is_refused_unless_it_may_be_missing(
         commits.wheel(source(place, large), here)
     assert commits.wheel(source(place, module, partial=True), here).version == "1.0"
     assert commits.wheel(source(place, large, partial=True), here).version == "1.0"
+
+
+def test_a_package_in_a_subdirectory_is_built_there(
+    tmp_path: Path, commits: CommitBuilder, here: Interpreter
+) -> None:
+    below = {f"python/demo here/{path}": content for path, content in FIRST.items()}
+    (commit,) = write(tmp_path / "demo", [Change({"README": "no project", **below})])
+    wheel = commits.wheel(source(tmp_path / "demo", commit, subdirectory="python/demo here"), here)
+    with zipfile.ZipFile(wheel.path) as members:
+        assert "demo.py" in members.namelist()
+    with pytest.raises(UnbuildableError, match="elsewhere"):
+        commits.wheel(source(tmp_path / "demo", commit, subdirectory="elsewhere"), here)
 
 
 def test_builds_see_the_variables_they_are_given_and_no_secrets(

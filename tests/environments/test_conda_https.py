@@ -27,7 +27,7 @@ from .index_server import IndexServer, serve
 from .test_conda import run
 
 BASIC = "Basic " + base64.b64encode(b"me:word").decode()
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-m", "bisect_env"]
 SECRETS = ("word", "to-ken", BASIC.split()[1])

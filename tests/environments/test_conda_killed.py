@@ -73,7 +73,6 @@ def kill(process, *, helpers):
     process.wait()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("instants", [5, pytest.param(30, marks=pytest.mark.heavy)])
 def test_killed_at_random_instants(lock, cache, tmp_path, instants):
     seed = random.randrange(10**6)

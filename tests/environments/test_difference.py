@@ -38,6 +38,17 @@ def lock(*packages: LockedPackage, python: str = "3.11") -> Lock:
     return make_lock(python, "linux-64", packages)
 
 
+def test_builds_of_two_commits_are_told_apart() -> None:
+    builds = [
+        LockedPackage("demo", "1.0", "pip", f"git+https://example.org/demo.git@{digit * 40}#h=1", digit * 64)
+        for digit in "ab"
+    ]
+    (change,) = difference(lock(builds[0]), lock(builds[1]))
+    assert change.before is not None
+    assert change.after is not None
+    assert (change.before.label, change.after.label) == ("1.0 at aaaaaaaaaa", "1.0 at bbbbbbbbbb")
+
+
 def test_each_kind_of_change() -> None:
     before = lock(
         wheel("torch", "2.2"),

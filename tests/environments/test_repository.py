@@ -16,6 +16,8 @@ from benchmarks.repositories import Change, git, pure, write
 from bisect_env.environments.repository import CommitNotFoundError, Repository
 from bisect_env.errors import InfrastructureError, UsageError
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
@@ -56,7 +58,7 @@ def test_a_hundred_thousand_commits_become_an_axis_at_once(tmp_path: Path, cache
     assert (chosen[0], chosen[-1]) == (commits[0], commits[-1])
     # Around an answer the others are looked at, until every commit of it was.
     low, high = chosen[100], chosen[101]
-    between = history.inside(low, high)
+    between = history.inside([low], high)
     assert between == tuple(commits[place[low] + 1 : place[high]])
     assert took < 2
 
@@ -82,9 +84,11 @@ def test_what_a_merge_brought_in_is_looked_at_when_it_is_the_first_bad_one(
     every = repository.history(commits[0], "main", every=True)
     mainline = tuple(commits[i] for i in (0, 1, 2, 6, 7))
     assert plain.line == every.line == mainline
-    assert plain.inside(commits[2], commits[6]) == ()
-    assert every.inside(commits[2], commits[6]) == tuple(commits[3:6])
-    assert every.inside(commits[2], commits[3]) == every.inside(commits[5], commits[6]) == ()
+    assert plain.inside(commits[:3], commits[6]) == ()
+    assert every.inside(commits[:3], commits[6]) == tuple(commits[3:6])
+    assert every.inside(commits[:3], commits[3]) == every.inside(commits[:6], commits[6]) == ()
+    # Where only some of the branch is known to be good, the rest of it is looked at.
+    assert every.inside(commits[:4], commits[6]) == tuple(commits[4:6])
     assert every.left_out(mainline) == {commits[6]: 3}
 
 
@@ -104,11 +108,23 @@ def test_releases_on_branches_of_their_own_begin_where_the_branch_did(tmp_path: 
 def test_ends_that_are_none_are_refused_with_a_remedy(tmp_path: Path, cache: Path) -> None:
     write(tmp_path / "demo", pure("demo", 4, 2))
     repository = Repository(str(tmp_path / "demo"), cache)
-    with pytest.raises(CommitNotFoundError, match="no commit v9"):
+    with pytest.raises(CommitNotFoundError, match="no commit v9") as unknown:
         repository.history("v1.0", "v9")
+    assert "such as " in str(unknown.value)
+    assert "shallow" not in str(unknown.value)
+    address = f"file://{tmp_path / 'demo'}"
+    git(tmp_path, "clone", "--quiet", "--depth", "2", address, "shallow")
+    with pytest.raises(CommitNotFoundError, match=r"no commit v1\.0") as unknown:
+        Repository(str(tmp_path / "shallow"), cache).history("v1.0", "HEAD")
+    assert "it is a shallow clone" in str(unknown.value)
     with pytest.raises(UsageError, match=r"no commit lies between v1\.1 and v1\.0") as caught:
         repository.history("v1.1", "v1.0")
     assert "swap" in str(caught.value)
+    with pytest.raises(UsageError, match="which are both"):
+        repository.history("2024-01-01", "2024-01-02")
+    with pytest.raises(CommitNotFoundError, match="as old as 2023-12-31") as unknown:
+        repository.history("2023-12-31", "main")
+    assert "name a day from 2024-01-01 on" in str(unknown.value)
     with pytest.raises(UsageError, match="there is no repository"):
         Repository(str(tmp_path / "nowhere"), cache).history("a", "b")
     (tmp_path / "plain").mkdir()

@@ -57,6 +57,11 @@ def test_a_time_limit_that_every_trial_reaches() -> None:
     assert "`timeout: 5m`" in said(ALWAYS, [failure("idle for 60 s", "hang")])
 
 
+def test_never_bad_where_some_could_not_be_built() -> None:
+    first, *_ = advice(NEVER, AXES, (), (), {}, (), ["no compiler", "needs submodules (vendored)\nmore"])
+    assert first == "2 combinations could not be built, and may be what fails: needs submodules (vendored)"
+
+
 def test_never_bad() -> None:
     assert "min_crash_rate: 0.002" in said(NEVER, min_crash_rate=0.02)
     other = failure("MemoryError", "host-oom", "other", 9)

@@ -81,7 +81,7 @@ def needles(report: Report) -> dict[str, list[str]]:
         "stability": ["Bayes factor"],
         "warnings": list(report.warnings),
         "posterior": ["torch ≥ 2.3calm: probability"],
-        "timeline": ["1 environment built in 2.5 s, 1 builds failed"],
+        "timeline": ["1 environment built in 2.5 s, 1 could not be built"],
         "timeline.failed": ["gcc calm"],
         "machines": ["x86_64 H100calm driver 570"],
         "difference": ["1 of the axes, 1 along with it", "1.26", "2.0calm"],

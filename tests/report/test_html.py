@@ -47,7 +47,6 @@ def opened(page: Page, report: Report, folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(240)
 def test_a_real_study_that_prints_scripts(browser_page: Page, tmp_path: Path) -> None:
     studies = Studies(tmp_path)
     script = f"""
@@ -156,7 +155,6 @@ def rates_study(store: Store) -> Report:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(240)
 def test_it_can_be_read_by_day_and_night_on_small_screens_and_aloud(
     browser_page: Page, store: Store, tmp_path: Path
 ) -> None:
@@ -209,7 +207,6 @@ BROKEN = r"""() => {
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("width", [400, 1200])
 def test_versions_stay_whole_and_a_map_that_fits_is_not_moved(
     browser_page: Page, store: Store, tmp_path: Path, width: int

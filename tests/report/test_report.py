@@ -452,6 +452,15 @@ def test_reasons_are_grouped(store: Store) -> None:
     assert "env-unsolvable: 2 more reasons" in text
 
 
+def test_what_is_the_same_of_one_commit_as_of_another_is_one_reason(store: Store) -> None:
+    commits = [f"{number:040x}"[::-1] for number in range(1, 6)]
+    study = StudyBuilder(store, [axis("demo", *commits)])
+    study.fill(lambda cell: ("unbuildable", f"the commit {cell['demo'][:10]} needs submodules"))
+    text = report_text(load_report(store, study.study.id))
+    assert text.count("needs submodules") == 1
+    assert "and 4 more: the commit 1000000000 needs submodules" in text
+
+
 def test_the_report_of_a_study_that_goes_on_is_one_state(store: Store, tmp_path: Path) -> None:
     study = orjson_study(store)
     with Store.open(str(tmp_path / "results.sqlite"), read_only=True) as reader, reader.snapshot():

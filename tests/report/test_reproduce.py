@@ -55,7 +55,6 @@ def test_the_date_of_the_matrix_is_the_one_that_counts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(240)
 def test_the_commands_of_a_report_show_the_failure(tmp_path: Path) -> None:
     """Every command that a real study's report gives, in a shell, one after the other."""
     studies = Studies(tmp_path)

@@ -175,7 +175,7 @@ SHAPES = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     random_tables(SHAPES),
     st.integers(0, 2**32 - 1),
@@ -237,7 +237,7 @@ def in_any_order(search: StudySearch, bad: NDArray[np.bool_], workers: int, chan
         search.tell(cell, hit=bool(bad[cell]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shaped_tables(), st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 8]))
 def test_no_order_in_which_trials_end_makes_an_answer_false_or_late(
     bad: NDArray[np.bool_], seed: int, workers: int
@@ -274,7 +274,7 @@ def test_a_checked_answer_about_a_staircase_is_right_everywhere(workers: int) ->
     assert wrong <= 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(random_tables(SHAPES), st.integers(0, 2**32 - 1))
 # Two good combinations in doubt beside one bad one: another failure of that one speaks for both.
 @example(np.array([[0, 0, 1], [0, 0, 0], [1, 1, 0]], dtype=bool), 1052657)
@@ -292,7 +292,7 @@ def test_what_cannot_be_built_is_learnt_on_the_way(bad: NDArray[np.bool_], seed:
         assert not {boundary.bad, boundary.good} & {*without, *unbuildable}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(random_tables(SHAPES), st.integers(0, 2**32 - 1))
 def test_the_answer_does_not_depend_on_the_order_of_trials(bad: NDArray[np.bool_], seed: int) -> None:
     rng = random.Random(seed)

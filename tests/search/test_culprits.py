@@ -118,7 +118,7 @@ def test_a_prior_only_decides_where_to_look_first() -> None:
     assert answer.changes == {3}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(2, 7), st.data())
 def test_the_posterior_does_not_mind_the_order(size: int, data: st.DataObject) -> None:
     intermediate = st.frozensets(st.integers(0, size - 1), min_size=1, max_size=size)

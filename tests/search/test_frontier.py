@@ -42,7 +42,7 @@ def test_two_frontiers_in_the_words_of_a_maintainer() -> None:
     assert told["exclude"][0] == {"when": {"pyopenssl": "<23.1", "cryptography": ">=39"}}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=6), st.booleans())
 def test_what_is_excluded_is_what_is_bad(steps: list[int], turned: bool) -> None:
     bad = np.arange(6)[None, :] >= np.sort(steps)[:, None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -50,7 +50,6 @@ def test_its_ends_are_where_the_tails_have_half_of_the_error(
         assert binom.cdf(hits, trials, high) == pytest.approx(tail, rel=1e-6)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.floats(1e-6, 1 - 1e-6))
 def test_it_misses_no_rate_more_often_than_it_says(trials: int, rate: float) -> None:
     misses = 0.0

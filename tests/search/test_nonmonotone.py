@@ -165,7 +165,7 @@ def _contradicted(search: Search, verdict: Verdict, bad: NDArray[np.bool_]) -> l
     return [cell for cell in tried if said[cell] != bad[cell]]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     size=st.integers(5, 18),
     changes=st.sets(st.integers(1, 22), min_size=1, max_size=3),

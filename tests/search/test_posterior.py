@@ -75,7 +75,7 @@ def randomly_told(space: HypothesisSpace, grid: RateGrid, rng: np.random.Generat
 
 
 @given(st.lists(st.sampled_from(list(Direction)), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_posterior_equals_plain_sums(directions: list[Direction], seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = [int(rng.integers(1, {1: 6, 2: 4, 3: 3}[len(directions)])) for _ in directions]
@@ -101,7 +101,7 @@ def test_posterior_equals_plain_sums_with_the_rates_in_use(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_order_of_trials_does_not_matter(seed: int) -> None:
     rng = np.random.default_rng(seed)
     space = HypothesisSpace((3, 3), [REGRESSION, EITHER])

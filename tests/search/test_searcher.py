@@ -30,7 +30,7 @@ def search_of(shape: tuple[int, ...], directions: Direction = REGRESSION, **sett
     st.integers(0, 2**32 - 1),
     st.integers(1, 9),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_only_what_can_be_run_is_asked(directions: list[Direction], seed: int, workers: int) -> None:
     rng = RNG(seed)
     lattice = grid([int(n) for n in rng.integers(1, 5, len(directions))], directions)

@@ -68,7 +68,7 @@ def test_two_values_make_no_set_twice(direction: Direction) -> None:
 
 
 @given(spaces())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_prior_is_a_distribution_that_prefers_few_culprits(space: HypothesisSpace) -> None:
     assert space.prior.sum() == pytest.approx(1)
     assert (space.prior >= 0).all()
@@ -82,7 +82,7 @@ def test_prior_is_a_distribution_that_prefers_few_culprits(space: HypothesisSpac
 
 
 @given(spaces(), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bad_totals_and_bad_mass_equal_direct_sums(space: HypothesisSpace, seed: int) -> None:
     rng = np.random.default_rng(seed)
     bad = spelled_out(space).reshape(space.size, -1)
@@ -95,7 +95,7 @@ def test_bad_totals_and_bad_mass_equal_direct_sums(space: HypothesisSpace, seed:
 
 
 @given(spaces())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_spelled_out_hypotheses_agree_cell_by_cell(space: HypothesisSpace) -> None:
     for i in range(space.size):
         h = space.hypothesis(i)
@@ -117,7 +117,7 @@ def test_any_of_finds_the_letter_l() -> None:
 
 
 @given(spaces(), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_classes_equal_grouping_by_visible_cells(space: HypothesisSpace, seed: int) -> None:
     visible = np.random.default_rng(seed).random(space.shape) < 0.6
     classes = Classes(space, visible)
@@ -166,7 +166,7 @@ def test_boundary_pairs_skip_what_cannot_be_run() -> None:
 
 
 @given(spaces(), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_boundary_pairs_are_all_adjacent_disagreements(space: HypothesisSpace, seed: int) -> None:
     rng = np.random.default_rng(seed)
     feasible = rng.random(space.shape) < 0.7

@@ -42,7 +42,7 @@ def test_old_releases_that_fail_for_another_reason(size: int, direction: Directi
     play_and_trace(bad, direction)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     st.integers(20, 120),
     st.lists(st.floats(0.01, 0.99), min_size=0, max_size=6),

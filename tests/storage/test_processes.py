@@ -65,7 +65,6 @@ def write_at_once(reference: str, processes: int, number: int, shared: int) -> N
         assert sequences == sorted(sequences)
 
 
-@pytest.mark.timeout(300)
 def test_sixteen_processes_write_at_once_and_nothing_is_lost_or_doubled(reference: str) -> None:
     write_at_once(reference, 16, number=12, shared=4)
 

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_env.trials.launch import HEAD_SHARE, HeadTail, oom_kills
 
 
-@settings(deadline=None)
 @given(st.lists(st.text("abc\n").map(str.encode)), st.integers(4, 60))
 def test_head_and_tail_of_any_stream(pieces: list[bytes], limit: int) -> None:
     kept = HeadTail(limit)

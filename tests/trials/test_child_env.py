@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_env.matrix.secrets import PASSED
@@ -53,7 +53,6 @@ def test_what_dask_and_shells_set_does_not_leak() -> None:
     }
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1), st.text()))
 def test_nothing_that_is_not_named_passes(outer: dict[str, str]) -> None:
     assert all(

@@ -11,7 +11,7 @@ import time
 import traceback as stdlib_traceback
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_env.trials.classify import RULES, classify
@@ -290,7 +290,6 @@ RECORDS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(RECORDS)
 def test_every_record_has_an_answer_and_the_first_rule_wins(record: ExitRecord) -> None:
     found = classify(record)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bisect_env.trials.classify import classify
@@ -109,7 +109,6 @@ def test_native_names(name: str, expected: str) -> None:
     assert normalise_native(name) == expected
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="ab<>(){}:* 0x#"))
 @example("0<<>>x0")
 @example("00x0x0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from bisect_env.trials import gpu_errors
 from bisect_env.trials.classify import RULES, classify
@@ -31,7 +31,6 @@ def test_every_outcome_of_a_process_has_a_rule_and_every_rule_is_listed() -> Non
     assert {outcome for outcome in Outcome if not rules_of(outcome)} == DOES_NOT_END
 
 
-@settings(deadline=None)
 @given(RECORDS)
 def test_rules_answer_what_the_table_says(record: ExitRecord) -> None:
     for rule in RULES:

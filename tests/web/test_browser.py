@@ -12,7 +12,7 @@ from tests.web.test_serve import fill, serving
 
 __all__ = ["browser_page"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 
 def test_a_person_finds_the_way_from_a_question_to_the_logs(browser_page: Page, tmp_path: Path) -> None:
