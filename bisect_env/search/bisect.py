@@ -208,9 +208,9 @@ class Bisection:
         required: Share of the prior weight of what is left that the answer must hold.
         thrifty: Whether along a single axis to look where `git bisect` would.
         trusted: Stated ends that are looked at only when the answer rests on them.
-        leaves: Whether commits may be wanted that are no values (`laid_out`).
         control: Whether to look at the good end of a single axis though nobody stated it. Every pass
             elsewhere says more of the answer; but a failure there shows a history that changes more often.
+        leaves: Whether commits may be wanted that are no values (`laid_out`).
     """
 
     def __init__(
@@ -222,11 +222,12 @@ class Bisection:
         *,
         thrifty: bool = False,
         trusted: Collection[Index] = (),
-        leaves: bool = False,
         control: bool = True,
+        leaves: bool = False,
     ) -> None:
         self._grid, self._space, self._group, self._required = grid, space, group, required
-        self._thrifty, self._trusted, self._leaves, self._control = thrifty, trusted, leaves, control
+        self._thrifty, self._trusted, self._control = thrifty, trusted, control
+        self._leaves = leaves
         self.labels: dict[Index, bool] = {}
         self._left = np.arange(space.size)
         self._applied: set[Index] = set()
@@ -766,8 +767,8 @@ class Bisection:
             *(self._grid, self._space, self._group, self._required),
             thrifty=self._thrifty,
             trusted=self._trusted,
-            leaves=self._leaves,
             control=self._control,
+            leaves=self._leaves,
         )
         ahead._left, ahead._applied = self._rules, set(self._applied)
         ahead.labels = {**self.labels, **labels}

@@ -179,8 +179,8 @@ class Search:
             self.settings.confidence / (1.0 - _certain_error(self.settings)),
             thrifty=self.settings.thrifty,
             trusted=self._trusted(grid),
-            leaves=self.settings.leaves,
             control=not self.settings.quick,
+            leaves=self.settings.leaves,
         )
 
     def _trusted(self, grid: Grid) -> list[Index]:
