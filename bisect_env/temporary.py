@@ -118,7 +118,7 @@ def make_held(prefix: str) -> tuple[Path, int]:
     Args:
         prefix: Of its name.
     """
-    # Our own tidying up would take it for left behind, too, and may end with the process before it is removed.
+    # Our own tidying up would take it for left behind, and may end with the process before it is removed.
     with _making:
         while True:
             path = Path(tempfile.mkdtemp(prefix=prefix))
@@ -211,7 +211,7 @@ def remove_left_behind() -> None:
     """Remove what killed processes left of `temporary`."""
     with contextlib.suppress(OSError):
         with _making:
-            # Who asks first for the place of temporary files writes one there, which has to be removed in time.
+            # Who asks first for the place of temporary files tries it with one, which has to go in time.
             if _is_over:
                 return
             tempfile.gettempdir()
