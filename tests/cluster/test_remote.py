@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.protocol import Completion, PrefixReady, TrialCompleted, TrialLost
+from bisect_env.cluster.protocol import Completion, PrefixReady, PrefixRequest, TrialCompleted, TrialLost
 from bisect_env.cluster.remote import RemoteExecutor
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
@@ -234,6 +234,35 @@ def test_gpus_are_counted_and_lent_by_workers_that_promise_them(tmp_path: Path) 
         with pytest.raises(InfrastructureError, match="asks for 3 GPUs") as error:
             RemoteExecutor(build, scheduler=dask.address, gpus_per_trial=3)
         assert "--resources GPU=N" in str(error.value)
+
+
+def test_an_environment_is_built_without_a_gpu_and_beside_a_trial_that_has_it(tmp_path: Path) -> None:
+    if importlib.util.find_spec("pynvml") is not None:
+        pytest.skip("with NVML, GPUs that are not there are refused")
+    running, over, built = (tmp_path / name for name in ("running", "over", "built"))
+    trial = f"""
+        import os, time
+        open({str(running)!r}, "w").close()
+        while not os.path.exists({str(over)!r}):
+            time.sleep(0.02)
+    """
+    with DaskProcesses(tmp_path) as dask:
+        dask.scheduler()
+        dask.worker("--nthreads", "2", "--resources", "GPU=1", env={"CUDA_VISIBLE_DEVICES": GPUS[0]})
+        executor = RemoteExecutor(build, scheduler=dask.address, gpus_per_trial=1)
+        lock = Lock("1" * 64, "3.11", "linux-64", (), f"until {built}")
+        executor.prepare(PrefixRequest(lock, allow_source=False))
+        executor.submit(request(trial, gpus=1))
+        # The build is under way, and the only GPU is free for the trial.
+        wait_until(running.exists)
+        built.touch()
+        # The trial has the GPU, and the build ends.
+        (ready,) = collect(executor, 1)
+        assert isinstance(ready, PrefixReady)
+        over.touch()
+        (answer,) = collect(executor, 1)
+        assert said(answer) == ""
+        executor.close()
 
 
 def said(answer: Completion) -> str:
