@@ -17,6 +17,7 @@ SMALL: dict[str, list[str]] = {
     "answers": ["--studies", "1"],
     "cluster": ["--only", "asking", "--trials", "40"],
     "commits": ["--only", "linear", "--rates", "1", "--output", "commits.json"],
+    "commits_equal_error": ["--only", "linear", "--rates", "1", "--studies", "2", "--output", "few.json"],
     "database": ["--trials", "2000"],
     "environments": ["--repeats", "1"],
     "hot_path": ["--workers", "2", "--trials", "60"],

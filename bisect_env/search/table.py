@@ -51,8 +51,8 @@ _FAILURES, _REPEATED = 3, 6
 in all must have been repeated: in environments that exist, and what fails in half of runs does not pass for
 certain."""
 _AGAIN, _MOST_AGAIN = 3, 10
-"""Trials of a combination that alone speaks against a description, and how many of these there are at most
-where failures are certain."""
+"""Trials of a combination that alone speaks against a description; and where failures are certain how many
+trials at most there are beside the first of each combination."""
 _ALONE = 2
 """Combinations that may be wrong when a description is contradicted; more of them are right."""
 _SURE, _SURER = 0.2, 0.1
@@ -251,8 +251,12 @@ class TableSearch(StudySearch):
                 found[max(bad, key=lambda cell: counts.trials[cell])] = _FAILURES
             if self._repeats_left:
                 found |= {cell: 2 for cell in bad if counts.trials[cell] < 2}
-            if self.trials - len(chance) < _MOST_AGAIN:
-                found |= dict.fromkeys(self._alone(self._labels), _AGAIN)
+            room = _MOST_AGAIN - (self.trials - len(chance)) - self._repeats_left
+            for cell in self._alone(self._labels):
+                lacking = max(0, _AGAIN - int(counts.trials[cell]))
+                if lacking <= room:
+                    found[cell] = _AGAIN
+                    room -= lacking
         else:
             chunk = max(1, usual // 2)
             found = {
