@@ -19,7 +19,7 @@ def test_there_are_at_least_thirty():
     assert len(FILES) >= 30
 
 
-@pytest.mark.timeout(60)  # generous: guards against a file that makes the loader hang
+@pytest.mark.timeout(20)  # generous: guards against a file that makes the loader hang
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_message(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(BROKEN)

@@ -417,7 +417,7 @@ def test_what_no_lock_may_hold(changes: dict[str, Any]) -> None:
         make_lock("3.11", "linux-64", [LockedPackage(**{**plain, **changes})])
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(20)
 def test_a_lock_that_grows_while_it_is_read_is_none() -> None:
     laughs = "a0: &a0 [x]\n"
     for i in range(1, 12):
