@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import shlex
@@ -331,13 +332,17 @@ def answer(
 
     # Imported here, so that the index answers meanwhile.
     from bisect_env.cluster.pool import default_workers
+    from bisect_env.engine.events import Answered
     from bisect_env.engine.study import run_study
     from bisect_env.environments.uv_tool import end_running
     from bisect_env.errors import EndsNotAsStatedError, StudyInterruptedError
     from bisect_env.search.goals import Goal
     from bisect_env.storage.store import Store
 
-    import_ahead()
+    def heard(event: events.Event) -> None:
+        notify(event)
+        if isinstance(event, Answered):
+            import_ahead(("report.reading",) if posterior else LATER)
 
     def enough() -> bool:
         return stopped.is_set() or (missing is not None and missing.module is not None)
@@ -354,7 +359,7 @@ def answer(
                 provider=provider,
                 make_executor=place.executor,
                 lockfiles=lockfiles,
-                notify=notify,
+                notify=heard,
                 stopped=enough,
                 workers=default_workers(),
                 machines=place.machines,
@@ -378,15 +383,16 @@ def lacked(missing: MissingModules, exit_code: int) -> str | None:
     return missing.module or (missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None)
 
 
-LATER = ("storage.store", "engine.study", "report.reading", "report.text")
-"""Modules of ours that a study needs later than its first lock."""
+LATER = ("report.reading", "report.text")
+"""Modules of ours that a study needs when it ends."""
 
 
-def import_ahead() -> None:
-    """Import what a study needs later in a thread, while this one waits for the index and for solvers."""
+@functools.cache
+def import_ahead(modules: Sequence[str]) -> None:
+    """Import what a study needs later in a thread, once, while its answer is checked."""
 
     def load() -> None:
-        for module in LATER:
+        for module in modules:
             importlib.import_module(f"bisect_env.{module}")
 
     threading.Thread(target=load, name="import", daemon=True).start()
