@@ -68,6 +68,7 @@ NOT_RUN = {
     "bisect-env run matrices/cuda_illegal": "needs a GPU",
     "bisect-env diagnose matrices/cuda_illegal": "needs a GPU",
     "bisect-env run matrices/cuda_clients": "needs a GPU",
+    "bisect-env run matrices/gil_driver": "needs a GPU",
 }
 ENDS = {"bisect-env trial matrices/quickstart.yaml --at orjson=3.9.11": 3, "--at first-bad": 3, "amplify": 1}
 """How commands end that do not end with 0; a failure that is certain cannot be made more frequent."""

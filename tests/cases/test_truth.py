@@ -210,7 +210,7 @@ WITHOUT_TRUTH = {
     # Planted, and bisected in a test of their own.
     *("fork_start_method", "fork_start_method_cuda"),
     # Need a GPU: benchmarks and docs/gpu.md.
-    *("cuda_illegal_address", "cuda_clients"),
+    *("cuda_illegal_address", "cuda_clients", "gil_driver"),
 }
 
 
