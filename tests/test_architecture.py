@@ -5,6 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import bisect_env
+from tools.import_graph import source
 
 ROOT = Path(bisect_env.__file__).parent
 
@@ -51,16 +52,6 @@ PURE = {"search"}
 EFFECTS = {"os", "time", "subprocess", "socket", "pathlib", "threading", "requests", "random", "datetime"}
 
 
-def imports(path: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
 def package_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
@@ -69,10 +60,12 @@ SOURCES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
 
 
 def test_imports_go_one_way() -> None:
+    """Nor does the program read its tests, where the truth about the cases lies."""
     wrong = []
     for path in SOURCES:
         package = package_of(path)
-        ours = {name.split(".")[1] for name in imports(path) if name.startswith("bisect_env.")}
+        assert "tests" not in {name.partition(".")[0] for name in source(path).imports}, path
+        ours = {name.split(".")[1] for name in source(path).imports if name.startswith("bisect_env.")}
         ours.discard("__version__")
         if ours - MAY_IMPORT[package] - {package}:
             wrong.append(f"{path.relative_to(ROOT)}: {sorted(ours - MAY_IMPORT[package] - {package})}")
@@ -82,16 +75,14 @@ def test_imports_go_one_way() -> None:
 def test_the_search_has_no_effects() -> None:
     pure = [path for path in SOURCES if package_of(path) in PURE]
     assert pure
-    assert [p for p in pure if {name.split(".")[0] for name in imports(p)} & EFFECTS] == []
+    assert [p for p in pure if {name.split(".")[0] for name in source(p).imports} & EFFECTS] == []
 
 
 def test_only_the_command_line_prints() -> None:
     printing = [
         str(path.relative_to(ROOT))
         for path in SOURCES
-        if package_of(path) not in {"cli", "report"}
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        if package_of(path) not in {"cli", "report"} and source(path).prints
     ]
     # The supervisor is a program of its own, whose standard output is its answer.
     assert not [p for p in printing if p not in {"trials/supervisor.py", "trials/launch.py"}]
@@ -104,19 +95,22 @@ def test_a_name_means_one_thing() -> None:
         where = str(path.relative_to(ROOT))
         if path.stem not in {"__init__", "env"}:
             places[path.stem].append(where)
-        for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(where)
+        for name in source(path).classes:
+            if not name.startswith("_"):
+                places[name].append(where)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-def private_names(tree: ast.AST) -> set[str]:
+OWN = {"self", "cls", "os", "sys"}
+
+
+def private_names(module: ast.AST) -> set[str]:
     """Private names that a module takes from our modules, or from an object that is not its own."""
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(module):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bisect_env"):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in {"self", "cls", "os", "sys"}:
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", None) not in OWN:
             found.add(node.attr)
         elif isinstance(node, ast.Constant) and str(node.value).startswith("bisect_env."):
             found.add(str(node.value).rpartition(".")[2])

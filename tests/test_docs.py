@@ -8,7 +8,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -68,6 +70,7 @@ NOT_RUN = {
     "bisect-env run matrices/cuda_illegal": "needs a GPU",
     "bisect-env diagnose matrices/cuda_illegal": "needs a GPU",
     "bisect-env run matrices/cuda_clients": "needs a GPU",
+    "bisect-env run matrices/gil_driver": "needs a GPU",
 }
 ENDS = {"bisect-env trial matrices/quickstart.yaml --at orjson=3.9.11": 3, "--at first-bad": 3, "amplify": 1}
 """How commands end that do not end with 0; a failure that is certain cannot be made more frequent."""
@@ -85,6 +88,16 @@ def words_after(program: str, line: str) -> list[str] | None:
     return words[words.index(program) + 1 :] if program in words else None
 
 
+@cache
+def program() -> Any:
+    return typer.main.get_command(application())
+
+
+@cache
+def targets() -> frozenset[str]:
+    return frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
 def what_is_wrong_with(line: str) -> str | None:
     try:
         ours = words_after("bisect-env", line)
@@ -93,7 +106,7 @@ def what_is_wrong_with(line: str) -> str | None:
     if ours:
         # What stands behind `--` is the user's own command.
         ours = ours[: ours.index("--")] if "--" in ours else ours
-        command = typer.main.get_command(application())
+        command = program()
         for word in ours:
             if not hasattr(command, "commands"):
                 break
@@ -104,10 +117,9 @@ def what_is_wrong_with(line: str) -> str | None:
         shown = {word.split("=")[0] for word in ours[1:] if word.startswith("-")}
         if shown - known:
             return f"no option {sorted(shown - known)}"
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     made = {word for word in words_after("make", line) or [] if "=" not in word}
-    if made - set(targets):
-        return f"no target {sorted(made - set(targets))}"
+    if made - targets():
+        return f"no target {sorted(made - targets())}"
     return None if ours or reason_not_to_run(line) else "say in NOT_RUN why it is not run"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -14,6 +15,39 @@ ROOT = Path(bisect_env.__file__).parent
 _BOX, _GAP, _ROW = (118, 30), 22, 74
 
 
+@dataclass(frozen=True)
+class Source:
+    """What pages and tests ask of a module: each is parsed once."""
+
+    subject: str
+    """The first paragraph of its docstring, in one line."""
+    imports: frozenset[str]
+    """Modules, and `module.name` for what is taken from one."""
+    classes: tuple[str, ...]
+    prints: bool
+
+
+@cache
+def source(path: Path) -> Source:
+    """Reads a module without running it."""
+    module = ast.parse(path.read_text("utf-8"))
+    names: set[str] = set()
+    prints = False
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            prints = prints or node.func.id == "print"
+    return Source(
+        subject=" ".join((ast.get_docstring(module) or "").partition("\n\n")[0].split()),
+        imports=frozenset(names),
+        classes=tuple(node.name for node in module.body if isinstance(node, ast.ClassDef)),
+        prints=prints,
+    )
+
+
 @cache
 def imports() -> dict[str, frozenset[str]]:
     """Package to the packages that it imports, directly."""
@@ -23,13 +57,7 @@ def imports() -> dict[str, frozenset[str]]:
         if package.startswith("__"):
             continue
         names = found.setdefault(package, set())
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("bisect_env."):
-                names.add(node.module.split(".")[1])
-            elif isinstance(node, ast.ImportFrom) and node.module == "bisect_env":
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.Import):
-                names |= {a.name.split(".")[1] for a in node.names if a.name.startswith("bisect_env.")}
+        names |= {name.split(".")[1] for name in source(path).imports if name.startswith("bisect_env.")}
     return {package: frozenset(names & found.keys() - {package}) for package, names in found.items()}
 
 
@@ -70,7 +98,7 @@ def imports_table() -> str:
     rows = [
         (
             f"`{package}`",
-            _first_sentence(_source(package)),
+            source(_source(package)).subject,
             ", ".join(f"`{one}`" for one in sorted(imports()[package])) or "nothing of ours",
         )
         for row in reversed(layers())
@@ -87,7 +115,7 @@ def modules_tables() -> str:
         if not folder.is_dir():
             continue
         rows = [
-            (f"`{path.relative_to(ROOT)}`", _first_sentence(path))
+            (f"`{path.relative_to(ROOT)}`", source(path).subject)
             for path in sorted(folder.rglob("*.py"))
             if path.name != "__init__.py" and "versions" not in path.parts
         ]
@@ -98,12 +126,6 @@ def modules_tables() -> str:
 def _source(package: str) -> Path:
     folder = ROOT / package
     return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-
-
-def _first_sentence(path: Path) -> str:
-    """The first paragraph of a module's docstring, in one line."""
-    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-    return " ".join(docstring.partition("\n\n")[0].split())
 
 
 def imports_svg() -> str:

@@ -222,7 +222,7 @@ def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
     if not words:
         raise UsageError(
             "nothing to run was given",
-            remedy='name a script (`bisect-env run "PACKAGE>=1" repro.py`) or a command after `--`',
+            remedy="end the line with a script (`repro.py`), or with `--` and a command",
         )
     if _is_range(words[0]):
         raise UsageError(

@@ -236,10 +236,30 @@ def advice(
     kind = verdict.get("kind")
     reason = str(verdict.get("reason") or "")
     if kind == "always" or "good combination is bad" in reason:
-        return [*_two_failures(axes, trials), *_why_always(bad, scripts)]
+        return [*_two_failures(axes, trials), *(_passed_elsewhere(axes, trials) or _why_always(bad, scripts))]
     if kind == "never" or "bad combination is not bad" in reason:
         return [*_untried(unbuilt), *_why_never(verdict, failures, settings)]
     return list(_why_open(verdict, bad, settings))
+
+
+def _passed_elsewhere(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> list[str]:
+    """Where a stated good combination is bad and others passed, it is what was stated that is wrong."""
+    counts: dict[tuple[str, ...], Counter[Evidence]] = {}
+    several = [axis.name for axis in axes if len(axis.values) > 1]
+    for trial in trials:
+        cell = tuple(trial.combination[name] for name in several)
+        counts.setdefault(cell, Counter())[trial.evidence] += 1
+    passed = {
+        cell: n[Evidence.GOOD] for cell, n in counts.items() if n[Evidence.GOOD] and not n[Evidence.BAD]
+    }
+    if not passed:
+        return []
+    cell, times = max(passed.items(), key=lambda one: one[1])
+    named = " ".join(f"{name}={value}" for name, value in zip(several, cell, strict=True))
+    said = f"{named} passed in {how_many(times, 'trial')}: it can be stated as the good one"
+    return [
+        f"{said}; if the failure was mended rather than brought in, swap `good` and `bad`, or leave both out"
+    ]
 
 
 def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str]) -> Iterator[str]:

@@ -60,6 +60,7 @@ def tangled(chance: random.Random, size: int) -> list[Change]:
     return changes
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("every", [False, True], ids=["first-parents", "all"])
 @pytest.mark.parametrize("stretches", [0, 1])
 def test_any_commit_is_found_with_one_build_more_than_git_takes(
@@ -77,6 +78,7 @@ def test_any_commit_is_found_with_one_build_more_than_git_takes(
         assert compared(place, history, culprit, broken) <= 1, (culprit, broken)
 
 
+@pytest.mark.integration
 def test_a_flaky_commit_of_a_merged_branch_is_found(tmp_path: Path) -> None:
     chance = random.Random(5)
     place = tmp_path / "clone"
@@ -87,6 +89,7 @@ def test_a_flaky_commit_of_a_merged_branch_is_found(tmp_path: Path) -> None:
         assert found.first_bad == culprit
 
 
+@pytest.mark.integration
 def test_a_truth_is_taken_by_building_every_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commits = write(tmp_path / "clone", pure("demo", 3, 3, files=in_tree("demo")))
     case = {"package": "demo", "from": "v1.0", "to": "v1.1", "script": "import demo; assert demo.works()"}

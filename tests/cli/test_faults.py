@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -13,27 +12,11 @@ import psutil
 import pytest
 
 from bisect_env.storage.store import Store
-from tests.cli.test_run import Command, lines, wait_for
+from tests.cli.processes import Command, lines, trials_below, wait_for
 from tests.cluster.dask_processes import DaskProcesses
+from tests.engine.studies import CRASH_FROM_SIX, crash_from_six, pause_while, wait_while
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
-
-SLOW_CRASH_FROM_SIX = """
-    import os, sys, time
-    time.sleep(1.0)
-    if int(sys.argv[1]) >= 6:
-        os.abort()
-"""
-
-
-def trials_below(pid: int) -> list[psutil.Process]:
-    """The scripts that run below a process."""
-    found = []
-    for child in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # ended since it was listed
-            if child.cmdline()[1:2] == ["script.py"]:
-                found.append(child)
-    return found
 
 
 def is_gone(process: psutil.Process) -> bool:
@@ -48,16 +31,7 @@ def test_a_killed_nanny_costs_one_void_trial_and_leaves_no_process(tmp_path: Pat
     hold = tmp_path / "hold"
     hold.touch()
     # No trial ends before the nanny is dead: a kill between two trials would cost none.
-    command = Command(
-        tmp_path,
-        f"""
-        import os, sys, time
-        while os.path.exists({str(hold)!r}):
-            time.sleep(0.02)
-        if int(sys.argv[1]) >= 6:
-            os.abort()
-        """,
-    )
+    command = Command(tmp_path, crash_from_six(wait_while(hold)))
     cluster = {"BISECT_ENV_CACHE": str(tmp_path / "worker-cache")}
     with DaskProcesses(tmp_path, env=cluster) as dask:
         dask.scheduler()
@@ -108,7 +82,9 @@ def fill(place: Path) -> Path:
 
 
 def test_a_full_disk_under_the_database_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
-    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    slow = tmp_path / "slow"
+    slow.touch()
+    command = Command(tmp_path, crash_from_six(pause_while(slow, 1.0)))
     command.env["BISECT_ENV_DB"] = str(small_disk / "results.sqlite")
     process = command.start("--json", "--workers", "2")
     told = []
@@ -123,6 +99,7 @@ def test_a_full_disk_under_the_database_loses_nothing(tmp_path: Path, small_disk
     assert "full" in err
     assert filler is not None
     filler.unlink()
+    slow.unlink()
     again = [json.loads(line) for line in command.run("--json", "--workers", "2").stdout.splitlines()]
     assert again[-1]["verdict"]["first_bad"]["level"] == "6"
     first = {event["trial"] for event in told if event["event"] == "trial"}
@@ -133,7 +110,9 @@ def test_a_full_disk_under_the_database_loses_nothing(tmp_path: Path, small_disk
 
 
 def test_a_cache_that_goes_bad_under_a_study_is_no_evidence(tmp_path: Path) -> None:
-    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    slow = tmp_path / "slow"
+    slow.touch()
+    command = Command(tmp_path, crash_from_six(pause_while(slow, 1.0)))
     cache = tmp_path / "cache"
     process = command.start("--json", "--workers", "2")
     told = []
@@ -151,6 +130,7 @@ def test_a_cache_that_goes_bad_under_a_study_is_no_evidence(tmp_path: Path) -> N
         if event["event"] == "trial" and int(event["combination"]["level"]) < 6:
             assert event["evidence"] in ("good", "void"), event
     cache.unlink()
+    slow.unlink()
     (tmp_path / "away").rename(cache)
     again = [json.loads(line) for line in command.run("--json", "--workers", "2").stdout.splitlines()]
     assert again[-1]["verdict"]["first_bad"]["level"] == "6"
@@ -160,16 +140,7 @@ def test_a_cache_that_goes_bad_under_a_study_is_no_evidence(tmp_path: Path) -> N
 
 def test_workers_join_and_leave_while_a_study_runs(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
-    command = Command(
-        tmp_path,
-        f"""
-        import os, sys, time
-        while os.path.exists({str(hold)!r}):
-            time.sleep(0.02)
-        if int(sys.argv[1]) >= 6:
-            os.abort()
-        """,
-    )
+    command = Command(tmp_path, crash_from_six(wait_while(hold)))
     cluster = {"BISECT_ENV_CACHE": str(tmp_path / "worker-cache")}
     with DaskProcesses(tmp_path, env=cluster) as dask:
         dask.scheduler()
@@ -202,7 +173,7 @@ main()
 
 
 def test_a_full_place_for_temporary_files_is_named(tmp_path: Path, small_disk: Path) -> None:
-    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    command = Command(tmp_path, CRASH_FROM_SIX)
     filler = fill(small_disk)
     done = subprocess.run(
         [sys.executable, "-c", ON_A_FULL_DISK, str(small_disk), "run", str(command.matrix)],

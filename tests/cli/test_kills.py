@@ -12,16 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.test_run import Command
+from tests.cli.processes import Command
+from tests.engine.studies import crash_from_six
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
-CRASH_FROM_SIX = """
-    import os, sys, time
-    time.sleep(0.2)
-    if int(sys.argv[1]) >= 6:
-        os.abort()
-"""
+SLOW_CRASH = crash_from_six("time.sleep(0.2)")
 
 
 def kill_and_start_again(folder: Path, kills: int) -> None:
@@ -38,7 +34,7 @@ def kill_and_start_again(folder: Path, kills: int) -> None:
         studies += 1
         home = folder / str(studies)
         home.mkdir()
-        command = Command(home, CRASH_FROM_SIX)
+        command = Command(home, SLOW_CRASH)
         known: set[str] = set()
         ended = False
         while not ended:

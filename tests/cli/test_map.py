@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run import Command
+from tests.cli.processes import Command
 from tests.engine.studies import Studies
 
 pytestmark = pytest.mark.integration

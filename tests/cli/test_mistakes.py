@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import bisect_env
 from bisect_env.cli.output import with_options
 from tests.cli.calls import RunCommand
 from tests.engine.studies import Studies
@@ -94,7 +95,7 @@ def test_without_an_installation_there_is_a_version_all_the_same() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=dict(os.environ)
     )
-    assert (done.returncode, done.stdout) == (0, "bisect-env 0+unknown\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"bisect-env {bisect_env.__version__}\n"), done.stderr
 
 
 def test_help_calls_values_by_words(run: RunCommand) -> None:

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -213,6 +214,13 @@ REPORT = {"numpy", "ruamel", *TOLD}
 INDEX = {"backports", "certifi", "charset_normalizer", "idna", "requests", "urllib3", "uv"}
 
 
+@cache
+def installed() -> frozenset[str]:
+    """What can be imported here because a distribution brought it."""
+    return frozenset(metadata.packages_distributions())
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("words", "allowed"),
     [
@@ -245,12 +253,11 @@ def test_what_a_command_loads(
     assert done.returncode == 0, done.stderr
     loaded = set(done.stderr.splitlines()[-1].split()[1:])
     public = {name.partition(".")[0] for name in loaded if not name.startswith("_")}
-    installed = {str(name) for name in metadata.packages_distributions()}
-    assert public & installed <= FEW | allowed
+    assert public & installed() <= FEW | allowed
     # What is imported for the first picture is not there where none is drawn.
     assert "--json" not in words or not public & {"rich", "distributed", "alembic", "scipy"}
     # The set-up compiles what a command loads: it loads it.
-    kept = {name for name in loaded - set_up() if name.partition(".")[0] in installed - {"bisect_env"}}
+    kept = {name for name in loaded - set_up() if name.partition(".")[0] in installed() - {"bisect_env"}}
     assert not kept
 
 

@@ -6,75 +6,21 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.engine.studies import Studies
+from tests.cli.processes import COMMAND, Command, lines, trials_below, wait_for
+from tests.engine.studies import CRASH_FROM_SIX, crash_from_six, pause_while, wait_while
 
 pytestmark = pytest.mark.integration
 
-COMMAND = [sys.executable, "-m", "bisect_env"]
-
-SLOW_CRASH_FROM_SIX = """
-    import os, sys, time
-    time.sleep(0.3)
-    if int(sys.argv[1]) >= 6:
-        os.abort()
-"""
-
-
-class Command:
-    """`bisect-env run` on a planted matrix."""
-
-    def __init__(self, folder: Path, script: str, **replace: str) -> None:
-        self.folder = folder
-        self.matrix = Studies(folder).matrix(script, **replace)
-        (folder / "temp").mkdir()
-        self.env = {
-            **os.environ,
-            "TMPDIR": str(folder / "temp"),  # what a killed command leaves goes with the test's folder
-            "BISECT_ENV_DB": str(folder / "results.sqlite"),
-            "BISECT_ENV_CACHE": str(folder / "cache"),
-            "BISECT_ENV_LOCKFILES": str(folder / "lockfiles"),
-        }
-
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*COMMAND, "run", str(self.matrix), *arguments],
-            env=self.env,
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=150)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    def stored(self) -> list[str]:
-        from bisect_env.storage.store import Store
-
-        with Store.open(str(self.folder / "results.sqlite"), read_only=True) as store:
-            return [trial.trial_id for trial in store.trials(store.study(None).id)]
-
-
-def lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        yield json.loads(line)
-
 
 def test_the_last_json_event_is_the_verdict(tmp_path: Path) -> None:
-    done = Command(tmp_path, SLOW_CRASH_FROM_SIX).run("--json", "--workers", "2")
+    done = Command(tmp_path, CRASH_FROM_SIX).run("--json", "--workers", "2")
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     verdict = events[-1]
@@ -85,7 +31,7 @@ def test_the_last_json_event_is_the_verdict(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_people_get_one_sentence_on_stdout_and_progress_on_stderr(tmp_path: Path) -> None:
-    done = Command(tmp_path, SLOW_CRASH_FROM_SIX).run("--workers", "2")
+    done = Command(tmp_path, CRASH_FROM_SIX).run("--workers", "2")
     assert done.returncode == 0, done.stderr
     assert "level 6" in done.stdout.splitlines()[0]
     assert "study" in done.stderr
@@ -95,7 +41,9 @@ def test_people_get_one_sentence_on_stdout_and_progress_on_stderr(tmp_path: Path
 def test_a_killed_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    slow = tmp_path / "slow"
+    slow.touch()
+    command = Command(tmp_path, crash_from_six(pause_while(slow, 0.3)))
     process = command.start("--json", "--workers", "2")
     wanted = random.Random(seed).randint(2, 6)
     seen = []
@@ -110,6 +58,7 @@ def test_a_killed_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     process.stdout.close()
     assert process.stderr is not None
     process.stderr.close()
+    slow.unlink()
     before = command.stored()
     assert set(seen) <= set(before)
     done = command.run("--json", "--workers", "2")
@@ -122,7 +71,9 @@ def test_a_killed_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
-    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    slow = tmp_path / "slow"
+    slow.touch()
+    command = Command(tmp_path, crash_from_six(pause_while(slow, 0.3)))
     process = command.start("--json", "--workers", "2")
     for event in lines(process):
         if event["event"] == "trial":
@@ -133,12 +84,13 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert "goes on from here" in err
     assert "Traceback" not in err
     assert command.stored()
+    slow.unlink()
     assert command.run("--json", "--workers", "2").returncode == 0
 
 
 @pytest.mark.slow
 def test_ctrl_c_while_the_cluster_starts_is_no_failure_of_the_cluster(tmp_path: Path) -> None:
-    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    command = Command(tmp_path, crash_from_six("time.sleep(0.3)"))
     # A terminal sends Ctrl-C to the whole foreground group: to workers that are still importing, too.
     process = command.start("--json", "--workers", "2", "--cluster", "local", start_new_session=True)
     begun = [next(event for event in lines(process) if event["event"] == "locked")]
@@ -152,13 +104,6 @@ def test_ctrl_c_while_the_cluster_starts_is_no_failure_of_the_cluster(tmp_path: 
     assert [event["event"] for event in begun[-2:]] == ["error", "verdict"]
     assert begun[-2]["exit_code"] == 130
     assert begun[-1]["verdict"]["status"] == "none"
-
-
-def wait_for(condition: Callable[[], bool], timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -211,16 +156,7 @@ def test_a_killed_worker_costs_one_void_trial(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     # No trial ends before its worker is dead: a kill between two trials would cost none.
-    command = Command(
-        tmp_path,
-        f"""
-        import os, sys, time
-        while os.path.exists({str(hold)!r}):
-            time.sleep(0.02)
-        if int(sys.argv[1]) >= 6:
-            os.abort()
-        """,
-    )
+    command = Command(tmp_path, crash_from_six(wait_while(hold)))
     process = command.start("--json", "--workers", "2", "--cluster", "local")
     wait_for(lambda: kill_a_worker(process.pid))
     hold.unlink()
@@ -234,12 +170,11 @@ def test_a_killed_worker_costs_one_void_trial(tmp_path: Path) -> None:
 
 def kill_a_worker(pid: int) -> bool:
     """Kill a Dask worker process that runs a trial, if there is one."""
-    for child in psutil.Process(pid).children(recursive=True):
+    for script in trials_below(pid):
         with contextlib.suppress(psutil.Error):  # ended since it was listed
-            if child.cmdline()[1:2] == ["script.py"]:
-                # The server and the supervisor are between them.
-                child.parents()[2].kill()
-                return True
+            # The server and the supervisor are between them.
+            script.parents()[2].kill()
+            return True
     return False
 
 
@@ -282,7 +217,7 @@ def test_a_missing_matrix_is_said_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_commands_on_one_study_share_their_trials(tmp_path: Path) -> None:
-    command = Command(tmp_path, SLOW_CRASH_FROM_SIX)
+    command = Command(tmp_path, crash_from_six("time.sleep(0.3)"))
     both = [command.start("--json", "--workers", "1") for _ in range(2)]
     for process in both:
         _, err = process.communicate(timeout=150)

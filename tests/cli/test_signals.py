@@ -17,16 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.test_run import Command, wait_for
+from tests.cli.processes import Command, wait_for
+from tests.engine.studies import crash_from_six
 
 pytestmark = pytest.mark.integration
 
-CRASH_FROM_SIX = """
-    import os, sys, time
-    time.sleep(0.2)
-    if int(sys.argv[1]) >= 6:
-        os.abort()
-"""
+SLOW_CRASH = crash_from_six("time.sleep(0.2)")
 
 
 @contextlib.contextmanager
@@ -50,7 +46,7 @@ def listener(greeting: bytes) -> Iterator[str]:
 
 @pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_what_is_no_scheduler_is_said_to_be_none(tmp_path: Path, greeting: bytes) -> None:
-    command = Command(tmp_path, CRASH_FROM_SIX)
+    command = Command(tmp_path, SLOW_CRASH)
     with listener(greeting) as address:
         done = command.run("--scheduler", address)
     assert done.returncode == 6
@@ -60,7 +56,7 @@ def test_what_is_no_scheduler_is_said_to_be_none(tmp_path: Path, greeting: bytes
 
 @pytest.mark.slow
 def test_what_says_nothing_is_no_scheduler_within_thirty_seconds(tmp_path: Path) -> None:
-    command = Command(tmp_path, CRASH_FROM_SIX)
+    command = Command(tmp_path, SLOW_CRASH)
     with listener(b"") as address:
         process = command.start("--scheduler", address)
         # What it imports before takes its time on a busy machine.
@@ -76,7 +72,7 @@ def test_what_says_nothing_is_no_scheduler_within_thirty_seconds(tmp_path: Path)
 def test_a_signal_while_a_scheduler_is_waited_for_ends_the_command(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    command = Command(tmp_path, CRASH_FROM_SIX)
+    command = Command(tmp_path, SLOW_CRASH)
     with listener(b"") as address:
         process = command.start("--scheduler", address)
         wait_for(lambda: has_connection(process.pid, int(address.rpartition(":")[2])))
@@ -110,7 +106,7 @@ def interrupt(
 ) -> None:
     """Send a signal (to the process or its group, once or twice) at an instant of a command's life."""
     folder.mkdir()
-    command = Command(folder, CRASH_FROM_SIX)
+    command = Command(folder, SLOW_CRASH)
     process = command.start(*options, start_new_session=True)
     # Before its first line is executed, Python itself would be interrupted.
     wait_for(lambda: handles(process.pid, signal.SIGTERM))
@@ -263,7 +259,7 @@ def child_of(process: subprocess.Popen[str], word: str) -> psutil.Process:
 
 @pytest.mark.slow
 def test_a_worker_that_dies_while_the_cluster_starts_is_started_again(tmp_path: Path) -> None:
-    command = Command(tmp_path, CRASH_FROM_SIX)
+    command = Command(tmp_path, SLOW_CRASH)
     process = command.start("--cluster", "local", "--workers", "2")
     child_of(process, "spawn_main").kill()
     out, err = process.communicate(timeout=120)
@@ -276,7 +272,7 @@ def test_a_worker_that_dies_while_the_cluster_starts_is_started_again(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGSTOP])
 def test_the_end_of_the_resource_tracker_is_no_news(tmp_path: Path, number: signal.Signals) -> None:
-    command = Command(tmp_path, CRASH_FROM_SIX)
+    command = Command(tmp_path, SLOW_CRASH)
     process = command.start("--cluster", "local", "--workers", "2")
     tracker = child_of(process, "resource_tracker")
     child_of(process, "spawn_main")
@@ -294,7 +290,7 @@ def test_nohup_keeps_a_command_alive_and_a_shells_background_can_be_interrupted(
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)
 
-    command = Command(tmp_path, CRASH_FROM_SIX)
+    command = Command(tmp_path, SLOW_CRASH)
     process = command.start(preexec_fn=lambda: without(signal.SIGHUP, signal.SIGINT))
     wait_for(lambda: (tmp_path / "results.sqlite").exists())
     process.send_signal(signal.SIGHUP)
@@ -308,7 +304,7 @@ def test_nohup_keeps_a_command_alive_and_a_shells_background_can_be_interrupted(
 
 @pytest.mark.slow
 def test_a_signal_while_an_index_does_not_answer_ends_the_command(tmp_path: Path) -> None:
-    command = Command(tmp_path, CRASH_FROM_SIX)
+    command = Command(tmp_path, SLOW_CRASH)
     with listener(b"") as address:
         matrix = command.matrix.read_text()
         index = address.replace("tcp:", "http:")

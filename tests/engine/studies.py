@@ -24,6 +24,25 @@ from tests import planted
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
+def crash_from_six(before: str = "") -> str:
+    """A script that crashes from level 6 on, after some lines of its own."""
+    lines = textwrap.dedent(before).strip("\n")
+    return f"import os, sys, time\n{lines}\nif int(sys.argv[1]) >= 6:\n    os.abort()\n"
+
+
+def wait_while(held: Path) -> str:
+    """A line of a script that waits as long as a file is there: no trial ends before the test says so."""
+    return f"while os.path.exists({str(held)!r}): time.sleep(0.02)"
+
+
+def pause_while(slow: Path, seconds: float) -> str:
+    """A line of a script that takes its time as long as a file is there."""
+    return f"if os.path.exists({str(slow)!r}): time.sleep({seconds})"
+
+
+CRASH_FROM_SIX = crash_from_six()
+
+
 class Studies:
     """Runs studies in a folder; keeps the events of the last one."""
 

@@ -49,6 +49,7 @@ def test_a_clock_set_back_by_an_hour_changes_nothing(
     assert min(trial.started_at for trial in trials) < datetime.now(UTC) - timedelta(minutes=50)
 
 
+@pytest.mark.integration
 def test_a_claim_of_before_the_clock_was_set_back_lapses(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,14 +25,8 @@ from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome
-from tests.engine.studies import Studies
+from tests.engine.studies import CRASH_FROM_SIX, Studies
 from tests.storage.samples import combination, opened_study, record
-
-CRASH_FROM_SIX = """
-    import os, sys
-    if int(sys.argv[1]) >= 6:
-        os.abort()
-"""
 
 
 def started(studies: Studies) -> int:

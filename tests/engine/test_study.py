@@ -16,15 +16,9 @@ from bisect_env.search.goals import Goal
 from bisect_env.storage.store import Store
 from bisect_env.temporary import PREFIX, TRIAL, make_held
 from bisect_env.trials.records import Evidence
-from tests.engine.studies import Studies
+from tests.engine.studies import CRASH_FROM_SIX, Studies
 
 pytestmark = pytest.mark.integration
-
-CRASH_FROM_SIX = """
-    import os, sys
-    if int(sys.argv[1]) >= 6:
-        os.abort()
-"""
 
 
 def test_a_certain_crash_is_found(studies: Studies) -> None:

@@ -291,6 +291,7 @@ TWO_PROBLEMS = """
 """
 
 
+@pytest.mark.integration
 def test_failures_of_two_kinds_at_the_two_ends_are_two_problems(tmp_path: Path) -> None:
     studies = Studies(tmp_path)
     path = studies.matrix(TWO_PROBLEMS)
@@ -312,6 +313,7 @@ def test_failures_of_two_kinds_at_the_two_ends_are_two_problems(tmp_path: Path) 
     assert studies.run(path).report["verdict"]["first_bad"]["level"] == "6"
 
 
+@pytest.mark.integration
 def test_one_failure_at_both_ends_is_one_problem(tmp_path: Path) -> None:
     studies = Studies(tmp_path)
     report = studies.run(studies.matrix("raise KeyError")).report

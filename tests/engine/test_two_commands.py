@@ -18,7 +18,7 @@ from sqlmodel import select
 
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import ClaimRow
-from tests.engine.studies import Studies
+from tests.engine.studies import Studies, crash_from_six
 from tests.storage.conftest import postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
@@ -35,33 +35,10 @@ COMMAND = (
     "main()\n"
 )
 
-SCRIPT = """
-    import os, sys, time
-    time.sleep(0.4)
-    if int(sys.argv[1]) >= 6:
-        os.abort()
-"""
-# No trial ends before both commands have begun one: else the first may be done before the second is there.
-TOGETHER = """
-    import os, sys, time
-    begun = {folder!r}
-    open(os.path.join(begun, str(os.getpid())), "w").close()
-    while len(os.listdir(begun)) < 2:
-        time.sleep(0.02)
-    time.sleep(0.4)
-    if int(sys.argv[1]) >= 6:
-        os.abort()
-"""
-# From the second trial on each is held until it may end.
-HELD = """
-    import os, sys, time
-    begun = {folder!r}
-    open(os.path.join(begun, str(os.getpid())), "w").close()
-    while len(os.listdir(begun)) > 1 and not os.path.exists({may_end!r}):
-        time.sleep(0.02)
-    if int(sys.argv[1]) >= 6:
-        os.abort()
-"""
+
+def begins(folder: Path) -> str:
+    """Lines of a script that leave a file for each trial that has begun."""
+    return f"begun = {str(folder)!r}\nopen(os.path.join(begun, str(os.getpid())), 'w').close()"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -117,7 +94,9 @@ def claims(db: str) -> int:
 def test_two_commands_share_the_trials_of_a_study(studies: Studies, db: str, start: Start) -> None:
     begun = studies.folder / "begun"
     begun.mkdir()
-    path = studies.matrix(TOGETHER.format(folder=str(begun)))
+    # No trial ends before both commands have begun one: the first may be done before the second is there.
+    together = "while len(os.listdir(begun)) < 2: time.sleep(0.02)"
+    path = studies.matrix(crash_from_six(f"{begins(begun)}\n{together}\ntime.sleep(0.4)"))
     path.write_text(path.read_text().replace("20s", "100s"))
     told = [ended(process) for process in [start(path), start(path)]]
     with Store.open(db, read_only=True) as store:
@@ -149,7 +128,9 @@ def test_what_a_killed_command_had_claimed_is_done_by_the_other(
 ) -> None:
     begun, may_end = studies.folder / "begun", studies.folder / "may-end"
     begun.mkdir()
-    path = studies.matrix(HELD.format(folder=str(begun), may_end=str(may_end)))
+    # From the second trial on each is held until it may end.
+    held = f"while len(os.listdir(begun)) > 1 and not os.path.exists({str(may_end)!r}): time.sleep(0.02)"
+    path = studies.matrix(crash_from_six(f"{begins(begun)}\n{held}"))
     dead = start(path)
     assert dead.stdout is not None
     seen: list[dict[str, Any]] = []
@@ -178,7 +159,7 @@ def test_what_a_killed_command_had_claimed_is_done_by_the_other(
 
 
 def test_a_reader_who_has_seen_enough_interrupts_the_study(studies: Studies, start: Start, db: str) -> None:
-    process = start(studies.matrix(SCRIPT))
+    process = start(studies.matrix(crash_from_six("time.sleep(0.4)")))
     assert process.stdout is not None
     assert process.stdout.readline()
     process.stdout.close()

@@ -124,6 +124,12 @@ class IndexServer:
         return "application/vnd.pypi.simple.v1+json", json.dumps(data).encode()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    """Whoever finds a short queue full asks again after a second."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     index: IndexServer
 
@@ -169,8 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def serve(index: IndexServer, tls: ssl.SSLContext | None = None) -> ThreadingHTTPServer:
     handler = type("Handler", (_Handler,), {"index": index})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), handler)
     if tls is not None:
         # In the thread of each connection: a client that does not trust us must not keep others waiting.
         server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)

@@ -53,6 +53,17 @@ def test_always_bad(detail: str, line: str) -> None:
     assert line in said(ALWAYS, [failure(detail)])
 
 
+def test_a_good_end_that_is_bad_while_others_pass_was_stated_wrongly() -> None:
+    passed = [stored("1", "", Evidence.GOOD)] * 3
+    trials = [stored("3", '[2,"exit-fail:X","body","a.py:f"]'), *passed]
+    wrong = {"status": "none", "reason": "the stated good combination is bad"}
+    (text,) = advice(wrong, AXES, [failure("AssertionError")], trials, {})
+    assert "lib=1 passed in 3 trials" in text
+    assert "swap `good` and `bad`" in text
+    (text,) = advice(wrong, AXES, [failure("AssertionError")], trials[:1], {})
+    assert "list older versions" in text
+
+
 def test_a_time_limit_that_every_trial_reaches() -> None:
     assert "`timeout: 5m`" in said(ALWAYS, [failure("idle for 60 s", "hang")])
 
@@ -113,11 +124,11 @@ def test_an_answer_whose_bad_values_fail_in_two_ways_says_so() -> None:
     assert several_failures({**answer, "status": "none"}, AXES, two) == []
 
 
-def stored(value: str, signature: str) -> StoredTrial:
+def stored(value: str, signature: str, evidence: Evidence = Evidence.BAD) -> StoredTrial:
     known: dict[str, Any] = {
         "combination": Combination.of({"lib": value, "python": "3.11"}),
-        "outcome": Outcome.EXIT_FAIL,
-        "evidence": Evidence.BAD,
+        "outcome": Outcome.EXIT_FAIL if evidence is Evidence.BAD else Outcome.PASS,
+        "evidence": evidence,
         "signature": signature,
         "started_at": datetime(2026, 1, 1, tzinfo=UTC),
         "recorded_at": datetime(2026, 1, 1, tzinfo=UTC),

@@ -207,14 +207,20 @@ def read_everything(store: Store) -> int:
     return sum(store.trial(trial.trial_id) is not None for trial in trials)
 
 
-@pytest.fixture
-def filled(tmp_path: Path) -> Path:
-    path = tmp_path / "filled.sqlite"
+@pytest.fixture(scope="module")
+def fifty_trials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fifty") / "filled.sqlite"
     with Store.open(str(path)) as store:
         study = opened_study(store)
         for _ in range(50):
             store.record_trial(study.id, record(stdout=os.urandom(600).hex()), Evidence.GOOD)
     return path
+
+
+@pytest.fixture
+def filled(fifty_trials: Path, tmp_path: Path) -> Path:
+    """A database of fifty trials, for this test to damage."""
+    return Path(shutil.copy(fifty_trials, tmp_path))
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
