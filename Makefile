@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
 
+# With bytecode kept, the hundreds of processes that tests start need not compile what they import.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-all test-fast lint format cases cases-heavy bench soak bench-search lock schema reference docs clean
 
@@ -21,7 +24,7 @@ $(STAMP): pyproject.toml requirements.lock
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 # uv leaves no bytecode behind: what the commands load is compiled once, here, by loading it.
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tools.bytecode
+	@$(BIN)/python -m tools.bytecode
 	@touch $@
 
 run: setup      ## bisect a real flaky crash: matrices/quickstart.yaml

@@ -14,7 +14,7 @@ import pytest
 import bisect_env
 from bisect_env.cli.output import with_options
 from tests.cli.calls import RunCommand
-from tests.engine.studies import Studies
+from tests.engine.studies import QUICK, Studies
 
 PASS = "import sys; sys.exit(int(sys.argv[1]) > 4)"
 
@@ -69,7 +69,7 @@ def test_a_lock_of_somebody_else(tmp_path: Path, run: RunCommand) -> None:
 @pytest.mark.integration
 def test_closed_standard_output(tmp_path: Path, run: RunCommand) -> None:
     studies = Studies(tmp_path)
-    studies.run(studies.matrix(PASS))
+    studies.run(studies.matrix(PASS, rest=QUICK))
     before = studies.db.read_bytes()
     for words in ("report", "trials", "studies", "query 'select 1'", "schema"):
         db = "" if words == "schema" else f"--db {studies.db}"
@@ -140,7 +140,8 @@ def test_a_command_that_goes_on_asks_the_same_question() -> None:
 @pytest.mark.integration
 def test_a_trial_is_shown_with_all_that_it_printed(tmp_path: Path, run: RunCommand) -> None:
     studies = Studies(tmp_path)
-    studies.run(studies.matrix("import sys; print('seen'); sys.exit('words' if int(sys.argv[1]) > 4 else 0)"))
+    script = "import sys; print('seen'); sys.exit('words' if int(sys.argv[1]) > 4 else 0)"
+    studies.run(studies.matrix(script, rest=QUICK))
     db = str(studies.db)
     _, out, _ = run("report", "--db", db)
     command = re.search(r"bisect-env trials --show (\w+) --db", out)

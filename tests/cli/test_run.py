@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 from tests.cli.processes import COMMAND, Command, lines, trials_below, wait_for
-from tests.engine.studies import CRASH_FROM_SIX, crash_from_six, pause_while, wait_while
+from tests.engine.studies import CRASH_FROM_SIX, QUICK, crash_from_six, pause_while, wait_while
 
 pytestmark = pytest.mark.integration
 
 
 def test_the_last_json_event_is_the_verdict(tmp_path: Path) -> None:
-    done = Command(tmp_path, CRASH_FROM_SIX).run("--json", "--workers", "2")
+    done = Command(tmp_path, CRASH_FROM_SIX, rest=QUICK).run("--json", "--workers", "2")
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     verdict = events[-1]
@@ -73,7 +73,7 @@ def test_a_killed_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     slow.touch()
-    command = Command(tmp_path, crash_from_six(pause_while(slow, 0.3)))
+    command = Command(tmp_path, crash_from_six(pause_while(slow, 0.3)), rest=QUICK)
     process = command.start("--json", "--workers", "2")
     for event in lines(process):
         if event["event"] == "trial":

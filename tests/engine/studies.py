@@ -41,6 +41,8 @@ def pause_while(slow: Path, seconds: float) -> str:
 
 
 CRASH_FROM_SIX = crash_from_six()
+QUICK = "search: {confidence: 0.8, min_crash_rate: 0.4}"
+"""For tests that need a study with an answer, and not one that is sure."""
 
 
 class Studies:

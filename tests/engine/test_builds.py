@@ -15,7 +15,7 @@ from bisect_env.engine import events
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError, NoEnvironmentError
-from tests.engine.studies import Studies
+from tests.engine.studies import CRASH_FROM_SIX, Studies
 
 A, B = "a" * 64, "b" * 64
 
@@ -47,14 +47,6 @@ def test_what_hosts_say_together() -> None:
     assert isinstance(outcome(A, {}), BuildFailed)
 
 
-CRASH_FROM_FOUR = """
-    import sys, time
-    from planted import fails
-    time.sleep(0.1)
-    sys.exit(int(sys.argv[1]) >= 4 and fails(0.5, sys.argv[1]))
-"""
-
-
 class SlowBuilder:
     """The real builder after a wait, which notes when it works, and fails where it is told to."""
 
@@ -82,9 +74,9 @@ class SlowBuilder:
 @pytest.mark.integration
 def test_an_environment_that_breaks_for_a_moment_is_made_again(studies: Studies) -> None:
     builder = SlowBuilder(0.0, fails={1: True, 2: True})
-    path = studies.matrix(CRASH_FROM_FOUR)
+    path = studies.matrix(CRASH_FROM_SIX)
     conclusion = studies.run(path, make_executor=lambda: PoolExecutor(builder, 2))
-    assert conclusion.report["verdict"]["first_bad"]["level"] == "4"
+    assert conclusion.report["verdict"]["first_bad"]["level"] == "6"
     warnings = [event.text for event in studies.events if isinstance(event, events.Warned)]
     assert any("planted" in text and "tried again" in text for text in warnings)
 
@@ -102,6 +94,6 @@ def test_an_environment_that_cannot_be_made(
 ) -> None:
     builder = SlowBuilder(0.0, fails=dict.fromkeys(range(1, 100), transient))
     with pytest.raises(error, match=says):
-        studies.run(studies.matrix(CRASH_FROM_FOUR), make_executor=lambda: PoolExecutor(builder, 2))
+        studies.run(studies.matrix(CRASH_FROM_SIX), make_executor=lambda: PoolExecutor(builder, 2))
     assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
     assert builder.calls in (3, 10)

@@ -52,7 +52,7 @@ def verdict(conclusion: Any) -> Any:
     return conclusion.report["verdict"]
 
 
-@pytest.mark.parametrize("bad", [9, 40])
+@pytest.mark.parametrize("bad", [9, pytest.param(40, marks=pytest.mark.slow)])
 def test_the_first_bad_commit_is_found_with_as_many_builds_as_git_takes(studies: Studies, bad: int) -> None:
     place, commits = repository(studies, pure("demo", 40, bad, files=in_tree("demo")))
     rest = "good: {demo: v1.0}\nbad: {demo: v1.1}\nsearch: {crash_rate: 1}\n"
@@ -146,6 +146,7 @@ def test_a_study_of_merged_branches_goes_on_where_it_was_stopped(studies: Studie
     assert builds(studies) <= len(theirs) + 1
 
 
+@pytest.mark.slow
 def test_a_flaky_failure_of_a_merged_branch_is_traced_line_by_line(studies: Studies) -> None:
     case = merges(1.0)
     place, commits = repository(studies, case.changes)
@@ -247,6 +248,7 @@ def test_a_failure_in_one_run_of_five_is_traced_to_its_commit(studies: Studies) 
     assert builds(studies) <= 12
 
 
+@pytest.mark.slow
 def test_of_many_commits_some_are_tried_and_then_those_around_the_answer(studies: Studies) -> None:
     place, commits = repository(studies, pure("demo", 1500, 777, files=in_tree("demo")))
     conclusion = studies.run(matrix(studies, place, rest=ENDS))

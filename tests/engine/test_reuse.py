@@ -25,7 +25,7 @@ from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome
-from tests.engine.studies import CRASH_FROM_SIX, Studies
+from tests.engine.studies import CRASH_FROM_SIX, QUICK, Studies
 from tests.storage.samples import combination, opened_study, record
 
 
@@ -68,7 +68,7 @@ def test_a_new_study_starts_from_what_was_measured(studies: Studies) -> None:
 
 @pytest.mark.integration
 def test_the_answer_can_be_asked_for_in_sql(studies: Studies) -> None:
-    report = studies.run(studies.matrix(CRASH_FROM_SIX)).report
+    report = studies.run(studies.matrix(CRASH_FROM_SIX, rest=QUICK)).report
     with ask(str(studies.db), "SELECT status, sentence, probability FROM v_verdicts") as (_, rows):
         ((status, sentence, probability),) = rows
     verdict = report["verdict"]
@@ -78,7 +78,7 @@ def test_the_answer_can_be_asked_for_in_sql(studies: Studies) -> None:
 
 @pytest.mark.integration
 def test_a_fresh_study_measures_anew(studies: Studies) -> None:
-    path = studies.matrix(CRASH_FROM_SIX)
+    path = studies.matrix(CRASH_FROM_SIX, rest=QUICK)
     first = studies.run(path).report
     studies.events.clear()
     fresh = studies.run(path, fresh=True).report
@@ -134,7 +134,7 @@ def test_what_a_trial_says_is_judged_anew(studies: Studies) -> None:
 
 @pytest.mark.integration
 def test_a_study_on_unlike_machines_says_so(studies: Studies) -> None:
-    path = studies.matrix(CRASH_FROM_SIX)
+    path = studies.matrix(CRASH_FROM_SIX, rest=QUICK)
     first = studies.run(path).report
     assert first["warnings"] == []
     with Store.open(str(studies.db)) as store:

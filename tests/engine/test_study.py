@@ -16,7 +16,7 @@ from bisect_env.search.goals import Goal
 from bisect_env.storage.store import Store
 from bisect_env.temporary import PREFIX, TRIAL, make_held
 from bisect_env.trials.records import Evidence
-from tests.engine.studies import CRASH_FROM_SIX, Studies
+from tests.engine.studies import CRASH_FROM_SIX, QUICK, Studies
 
 pytestmark = pytest.mark.integration
 
@@ -144,7 +144,7 @@ def test_an_interrupted_study_goes_on_where_it_stopped(studies: Studies) -> None
 
 
 def test_a_study_can_be_stopped_before_anything_ran(studies: Studies) -> None:
-    path = studies.matrix(CRASH_FROM_SIX)
+    path = studies.matrix(CRASH_FROM_SIX, rest=QUICK)
     with pytest.raises(StudyInterruptedError, match="stopped after 0 trials"):
         studies.run(path, stopped=lambda: True)
     concluded = studies.events[-1]
@@ -154,7 +154,7 @@ def test_a_study_can_be_stopped_before_anything_ran(studies: Studies) -> None:
 
 
 def test_a_finished_study_answers_at_once(studies: Studies) -> None:
-    path = studies.matrix(CRASH_FROM_SIX)
+    path = studies.matrix(CRASH_FROM_SIX, rest=QUICK)
     before = studies.run(path).report
     studies.events.clear()
     again = studies.run(path, slots=0).report  # no executor could be made with that
@@ -165,7 +165,7 @@ def test_a_finished_study_answers_at_once(studies: Studies) -> None:
 def test_a_command_that_runs_nothing_takes_away_what_killed_ones_left(
     studies: Studies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = studies.matrix(CRASH_FROM_SIX)
+    path = studies.matrix(CRASH_FROM_SIX, rest=QUICK)
     studies.run(path)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -179,7 +179,7 @@ def test_a_command_that_runs_nothing_takes_away_what_killed_ones_left(
 
 
 def test_an_answer_needs_no_environment_any_more(studies: Studies) -> None:
-    path = studies.matrix(CRASH_FROM_SIX)
+    path = studies.matrix(CRASH_FROM_SIX, rest=QUICK)
     before = studies.run(path).report
     (studies.folder / "cache").rename(studies.folder / "away")
     (studies.folder / "cache").write_text("not a directory")
@@ -190,7 +190,7 @@ def test_an_answer_needs_no_environment_any_more(studies: Studies) -> None:
 
 
 def test_every_trial_is_stored_before_it_is_told(studies: Studies) -> None:
-    conclusion = studies.run(studies.matrix(CRASH_FROM_SIX))
+    conclusion = studies.run(studies.matrix(CRASH_FROM_SIX, rest=QUICK))
     counted = [
         event
         for event in studies.events

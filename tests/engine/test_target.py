@@ -18,7 +18,7 @@ from bisect_env.report.reading import report_document
 from bisect_env.report.text import report_text
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
-from tests.engine.studies import PYTHON, Studies
+from tests.engine.studies import PYTHON, QUICK, Studies
 from tests.engine.test_reuse import renamed, started
 from tests.engine.test_single import opened, so_many
 
@@ -35,7 +35,6 @@ TWO_FAILURES = """
         early()
 """
 # These failures are no flakes: few trials tell.
-QUICK = "search: {confidence: 0.8, min_crash_rate: 0.4}"
 REST = f"bad: {{level: 9}}\n{QUICK}"
 FROM_BAD_END = {"trial": "bad: {signature: from-bad-end}", "rest": REST}
 

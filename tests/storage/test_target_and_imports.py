@@ -14,7 +14,7 @@ from bisect_env.trials.records import Evidence, Outcome
 from tests.storage.samples import opened_study, record
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     own = str(tmp_path / "results.sqlite")
     where = own if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
