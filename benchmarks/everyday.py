@@ -71,7 +71,7 @@ CASES = {
         ("pandas==2.1.0",),
     ),
     "setuptools": Case("setuptools", ">=75.0.0,<=82.0.1", "import pkg_resources\n", "82.0.0"),
-    # Maps of messages are never equal in 4.21.0 to 4.21.4: so says `uv run --with protobuf==X` of each release.
+    # Maps of messages are never equal in 4.21.0 to 4.21.4, says `uv run --with protobuf==X` of each release.
     "protobuf": Case(
         "protobuf",
         ">=3.19.0,<=4.25.9",
