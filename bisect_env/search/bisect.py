@@ -17,6 +17,10 @@ so that a study never looks at more cells than there are.
 *Batches.* With n cells at a time an interval is cut at n places at once: log N / log(n + 1) rounds. Of the
 numbers of places that need equally many rounds the smallest is used: with N equally likely answers and r
 rounds, N^(1/r) − 1.
+
+*Where nothing is checked afterwards* a pass may be luck that nobody notices. There a single look along an
+axis that changes once is where a failure is expected (`_worth_of_a_look`), the bad end is left until something
+has passed, and labels that change more often than said are doubted by the prior of such histories.
 """
 
 from __future__ import annotations
@@ -211,6 +215,7 @@ class Bisection:
         trusted: Stated ends that are looked at only when the answer rests on them.
         control: Whether to look at the good end of a single axis though nobody stated it. Every pass
             elsewhere says more of the answer; but a failure there shows a history that changes more often.
+            Left out where nothing is checked once the answer stands.
         leaves: Whether commits may be wanted that are no values (`laid_out`).
     """
 
