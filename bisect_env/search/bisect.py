@@ -19,8 +19,8 @@ numbers of places that need equally many rounds the smallest is used: with N equ
 rounds, N^(1/r) − 1.
 
 *Where nothing is checked afterwards* a pass may be luck that nobody notices. There a single look along an
-axis that changes once is where a failure is expected (`_worth_of_a_look`), the bad end is left until something
-has passed, and labels that change more often than said are doubted by the prior of such histories.
+axis that changes once is where a failure is expected (`_worth_of_a_look`), the bad end is left until one
+passed, and labels that change more often than said are doubted by the prior of such histories.
 """
 
 from __future__ import annotations
