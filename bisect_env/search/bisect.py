@@ -211,6 +211,7 @@ class Bisection:
         group: For each cell the flat position of the cell that stands for it, -1 where nothing can be learnt
             any more; shape of the lattice. Looked at anew when `forget` was called.
         required: Share of the prior weight of what is left that the answer must hold.
+        confidence: The same of the answer that everything is bad, which a flaky failure would not shake.
         thrifty: Whether along a single axis to look where `git bisect` would.
         trusted: Stated ends that are looked at only when the answer rests on them.
         control: Whether to look at the good end of a single axis though nobody stated it. Every pass
@@ -226,12 +227,14 @@ class Bisection:
         group: NDArray[np.intp],
         required: float,
         *,
+        confidence: float,
         thrifty: bool = False,
         trusted: Collection[Index] = (),
         control: bool = True,
         leaves: bool = False,
     ) -> None:
         self._grid, self._space, self._group, self._required = grid, space, group, required
+        self._confidence = confidence
         self._thrifty, self._trusted, self._control = thrifty, trusted, control
         self._leaves = leaves
         self.labels: dict[Index, bool] = {}
@@ -481,7 +484,9 @@ class Bisection:
                 for n in order[: min(most, cut)].tolist()
             )
 
-        settled = bool(mass[order[0]] >= self._required) and self.laid_out is None
+        everything = bool((rules[of == order[0]] == self._space.always).any())
+        required = self._confidence if everything else self._required
+        settled = bool(mass[order[0]] >= required) and self.laid_out is None
         untried: tuple[Index, ...] = ()
         if settled:
             (best,) = answers(1)
@@ -816,6 +821,7 @@ class Bisection:
         """The bisection with some more labels."""
         ahead = Bisection(
             *(self._grid, self._space, self._group, self._required),
+            confidence=self._confidence,
             thrifty=self._thrifty,
             trusted=self._trusted,
             control=self._control,

@@ -128,6 +128,18 @@ def test_many_workers_cut_an_interval_at_many_places(size: int, workers: int) ->
         assert len(one.tried) <= 4 + rounds * places
 
 
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_everything_bad_is_said_before_half_of_a_long_axis_was_tried(workers: int) -> None:
+    lattice = grid((71,), EITHER)
+    search = Search(lattice, alone(lattice))
+    while not search.finished:
+        for cell in search.ask(workers):
+            search.tell(cell, hit=True)
+    assert search.trials <= 36
+    assert search.verdict.reason.startswith("always bad")
+    assert search.verdict.best.probability >= 0.95
+
+
 def wrong_beside_many_workers(rates: tuple[float, float], workers: int, seeds: Collection[int]) -> int:
     """How many quick studies of 32 versions, whose trials end in any order, name a false first bad one."""
     wrong = 0
