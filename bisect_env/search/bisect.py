@@ -36,6 +36,7 @@ from bisect_env.matrix.history import History
 from bisect_env.search.as_git import MOST, looked_at_next, looked_at_next_in_line
 from bisect_env.search.classes import simplest
 from bisect_env.search.families import FloatArray
+from bisect_env.search.nonmonotone import times_rarer
 from bisect_env.search.space import Hypothesis, HypothesisSpace
 from bisect_env.search.staircase import Staircase, ordered_axes, staircases
 from bisect_env.search.verdict import Answer, Boundary, answer
@@ -395,6 +396,8 @@ class Bisection:
     def rivals(self) -> Rivals:
         """Answers that remain possible if good combinations passed by luck."""
         found = self.found
+        if found.how != "rule" and self._is_line and not self._control:
+            return self._fewer_changes()
         if found.how != "rule":
             sides = (self._stands_for(b.good) for b in found.answers[0].boundaries)
             cells = dict.fromkeys(c for c in sides if c is not None and self.labels.get(c) is False)
@@ -411,6 +414,23 @@ class Bisection:
         others = calls.any(axis=1)
         mass = float(self._space.prior[self._rules].sum())
         return Rivals(tuple(good), weight[others] / mass, calls[others])
+
+    def _fewer_changes(self) -> Rivals:
+        """Answers by which a history that changes too often does so less often: good ones passed by luck."""
+        known = [cell for cell in self._line() or [] if cell in self.labels]
+        good = tuple(cell for cell in known if not self.labels[cell])
+        runs = [(bad, list(run)) for bad, run in itertools.groupby(known, key=self.labels.__getitem__)]
+        # The good end is where the direction has it; of an axis that may change either way, at both ends.
+        ends = {Direction.REGRESSION: {0}, Direction.FIXED: {len(runs) - 1}}
+        said = ends.get(self._directions[0], {0, len(runs) - 1})
+        lucky = [run for n, (bad, run) in enumerate(runs) if not bad and n not in said]
+        sides = [
+            [cell] for b in self.found.answers[0].boundaries if (cell := self._stands_for(b.good)) in good
+        ]
+        seldom = times_rarer(int(np.count_nonzero(self._group >= 0)), len(runs) - 1)
+        weight = [seldom] * len(lucky) + [1.0] * len(sides)
+        calls = [[cell in run for cell in good] for run in (*lucky, *sides)]
+        return Rivals(good, np.array(weight), np.array(calls, dtype=np.float64).reshape(len(weight), -1))
 
     def scattered(self, count: int, pending: Collection[Index]) -> list[Index]:
         """Cells without a label, as far from all others as can be, in the order of the lattice."""
@@ -490,10 +510,20 @@ class Bisection:
     # -- changes along one axis --------------------------------------------------------------------------
 
     @property
+    def _directions(self) -> list[Direction]:
+        """Of the axes that have a choice."""
+        return [axis.direction for axis, n in zip(self._grid.axes, self._grid.shape, strict=True) if n > 1]
+
+    @property
     def _is_line(self) -> bool:
         """Whether a single axis has a choice, and an order."""
-        axes = [axis for axis, n in zip(self._grid.axes, self._grid.shape, strict=True) if n > 1]
-        return len(axes) == 1 and axes[0].direction is not Direction.UNORDERED
+        return len(self._directions) == 1 and self._directions != [Direction.UNORDERED]
+
+    @property
+    def changes_once(self) -> bool:
+        """Whether a single axis has a choice and by all that was seen changes once, the way that is said."""
+        once = ([Direction.REGRESSION], [Direction.FIXED])
+        return self._directions in once and len(self._rules) > 0
 
     def _line(self) -> list[Index] | None:
         """Cells of the only axis with a choice, in order, those that can be run; None if it is not alone."""
@@ -668,7 +698,10 @@ class Bisection:
             only: Choose among these alone; None for all.
         """
         pending = {cell for cell in pending if cell not in self.labels}
+        alone = count == 1 and not pending
         first = [cell for cell in self._ends_first if cell not in pending]
+        if alone and self._is_careful and self._bad_end_can_wait:
+            first = [cell for cell in first if cell != self.ends[1]]
         allowed = self._allowed(only)
         chosen = [cell for cell in dict.fromkeys(first) if allowed[cell]][:count]
         found = self.found
@@ -699,6 +732,19 @@ class Bisection:
         if not self._control and self._grid.good is None and self._is_line:
             trusted.add(self.ends[0])
         return [c for c in self.ends if c is not None and c not in trusted and c not in self.labels]
+
+    @property
+    def _is_careful(self) -> bool:
+        """Whether passes may be luck that nothing checks afterwards, and cost more than failures do."""
+        return not self._control and not self._thrifty and self.changes_once
+
+    @property
+    def _bad_end_can_wait(self) -> bool:
+        """Whether a bad end that nobody stated need not be looked at yet, or any more.
+
+        Another version that fails says as much. One that passes asks for it: there may be no failure at all.
+        """
+        return self._grid.bad is None and (not self.labels or any(self.labels.values()))
 
     @cached_property
     def _commits(self) -> _Commits | None:
@@ -805,6 +851,9 @@ class Bisection:
         if wanted <= 0:
             return []
         price = np.ones(len(cells)) if cost is None else 1.0 + cost.ravel()[cells]
+        if not flat and room == 1 and self._is_careful:
+            worth = _worth_of_a_look(weight @ open_) * self._leaves_looks(cells)
+            return [self._at(cells[int((worth / price).argmax())])]
         if not flat and cost is None and (cuts := _even_cuts(open_, weight, wanted)) is not None:
             return [self._at(cells[place]) for place in cuts]
         if wanted > _EXCHANGED and len(weight) > _FEWER_RULES:
@@ -830,6 +879,18 @@ class Bisection:
                 if gain.max() > gain[chosen[turn]] + _NOTHING:
                     chosen[turn] = int(gain.argmax())
         return [self._at(cells[place]) for place in chosen]
+
+    def _leaves_looks(self, cells: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Whether after a look at each cell, whatever it shows, the looks that are left find the change.
+
+        There is one more look than halving would take; of cells that leave too few the middle does.
+        """
+        open_ = self._open_cells()
+        apart = [cell for cell in self.labels if cell not in self.ends]
+        left = math.ceil(math.log2(max(int(np.count_nonzero(self._visible)), 2))) - len(apart)
+        place = np.searchsorted(open_, cells)
+        answers: NDArray[np.intp] = np.maximum(place, len(open_) - 1 - place) + 1
+        return np.asarray(answers <= max(2**left, int(answers.min())))
 
     def _gap_cells(self, room: int, pending: Collection[Index], allowed: NDArray[np.bool_]) -> list[Index]:
         """Cells that cut the gaps between labels that differ, as evenly as there is room."""
@@ -870,6 +931,19 @@ def described(kind: str, bad: NDArray[np.bool_]) -> Hypothesis:
     sets = tuple(np.asarray(bad.any(axis=tuple(a for a in axes if a != axis))) for axis in axes)
     matters = tuple(axis for axis in axes if (np.diff(bad, axis=axis)).any())
     return Hypothesis(kind, sets, matters, bad)
+
+
+def _worth_of_a_look(fails: FloatArray) -> FloatArray:
+    """Bits per trial of a look where a pass counts as two trials, since it may be luck.
+
+    The most are told where failures have the golden share, 0.618 (Karp 1961: codes whose letters differ in
+    cost): a failure is expected, and then little is left to be luck.
+
+    Args:
+        fails: Probability that each look shows a failure.
+    """
+    p = np.clip(fails, _NOTHING, 1.0 - _NOTHING)
+    return np.asarray(-(p * np.log2(p) + (1.0 - p) * np.log2(1.0 - p)) / (2.0 - p), dtype=np.float64)
 
 
 def _places(bits: float, most: int) -> int:

@@ -49,6 +49,18 @@ Values = tuple[tuple[int, ...], ...]
 """Per axis the positions of some of its values, ascending."""
 
 
+def times_rarer(size: int, changes: int) -> float:
+    """How many times rarer one history of some changes is than one that changes once, as is said.
+
+    Args:
+        size: Values of the axis.
+        changes: How many; of more than three as many as three.
+    """
+    changes = min(changes, max(_WEIGHTS))
+    share = RARE * _WEIGHTS[changes] / sum(_WEIGHTS.values())
+    return (1.0 - RARE) / size * max(1, math.comb(size - 1, changes)) / share
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Histories:
     """Families of value sets that may change more often, one per axis.

@@ -58,6 +58,11 @@ _USUAL_ERROR, _CERTAIN_ERROR, _UNCHECKED_ERROR, _DOUBTS = 0.05, 0.03, 0.006, 2
 that half as likely; where failures are flaky as much takes ten. So an answer about a certain failure is left
 a part of the stated error, and of a smaller error an even smaller part; a small one where nothing is checked
 once the answer stands."""
+_BEYOND_HALVING = 3
+"""Where nothing is checked, a change among n versions has an answer after ⌈log₂ n⌉ trials and these, whatever
+the truth is: of a certain failure one more would seldom tell anything."""
+_REPEATED = 2
+"""How many of them are repetitions where many places were looked at at once."""
 _SPARE = 6
 """Trials beyond one for each combination until which that is doubted."""
 _FAILURES = 2
@@ -420,6 +425,11 @@ class Search:
         """
         if trials >= self._narrow.visible_count + _SPARE:
             return probability >= self.settings.confidence * (1.0 + doubt)
+        is_usual = 1.0 - self.settings.confidence >= _USUAL_ERROR - 1e-9
+        if is_usual and self.settings.quick and self._bisection.changes_once:
+            enough = math.ceil(math.log2(max(self._narrow.visible_count, 2))) + _BEYOND_HALVING
+            looks = len(self._bisection.labels)
+            return trials >= max(enough, looks + _REPEATED if looks >= enough else 0)
         return (1.0 - _certain_error(self.settings)) * (1.0 + doubt) <= 1.0
 
     def _wrong_end(self) -> Index | None:
