@@ -29,9 +29,9 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.versions import host_platform
 
 from .conda_channel import Channel
-from .test_prefix import cache, leftovers, lock, locked, run
+from .test_prefix import leftovers, lock, locked, run
 
-__all__ = ["cache", "lock"]
+__all__ = ["lock"]
 pytestmark = pytest.mark.integration
 
 HOLD = """
