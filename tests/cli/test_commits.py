@@ -134,6 +134,7 @@ def test_from_the_first_bad_release_to_the_commit(user: Asking, index: IndexServ
     assert json.loads(again.stdout)["commit"]["commit"] == commits[26]
 
 
+@pytest.mark.slow
 def test_commits_that_do_not_behave_as_the_releases_are_said_so(user: Asking, index: IndexServer) -> None:
     releases(user, index, differing=True)
     user.script("import demo\nassert demo.works()\n")
@@ -144,6 +145,7 @@ def test_commits_that_do_not_behave_as_the_releases_are_said_so(user: Asking, in
     assert "built from demo-1.2 and demo-1.3 does not behave as the releases 1.2 and 1.3" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_release_without_a_tag_is_asked_for(user: Asking, index: IndexServer) -> None:
     commits = releases(user, index)
     user.script("import demo\nassert demo.works()\n")
@@ -224,6 +226,7 @@ def test_a_plan_says_what_commits_will_cost_and_builds_none(user: Asking) -> Non
     assert f"demo={commits[7][:10]}: to be built when wanted" in whole.stdout, whole.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [in_tree("demo"), None], ids=["asks-for-nothing", "setuptools"])
 def test_a_bare_clone_does_without_a_network(
     user: Asking, files: dict[str, bytes | str | None] | None
