@@ -280,6 +280,7 @@ def test_a_lease_is_not_fooled_by_a_file_that_is_taken_away_meanwhile(tmp_path):
     lease.release()
 
 
+@pytest.mark.slow
 def test_killed_at_random_instants_nothing_half_made_is_ever_used(lock, cache, tmp_path):
     seed = random.SystemRandom().randrange(2**32)
     print("seed", seed)

@@ -40,6 +40,7 @@ def cpu() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_commits_become_an_axis_at_once(tmp_path: Path, cache: Path) -> None:
     commits = write(tmp_path / "long", (Change({"n": str(n)}, f"Change {n}") for n in range(100_000)))
     repository = Repository(str(tmp_path / "long"), cache)
