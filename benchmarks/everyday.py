@@ -322,8 +322,9 @@ def main() -> None:
                 )
             else:
                 rows[name] = play(name, asked.turns, folder)
-    document = {"cores": len(os.sched_getaffinity(0)), "turns": asked.turns, "cases": rows}
-    asked.output.write_text(json.dumps(document, indent=1) + "\n")
+            # After each case, so that nothing is lost of a run that is ended.
+            document = {"cores": len(os.sched_getaffinity(0)), "turns": asked.turns, "cases": rows}
+            asked.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
