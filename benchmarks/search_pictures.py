@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.search_methods import CONFIDENCE, grid_of
+from benchmarks.search_methods import CONFIDENCE, QUICK, grid_of
 from bisect_env.search.acquisition import binary_entropy
 from bisect_env.search.searcher import Search
 from bisect_env.search.verdict import capacity
@@ -30,6 +30,7 @@ PICTURES = ROOT / "docs" / "pictures"
 _BETWEEN = ("<!-- written by the {}: begin -->", "<!-- written by the {}: end -->")
 _COLOURS = {
     "bisect-env": "#1f6f8b",
+    QUICK: "#8fc1d4",
     "git_bayesect": "#d9822b",
     "SPRT, rates known": "#8a8a8a",
     "30 runs a step": "#c9b458",

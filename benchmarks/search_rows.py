@@ -26,6 +26,7 @@ class Row:
         repetitions: Studies of a full run; a short one plays three in a hundred.
         culprits: `some`, or `none` and `all` for truths in which nothing changes.
         marks: Largest allowed mean of a column.
+        first_rate: Rate of the first bad version alone, on one axis; None = as of the others.
     """
 
     shape: tuple[int, ...]
@@ -36,11 +37,14 @@ class Row:
     repetitions: int = 400
     culprits: str = "some"
     marks: tuple[tuple[str, float], ...] = ()
+    first_rate: float | None = None
 
     @property
     def name(self) -> str:
-        """Shape, rates, and what else is special: `32:0,0.1:K8`."""
+        """Shape, rates, and what else is special: `32:0,0.1:K8`, `32:0,0.1,1` for a first step of 0.1."""
         rates = f"{self.p0:g},{self.p1:g}" if self.p1 is not None else f"{self.p0:g},differing"
+        if self.first_rate is not None:
+            rates = f"{self.p0:g},{self.first_rate:g},{self.p1:g}"
         rates = {"none": "never", "all": "always"}.get(self.culprits, rates)
         extra = (f":K{self.workers}" if self.workers > 1 else "") + (
             f":B{self.build_cost:g}" if self.build_cost else ""
@@ -49,7 +53,9 @@ class Row:
 
     @property
     def assumed_rate(self) -> float:
-        """What a method that must be told the bad rate is told: the truth, or the mean of the truths."""
+        """What a method that must be told the bad rate is told: the truth, the lowest or the mean of them."""
+        if self.first_rate is not None:
+            return self.first_rate
         return sum(DIFFERING) / 2 if self.p1 is None else self.p1
 
 
@@ -79,6 +85,8 @@ def rows() -> Iterator[Row]:
     yield Row(CUBE, 0.01, 0.1, build_cost=20, repetitions=200, marks=(("total", 950.0),))
     yield Row(line, 0.0, 0.1, workers=8)
     yield Row(line, 0.0, 0.1, workers=64)
+    for step in (0.05, 0.1, 0.3):
+        yield Row(line, 0.0, 1.0, repetitions=200, first_rate=step)
     yield Row(line, 0.0, 0.0, culprits="none", repetitions=100)
     yield Row(line, 0.1, 0.1, culprits="all", repetitions=100)
     for n in (8, 128):
@@ -114,4 +122,6 @@ def plant(row: Row, rng: np.random.Generator) -> tuple[NDArray[np.bool_], NDArra
     if row.culprits != "some":
         bad = np.full(row.shape, row.culprits == "all")
     shown = rng.uniform(*DIFFERING, row.shape) if row.p1 is None else np.full(row.shape, row.p1)
+    if row.first_rate is not None:
+        shown[int(bad.argmax())] = row.first_rate
     return bad, np.where(bad, shown, row.p0)

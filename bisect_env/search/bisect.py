@@ -17,6 +17,10 @@ so that a study never looks at more cells than there are.
 *Batches.* With n cells at a time an interval is cut at n places at once: log N / log(n + 1) rounds. Of the
 numbers of places that need equally many rounds the smallest is used: with N equally likely answers and r
 rounds, N^(1/r) − 1.
+
+*Where nothing is checked afterwards* a pass may be luck that nobody notices. There a single look along an
+axis that changes once is where a failure is expected (`_worth_of_a_look`), the bad end is left until one
+passed, and labels that change more often than said are doubted by the prior of such histories.
 """
 
 from __future__ import annotations
@@ -207,10 +211,12 @@ class Bisection:
         group: For each cell the flat position of the cell that stands for it, -1 where nothing can be learnt
             any more; shape of the lattice. Looked at anew when `forget` was called.
         required: Share of the prior weight of what is left that the answer must hold.
+        confidence: The same of the answer that everything is bad, which a flaky failure would not shake.
         thrifty: Whether along a single axis to look where `git bisect` would.
         trusted: Stated ends that are looked at only when the answer rests on them.
         control: Whether to look at the good end of a single axis though nobody stated it. Every pass
             elsewhere says more of the answer; but a failure there shows a history that changes more often.
+            Left out where nothing is checked once the answer stands.
         leaves: Whether commits may be wanted that are no values (`laid_out`).
     """
 
@@ -221,12 +227,14 @@ class Bisection:
         group: NDArray[np.intp],
         required: float,
         *,
+        confidence: float,
         thrifty: bool = False,
         trusted: Collection[Index] = (),
         control: bool = True,
         leaves: bool = False,
     ) -> None:
         self._grid, self._space, self._group, self._required = grid, space, group, required
+        self._confidence = confidence
         self._thrifty, self._trusted, self._control = thrifty, trusted, control
         self._leaves = leaves
         self.labels: dict[Index, bool] = {}
@@ -476,7 +484,9 @@ class Bisection:
                 for n in order[: min(most, cut)].tolist()
             )
 
-        settled = bool(mass[order[0]] >= self._required) and self.laid_out is None
+        everything = bool((rules[of == order[0]] == self._space.always).any())
+        required = self._confidence if everything else self._required
+        settled = bool(mass[order[0]] >= required) and self.laid_out is None
         untried: tuple[Index, ...] = ()
         if settled:
             (best,) = answers(1)
@@ -811,6 +821,7 @@ class Bisection:
         """The bisection with some more labels."""
         ahead = Bisection(
             *(self._grid, self._space, self._group, self._required),
+            confidence=self._confidence,
             thrifty=self._thrifty,
             trusted=self._trusted,
             control=self._control,

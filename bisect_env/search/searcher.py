@@ -182,6 +182,7 @@ class Search:
             *(grid, narrow.space, narrow.group),
             # What is left after the doubt that the failure is certain is still what was stated.
             self.settings.confidence / (1.0 - _certain_error(self.settings)),
+            confidence=self.settings.confidence,
             thrifty=self.settings.thrifty,
             trusted=self._trusted(grid),
             control=not self.settings.quick,

@@ -128,6 +128,60 @@ def test_many_workers_cut_an_interval_at_many_places(size: int, workers: int) ->
         assert len(one.tried) <= 4 + rounds * places
 
 
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_everything_bad_is_said_before_half_of_a_long_axis_was_tried(workers: int) -> None:
+    lattice = grid((71,), EITHER)
+    search = Search(lattice, alone(lattice))
+    while not search.finished:
+        for cell in search.ask(workers):
+            search.tell(cell, hit=True)
+    assert search.trials <= 36
+    assert search.verdict.reason.startswith("always bad")
+    assert search.verdict.best.probability >= 0.95
+
+
+def wrong_beside_many_workers(rates: tuple[float, float], workers: int, seeds: Collection[int]) -> int:
+    """How many quick studies of 32 versions, whose trials end in any order, name a false first bad one."""
+    wrong = 0
+    for seed in seeds:
+        chance = random.Random(seed)
+        first = chance.randrange(1, 32)
+        lattice = grid((32,))
+        search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+        running: list[Index] = []
+        while not search.finished:
+            running += search.ask(workers - len(running), pending=Counter(running))
+            cell = running.pop(chance.randrange(len(running)))
+            search.tell(cell, hit=chance.random() < rates[cell[0] >= first])
+        wrong += search.verdict.best.first_bad != (first,)
+    return wrong
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("rates", "most"), [((0.0, 0.5), 0.08), ((0.0, 0.8), 0.08), ((0.02, 0.3), 0.05)])
+def test_a_flaky_failure_seldom_looks_like_a_certain_one_to_many_workers(
+    rates: tuple[float, float], most: float
+) -> None:
+    """What many look at together often changes more often than said, which certain failures seldom do."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    assert wrong_beside_many_workers(rates, 8, range(seed, seed + 60)) <= binom.ppf(0.999, 60, most)
+
+
+@pytest.mark.parametrize("good", [{21}, {20, 21, 22}, {15}])
+def test_good_versions_among_bad_ones_are_tried_again_before_they_are_believed(good: set[int]) -> None:
+    """A history that changes more often than said is rarer than a flaky failure that passed there."""
+    lattice = grid((32,))
+    search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+    bad = set(range(8, 32)) - good
+    while not search.answered:
+        for cell in search.ask(8):
+            search.tell(cell, hit=cell[0] in bad)
+    assert sum(search.counts((place,))[1] for place in good) >= 5
+    assert search.verdict.best.first_bad == (8,)
+    assert search.trials <= 32 + 10
+
+
 @pytest.mark.parametrize("direction", [REGRESSION, FIXED, EITHER])
 def test_a_trial_that_tells_nothing_is_not_started(direction: Direction) -> None:
     lattice = grid((16,), direction, good=(0,), bad=(15,))

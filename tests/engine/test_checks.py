@@ -1,0 +1,55 @@
+"""What follows an answer that stands: it is told at once, and checking it takes a bounded time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from bisect_env.engine import events, runner
+from tests.engine.studies import Studies, crash_from_six
+
+SLOW = crash_from_six("time.sleep(0.2)")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("most", "share"), [(0.6, 0.0), (0.0, 0.5)])
+def test_checks_end_after_their_time_or_share_of_the_study_whichever_is_longer(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch, most: float, share: float
+) -> None:
+    monkeypatch.setattr(runner, "CHECK_SECONDS", most)
+    monkeypatch.setattr(runner, "CHECK_SHARE", share)
+    began = time.monotonic()
+    told_at = [0.0]
+    keep = studies.events.append
+
+    class Noting(list[events.Event]):
+        def append(self, event: events.Event) -> None:
+            keep(event)
+            if isinstance(event, events.Answered):
+                told_at[0] = time.monotonic()
+
+    watched, studies.events = studies.events, Noting()
+    verdict = studies.run(studies.matrix(SLOW)).report["verdict"]
+    took = time.monotonic() - told_at[0]
+    (answered,) = (event for event in watched if isinstance(event, events.Answered))
+    assert answered.seconds == pytest.approx(max(most, share * (told_at[0] - began)), abs=1.0)
+    assert verdict["status"] == "confirmed"
+    assert verdict["first_bad"]["level"] == "6"
+    # Sixty-one passes were wanted; what the ones that there was time for exclude is said.
+    (cleared,) = verdict["cleared"]
+    assert 1 < cleared["trials"] < 61
+    assert 0.05 < cleared["below"] < 1.0
+    assert took < answered.seconds + 5.0
+
+
+@pytest.mark.integration
+def test_short_trials_are_checked_to_the_end_in_environments_that_exist(studies: Studies) -> None:
+    verdict = studies.run(studies.matrix(crash_from_six())).report["verdict"]
+    told = next(n for n, event in enumerate(studies.events) if isinstance(event, events.Answered))
+    before = {e.record.combination for e in studies.events[:told] if isinstance(e, events.TrialFinished)}
+    after = {e.record.combination for e in studies.events[told:] if isinstance(e, events.TrialFinished)}
+    assert len(after - before) <= 1
+    (cleared,) = verdict["cleared"]
+    assert cleared["trials"] >= 61
+    assert cleared["below"] <= 0.05
