@@ -24,9 +24,7 @@ $(STAMP): pyproject.toml requirements.lock
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 # uv leaves no bytecode behind: what the commands load is compiled once, here, by loading it.
-	@$(BIN)/python -c 'import bisect_env.engine.study, bisect_env.report.formats, \
-	    bisect_env.report.text, bisect_env.environments.provider, bisect_env.cluster.pool; \
-	    from bisect_env.cli.app import application; application()'
+	@$(BIN)/python -m tools.bytecode
 	@touch $@
 
 run: setup      ## bisect a real flaky crash: matrices/quickstart.yaml

@@ -8,7 +8,6 @@ a GPU machine need not reach a package index. Building environments has its own 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import platform
@@ -29,12 +28,14 @@ from typing import Any
 
 import psutil
 
+from bisect_env import __version__
 from bisect_env.cluster.gpus import Gpu, Nvml, choose_gpus, group_gpus, open_nvml
 from bisect_env.cluster.local import GpuExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import run_study
 from bisect_env.environments.lock import Lock, LockResult
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
@@ -115,9 +116,7 @@ class MachineEnvironments:
 
 
 def _lock() -> Lock:
-    text = "metadata: {}\npackage: []\nversion: 1\n"
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return Lock(digest, platform.python_version(), "linux-64", (), text)
+    return make_lock(platform.python_version(), "linux-64", [])
 
 
 def build(lock: Lock, *, allow_source: bool | frozenset[str] = False, python: str) -> Prefix:
@@ -455,7 +454,7 @@ def main() -> int:
     arguments = parser.parse_args()
     nvml, report = open_nvml(), Report()
     gpus = choose_gpus(nvml.gpus(), arguments.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    report.say(f"bisect-env {version('bisect-env')}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
+    report.say(f"bisect-env {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
     report.say(
         f"dask {_package('dask')}, dask-cuda {_package('dask-cuda')}, Python {platform.python_version()}"
     )

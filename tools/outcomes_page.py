@@ -11,10 +11,9 @@ from pathlib import Path
 
 from bisect_env.trials import classify, gpu_errors
 from bisect_env.trials.classify import Rule
-from bisect_env.trials.gpu_errors import CUDA_ERRORS
+from bisect_env.trials.gpu_errors import CUDA_ERRORS, Table
 from bisect_env.trials.judge import DEFAULT_OUTCOMES, NEVER_TARGET, SKIPPED, VOID
 from bisect_env.trials.records import Outcome
-from bisect_env.trials.tables import Table
 
 PAGE = Path(__file__).parent.parent / "docs" / "outcomes.md"
 

@@ -1,4 +1,4 @@
-"""The driver calls back into Python under its own lock; another thread holds the GIL in a driver call."""
+"""The driver calls Python back under its own lock; another thread keeps the GIL and waits for that lock."""
 
 import ctypes
 import sys
@@ -24,7 +24,7 @@ if broken(sys.argv[1]):
             )
 
     cupy.cuda.Device().use()
-    context = ctypes.c_void_p()
+    context, memory = ctypes.c_void_p(), ctypes.c_uint64()
     holds_on.cuCtxGetCurrent(ctypes.byref(context))
 
     def ask_in_context() -> None:
@@ -34,7 +34,7 @@ if broken(sys.argv[1]):
 
     thread = threading.Thread(target=ask_in_context, daemon=True)
     thread.start()
-    value, free, total = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_size_t()
+    # Memory is had and given back under the driver's lock; the attribute of a kernel, for one, is not.
     while thread.is_alive():
-        holds_on.cuFuncGetAttribute(ctypes.byref(value), 0, function)
-        holds_on.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        holds_on.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20))
+        holds_on.cuMemFree_v2(memory)

@@ -50,6 +50,11 @@ class ExecutionOptions:
         return self._is_local and self.offline is None
 
     @property
+    def tries_here(self) -> bool:
+        """Whether trials are started by this process, with nothing to start before."""
+        return self.makes_here and self.cluster is Cluster.THREADS
+
+    @property
     def _is_local(self) -> bool:
         return self.scheduler is None and self.scheduler_file is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import shlex
@@ -35,9 +36,12 @@ if TYPE_CHECKING:
     import threading
 
     from bisect_env.cli.views import View
+    from bisect_env.cluster.protocol import Executor
     from bisect_env.engine import events
+    from bisect_env.engine.ahead import Ahead
     from bisect_env.engine.missing import MissingModules
     from bisect_env.engine.study import Conclusion
+    from bisect_env.environments.lock import Lock
     from bisect_env.environments.provider import EnvironmentProvider
     from bisect_env.matrix.load import Matrix
 
@@ -327,26 +331,37 @@ def answer(
         BisectEnvError: Whatever a user can mend.
     """
     place, provider = where.open(loaded)
-    look_ahead(loaded, provider, make=where.makes_here)
+    ahead = look_ahead(
+        loaded,
+        provider,
+        make=where.makes_here,
+        executor=place.executor,
+        may_try=_unknown_to(db, loaded, fresh=fresh) if where.tries_here and goal == "first-bad" else None,
+        quick=quick,
+    )
 
     # Imported here, so that the index answers meanwhile.
     from bisect_env.cluster.pool import default_workers
+    from bisect_env.engine.events import Answered
     from bisect_env.engine.study import run_study
     from bisect_env.environments.uv_tool import end_running
     from bisect_env.errors import EndsNotAsStatedError, StudyInterruptedError
     from bisect_env.search.goals import Goal
     from bisect_env.storage.store import Store
 
-    import_ahead()
+    def heard(event: events.Event) -> None:
+        notify(event)
+        if isinstance(event, Answered):
+            import_ahead(("report.reading",) if posterior else LATER)
 
     def enough() -> bool:
         return stopped.is_set() or (missing is not None and missing.module is not None)
 
     with contextlib.ExitStack() as stack:
         stack.callback(end_running)  # what is made ahead may not be wanted
+        stack.enter_context(closing(place))
         store = stack.enter_context(Store.open(db))
         stack.enter_context(view)
-        stack.enter_context(closing(place))
         try:
             return run_study(
                 loaded,
@@ -354,7 +369,7 @@ def answer(
                 provider=provider,
                 make_executor=place.executor,
                 lockfiles=lockfiles,
-                notify=notify,
+                notify=heard,
                 stopped=enough,
                 workers=default_workers(),
                 machines=place.machines,
@@ -364,11 +379,28 @@ def answer(
                 quick=quick,
                 careful=careful,
                 posterior=posterior,
+                ahead=ahead,
             )
         except (StudyInterruptedError, EndsNotAsStatedError) as error:
             if missing is not None and not stopped.is_set() and (module := lacked(missing, error.exit_code)):
                 raise forgotten(module, everywhere=missing.module is not None) from None
             raise
+
+
+def _unknown_to(db: str | None, loaded: Matrix, *, fresh: bool) -> Callable[[Lock], bool]:
+    """Says of an environment whether the database has neither this study nor trials in that environment."""
+    from bisect_env.storage.glance import Glance
+
+    glance = Glance(db)
+
+    def is_unknown(lock: Lock) -> bool:
+        if fresh:
+            return True
+        return not (
+            glance.may_know_study(loaded.name, loaded.digest) or glance.may_know_trials(lock.content_hash)
+        )
+
+    return is_unknown
 
 
 def lacked(missing: MissingModules, exit_code: int) -> str | None:
@@ -378,27 +410,39 @@ def lacked(missing: MissingModules, exit_code: int) -> str | None:
     return missing.module or (missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None)
 
 
-LATER = ("storage.store", "engine.study", "report.reading", "report.text")
-"""Modules of ours that a study needs later than its first lock."""
+LATER = ("report.reading", "report.text")
+"""Modules of ours that a study needs when it ends."""
 
 
-def import_ahead() -> None:
-    """Import what a study needs later in a thread, while this one waits for the index and for solvers."""
+@functools.cache
+def import_ahead(modules: Sequence[str]) -> None:
+    """Import what a study needs later in a thread, once, while its answer is checked."""
 
     def load() -> None:
-        for module in LATER:
+        for module in modules:
             importlib.import_module(f"bisect_env.{module}")
 
     threading.Thread(target=load, name="import", daemon=True).start()
 
 
-def look_ahead(loaded: Matrix, provider: EnvironmentProvider, *, make: bool) -> None:
+def look_ahead(
+    loaded: Matrix,
+    provider: EnvironmentProvider,
+    *,
+    make: bool,
+    executor: Callable[[], Executor],
+    may_try: Callable[[Lock], bool] | None,
+    quick: bool,
+) -> Ahead | None:
     """Ask the index for the releases of the axes' packages in a thread; later calls wait for its answers.
 
     Args:
         loaded: The matrix.
         provider: Asks.
         make: Whether the environments of both ends are made, too.
+        executor: Gives the place where trials run.
+        may_try: Whether an environment may be tried already; None: none may.
+        quick: Whether the search may do without the good end.
     """
     from bisect_env.matrix.schema import PackageAxis
     from bisect_env.matrix.versions import Manager
@@ -413,16 +457,16 @@ def look_ahead(loaded: Matrix, provider: EnvironmentProvider, *, make: bool) -> 
         with contextlib.suppress(Exception):
             provider.catalogue.versions(name, manager=Manager.PYPI, index=loaded.file.index)
 
-    def make_ends() -> None:
-        from bisect_env.engine.locking import make_ends_ahead
-
-        with contextlib.suppress(Exception):
-            make_ends_ahead(loaded, provider, datetime.now(UTC).replace(microsecond=0))
-
     for name in names:
         threading.Thread(target=ask, args=(name,), name="index", daemon=True).start()
-    if make and names:
-        threading.Thread(target=make_ends, name="ends", daemon=True).start()
+    if not make or not names:
+        return None
+    from bisect_env.engine.ahead import Ahead
+
+    now = datetime.now(UTC).replace(microsecond=0)
+    ahead = Ahead(loaded, provider, now, executor=executor, may_try=may_try, quick=quick)
+    ahead.begin()
+    return ahead
 
 
 def forgotten(module: str, *, everywhere: bool) -> Exception:

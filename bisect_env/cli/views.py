@@ -16,13 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TextIO
 
-import psutil
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from bisect_env import __version__
 from bisect_env.cli.options import JsonOption
@@ -38,7 +32,9 @@ from bisect_env.report.untrusted import clean
 from bisect_env.trials.records import Evidence
 
 if TYPE_CHECKING:
-    from bisect_env.engine import events
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 
 # --------------------------------------------------------------------------------------------------
@@ -73,6 +69,8 @@ def process_age() -> float:
     seconds: up to a second too early.
     """
     if not sys.platform.startswith("linux"):
+        import psutil
+
         return time.time() - psutil.Process().create_time()
     # Behind the name in parentheses, which may contain anything, come the fields from the third on; the
     # process's start is the 22nd, in ticks since the machine's start (proc_pid_stat(5)).
@@ -469,10 +467,12 @@ class LiveView(View):
     """A table that is redrawn in place: where the posterior mass is, what runs, what is left."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        from rich import live
+
         self._console = console
         self._clock = clock
         self._began = clock()
-        self._live = Live(console=console, refresh_per_second=REFRESH_PER_SECOND, transient=True)
+        self._live = live.Live(console=console, refresh_per_second=REFRESH_PER_SECOND, transient=True)
         self._title = "preparing"
         self._doing = Doing(clock)
         self._counts: dict[Combination, list[int]] = {}
@@ -488,6 +488,8 @@ class LiveView(View):
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
+        from rich.text import Text
+
         self._doing.heard(event)
         match event:
             case events.StudyOpened():
@@ -512,6 +514,9 @@ class LiveView(View):
 
     def drawn(self) -> RenderableType:
         """The text that is on the screen now."""
+        from rich.console import Group
+        from rich.text import Text
+
         title = Text(clean(self._title), style="bold")
         if self._progress is None:
             return Group(title, Text(f"{clean(self._doing.text) or 'preparing'} · {self._elapsed()}"))
@@ -519,6 +524,10 @@ class LiveView(View):
         return Group(title, self._table(self._progress), *doing, self._summary(self._progress))
 
     def _table(self, progress: events.Progress) -> Table:
+        from rich.markup import escape
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name, justify in (("combination", "left"), ("trials", "right"), ("bad", "right")):
             table.add_column(name, justify="right" if justify == "right" else "left")
@@ -538,6 +547,8 @@ class LiveView(View):
         return table
 
     def _summary(self, progress: events.Progress) -> Text:
+        from rich.text import Text
+
         words, left = told_passing(progress), _what_is_left(progress)
         if words or progress.ends_after is not None:
             known = (self._elapsed(), f"{_seen(progress)}, none of them bad", clean(words))
@@ -585,6 +596,9 @@ def choose(*, as_json: bool, quiet: bool, plain: bool = False) -> View:
         return JsonView(sys.stdout)
     if quiet:
         return QuietView(sys.stderr)
+    # Imported here: whoever reads JSON need not wait for what draws tables.
+    from rich.console import Console
+
     console = Console(stderr=True)
     return LiveView(console) if console.is_terminal and not plain else PlainView(sys.stderr)
 

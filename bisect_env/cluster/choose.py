@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-import psutil
-
 from bisect_env.cluster.protocol import Executor, trials_per_gpu
 from bisect_env.cluster.starting import Starting
 from bisect_env.environments.image_lock import ensure_environment
@@ -265,6 +263,8 @@ def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | Non
 
 
 def _is_here(host: str) -> bool:
+    import psutil
+
     own = {address.address.partition("%")[0] for each in psutil.net_if_addrs().values() for address in each}
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}

@@ -18,7 +18,6 @@ from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.validation import cuda_version, lock_warnings, virtual_packages
-from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.scalars import cutoff
@@ -227,40 +226,6 @@ def leaning(matrix: Matrix, grid: Grid, indices: Iterable[Index]) -> tuple[list[
         for index in ordered
     ]
     return ordered, models
-
-
-def make_ends_ahead(matrix: Matrix, provider: EnvironmentProvider, as_of: datetime) -> None:
-    """Lock the two ends of the axes and make their environments, before a study asks for them.
-
-    Nothing is recorded: what is there is found by whoever asks next, and what cannot be had is said then.
-    Only wheels on this host are made ahead; a solver of conda packages takes a core from what it would help.
-
-    Args:
-        matrix: As loaded.
-        provider: Of this host.
-        as_of: See `environment_request`; near the study's own moment.
-
-    Raises:
-        BisectEnvError: An end cannot be had.
-    """
-    file = matrix.file
-    if any(isinstance(axis, CommitAxis) for axis in file.axes.values()):
-        # To lock one may be to build it, and an end may never be wanted.
-        return
-    grid = expand(matrix, provider.catalogue, as_of)
-    first, last = (tuple(range(size)[end] for size in grid.shape) for end in (0, -1))
-    first, last = grid.good or first, grid.bad or last
-    if file.uses_conda or matrix.image(grid.combination(first)) or grid.excluded:
-        return
-    allow = file.solver.allow_source
-    allowed = allow if isinstance(allow, bool) else frozenset(allow)
-    known: Lock | None = None
-    with ThreadPoolExecutor(2, thread_name_prefix="ahead") as pool:
-        for index in dict.fromkeys((first, last)):
-            found = provider.lock(environment_request(matrix, grid.combination(index), as_of), known)
-            if isinstance(found, Lock) and not any(one.is_source for one in found.packages):
-                pool.submit(lambda lock: provider.ensure_prefix(lock, allow_source=allowed).release(), found)
-                known = known or found
 
 
 def unfit(matrix: Matrix, grid: Grid) -> dict[Index, UnsolvableError]:

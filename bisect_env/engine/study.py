@@ -17,6 +17,7 @@ from bisect_env import __version__
 from bisect_env.cluster.protocol import Executor
 from bisect_env.cluster.starting import Starting
 from bisect_env.engine import events
+from bisect_env.engine.ahead import Ahead, Begun
 from bisect_env.engine.amplify import settle
 from bisect_env.engine.culprit_commit import MOST_UNTRIED, bisect_log, chapter, named_commits
 from bisect_env.engine.document import axes_document
@@ -89,6 +90,7 @@ def run_study(
     quick: bool = False,
     careful: bool = False,
     posterior: bool = True,
+    ahead: Ahead | None = None,
 ) -> Conclusion:
     """Answer a matrix: begin its study, or go on with it where it stopped.
 
@@ -108,12 +110,19 @@ def run_study(
         careful: Try both stated ends before anything between them, whatever that costs.
         every_lock: Lock every combination before the first trial.
         posterior: Whether the report follows the answers through all trials; see `load_report`.
+        ahead: Has begun with it already, should it be new.
 
     Raises:
         BisectEnvError: Whatever a user can mend; everything finished by then is stored.
     """
-    as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
     known = None if fresh else store.find_study(matrix.name, matrix.digest)
+    if ahead is not None and (known is not None or provider.as_of is not None):
+        ahead.drop()
+        ahead = None
+    if ahead is not None:
+        as_of = ahead.as_of
+    else:
+        as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
     grid = expand(matrix, provider.catalogue, as_of, settled_ends(known))
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
@@ -145,6 +154,7 @@ def run_study(
     cluster = _Cluster(make_executor, stopped)
     if study.status is not StudyStatus.FINISHED:
         cluster.begin()
+    begun = Begun() if ahead is None else ahead.take(grid, stopped)
     with closing(cluster):
         locking: Locking | None = None
         try:
@@ -162,7 +172,7 @@ def run_study(
                     workers=workers,
                     images=images,
                     every=every_lock,
-                    known=stored_locks(store, study, grid),
+                    known={**begun.locks, **stored_locks(store, study, grid)},
                 )
                 perturbation = settle(
                     matrix,
@@ -188,7 +198,9 @@ def run_study(
                     perturbation=perturbation,
                     careful=careful,
                     leaves=leaves,
+                    begun=begun.trials,
                 )
+                begun = Begun()
                 runner.replay()
                 if not runner.finished:
                     if store.study(study.id).status is StudyStatus.FINISHED:

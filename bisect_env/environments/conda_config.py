@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
-
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.secrets import public_channel
 
@@ -203,6 +201,8 @@ def conda_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

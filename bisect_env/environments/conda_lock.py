@@ -11,8 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bisect_env.environments.conda_config import ChannelPlaces, CondaConfig, channel_places, read_conda_config
 from bisect_env.environments.conda_process import (
     HelperDiedError,
@@ -94,6 +92,8 @@ def read_packages(text: str, platform: str) -> tuple[LockedPackage, ...]:
     Raises:
         InfrastructureError: A package has no sha256.
     """
+    import yaml
+
     packages = []
     for entry in yaml.safe_load(text)["package"]:
         if entry["manager"] != "conda" or entry["platform"] != platform:
@@ -124,6 +124,8 @@ def read_packages(text: str, platform: str) -> tuple[LockedPackage, ...]:
 
 def environment_text(request: EnvironmentRequest, places: ChannelPlaces) -> str:
     """A request as the `environment.yml` that conda-lock reads. Pure."""
+    import yaml
+
     assert request.conda is not None
     channels = [next(iter(places.mirrors.get(url, ())), url) for url in places.urls]
     specs = [_conda_spec(spec) for spec in request.conda.specs(request.python)]
@@ -139,6 +141,8 @@ def _conda_spec(spec: str) -> str:
 
 def virtual_packages_text(request: EnvironmentRequest) -> str:
     """The virtual packages of a host, as the file that conda-lock reads. Pure."""
+    import yaml
+
     assert request.conda is not None
     packages: dict[str, Any] = {}
     for name, value in request.conda.virtual_packages.items():

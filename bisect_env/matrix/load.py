@@ -103,7 +103,7 @@ def read_files(folder: Path, names: Iterable[str]) -> tuple[tuple[StudyFile, ...
             try:
                 file = _read(folder, name, MAX_TOTAL - total)
             except (OSError, ValueError) as error:
-                problem = _why(folder, name, error)
+                problem = _why(name, error)
             else:
                 total += len(file.content)
                 files.append(file)
@@ -136,7 +136,7 @@ def _read(folder: Path, name: str, room: int) -> StudyFile:
     return StudyFile(name, path.read_bytes(), os.access(path, os.X_OK))
 
 
-def _why(folder: Path, name: str, error: Exception) -> str:
+def _why(name: str, error: Exception) -> str:
     match error:
         case FileNotFoundError() | NotADirectoryError():
             return f"the file {name!r} does not exist beside the matrix; correct the path or add the file"

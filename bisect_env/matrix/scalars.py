@@ -101,10 +101,8 @@ def days_between(first: str, last: str, step: str) -> tuple[str, ...]:
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+_SLUG = r"[a-z0-9][a-z0-9_-]{0,99}"
 _AXIS_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-_BUILD_PATTERN = re.compile(r"[A-Za-z0-9_.+*]+")
-_CONDA_SPEC = re.compile(r"[A-Za-z0-9_.\-]+(\s*[=<>!~ ].*)?")
 
 MAX_SECONDS = 30 * 86400.0
 
@@ -162,12 +160,15 @@ def _one_line(value: str) -> str:
     return value
 
 
-def _slug(value: str) -> str:
-    if not _SLUG.fullmatch(value):
-        raise ValueError(
-            f"{value!r} is not usable as a name; use small letters, digits, - and _ (100 at most)"
-        )
-    return value
+def _like(pattern: str, words: str) -> AfterValidator:
+    """The whole text must match; of another one it is said that it `is not`, and what to write."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"{value!r} is not {words}")
+        return value
+
+    return AfterValidator(check)
 
 
 def check_axis_name(value: str) -> str:
@@ -208,26 +209,6 @@ def _requirement(value: str) -> str:
     return value
 
 
-def _conda_spec(value: str) -> str:
-    if not _CONDA_SPEC.fullmatch(value):
-        raise ValueError(
-            f"{value!r} is not a conda spec; write one like 'numpy 2.1.*' or 'cuda-version=12.8'"
-        )
-    return value
-
-
-def _build_pattern(value: str) -> str:
-    if not _BUILD_PATTERN.fullmatch(value):
-        raise ValueError(f"{value!r} is not a pattern for build strings; write one like 'cuda*' or '*_cp312'")
-    return value
-
-
-def _virtual_package(name: str) -> str:
-    if not re.fullmatch(r"__[a-z0-9_]+", name):
-        raise ValueError(f"{name!r} is not a virtual package; write one like __cuda or __glibc")
-    return name
-
-
 def _channel(value: str) -> str:
     # It stands in lock files and in command lines: nothing that means something to a shell.
     if not re.fullmatch(r"[\w./][\w.~:/@%+=&?#,!\[\]-]*", value):
@@ -239,19 +220,6 @@ def _channel(value: str) -> str:
                 "the address of a channel holds a password or token, and this file is shared; "
                 "put it into ~/.condarc or rattler's authentication file"
             )
-    return value
-
-
-def _package_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?", value):
-        raise ValueError(f"{value!r} is not the name of a package; write the name alone, without a version")
-    return value
-
-
-def _image(value: str) -> str:
-    # As `docker run` takes it, where a leading hyphen would be an option.
-    if not re.fullmatch(r"[A-Za-z0-9{][A-Za-z0-9._:/@{}-]*", value):
-        raise ValueError(f"{value!r} is not the name of an image; write one like python:3.12-slim")
     return value
 
 
@@ -357,16 +325,41 @@ _scalar_json = WithJsonSchema({"type": ["string", "number"]})
 Text = Annotated[str, AfterValidator(_not_blank)]
 Value = Annotated[str, AfterValidator(_not_blank), WithJsonSchema({"type": ["string", "number", "boolean"]})]
 VersionText = Annotated[str, AfterValidator(_not_blank), AfterValidator(_one_line), _scalar_json]
-Slug = Annotated[str, AfterValidator(_slug), WithJsonSchema({"type": "string", "pattern": _SLUG.pattern})]
+Slug = Annotated[
+    str,
+    _like(_SLUG, "usable as a name; use small letters, digits, - and _ (100 at most)"),
+    WithJsonSchema({"type": "string", "pattern": _SLUG}),
+]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 PypiRequirement = Annotated[str, AfterValidator(_one_line), AfterValidator(_requirement)]
-CondaSpec = Annotated[str, AfterValidator(_one_line), AfterValidator(_conda_spec)]
-BuildPattern = Annotated[str, AfterValidator(_build_pattern)]
-VirtualPackage = Annotated[str, AfterValidator(_virtual_package)]
+CondaSpec = Annotated[
+    str,
+    AfterValidator(_one_line),
+    _like(
+        r"[A-Za-z0-9_.\-]+(\s*[=<>!~ ].*)?",
+        "a conda spec; write one like 'numpy 2.1.*' or 'cuda-version=12.8'",
+    ),
+]
+BuildPattern = Annotated[
+    str,
+    _like(r"[A-Za-z0-9_.+*]+", "a pattern for build strings; write one like 'cuda*' or '*_cp312'"),
+]
+VirtualPackage = Annotated[str, _like(r"__[a-z0-9_]+", "a virtual package; write one like __cuda or __glibc")]
 ChannelName = Annotated[str, AfterValidator(_not_blank), AfterValidator(_channel)]
-PackageName = Annotated[str, AfterValidator(_package_name)]
+PackageName = Annotated[
+    str,
+    _like(
+        r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?",
+        "the name of a package; write the name alone, without a version",
+    ),
+]
 Regex = Annotated[str, AfterValidator(_regex)]
-ImageName = Annotated[str, AfterValidator(_not_blank), AfterValidator(_image)]
+ImageName = Annotated[
+    str,
+    AfterValidator(_not_blank),
+    # As `docker run` takes it, where a leading hyphen would be an option.
+    _like(r"[A-Za-z0-9{][A-Za-z0-9._:/@{}-]*", "the name of an image; write one like python:3.12-slim"),
+]
 IndexUrl = Annotated[str, AfterValidator(_index_url)]
 DateText = Annotated[str, AfterValidator(_date)]
 DayText = Annotated[str, AfterValidator(_day)]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-import yaml
+if TYPE_CHECKING:
+    import yaml
 
 MASK = "***"
 
@@ -165,6 +166,11 @@ def shared_matrix_text(text: str) -> str:
 
 
 def _secret_values(text: str) -> set[tuple[int, int]]:
+    # A key can be spelt otherwise by escapes alone. Most files have no `env`, and need not be parsed again.
+    if "env" not in text and "\\" not in text:
+        return set()
+    import yaml
+
     try:
         # The composer in Python: libyaml counts bytes.
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -180,6 +186,8 @@ def _secret_values(text: str) -> set[tuple[int, int]]:
 
 
 def _values(node: yaml.Node | None, name: str) -> list[yaml.Node]:
+    import yaml
+
     if not isinstance(node, yaml.MappingNode):
         return []
     return [value for key, value in node.value if isinstance(key, yaml.ScalarNode) and key.value == name]

@@ -507,7 +507,7 @@ def build_report(
             *rate_warnings(study.definition.settings.get("crash_rate"), *_of_bad_ones(verdict, counts)),
             *stability_warnings(steady),
             *machine_warnings(trials),
-            *_warnings(study, counts),
+            *_warnings(counts),
             *other_failures([*reused, *trials]),
             *_environment_warnings(states),
             *_mixed(machines),
@@ -705,7 +705,7 @@ def _target(decisions: Sequence[Decision]) -> str:
     return shown(str(settled.payload["signature"])) if settled else ""
 
 
-def _warnings(study: Study, counts: Mapping[Combination, EvidenceCounts]) -> list[str]:
+def _warnings(counts: Mapping[Combination, EvidenceCounts]) -> list[str]:
     warnings = []
     often = [
         (combination, count)

@@ -1,15 +1,18 @@
-"""`--format html`: a single self-contained page. Pure.
+"""`--format html`: a single self-contained page with its heat map, posterior and timeline. Pure.
 
 Whatever others wrote goes through Jinja's escaping, and the page forbids every script but its own: a trial
-that prints one shows it as text, and could not run it if it did not.
+that prints one shows it as text, and could not run it if it did not. The geometry of the pictures is worked
+out here; `page/` holds a template for each, whose colours are the page's own (light or dark).
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
@@ -21,8 +24,15 @@ from markupsafe import Markup
 
 from bisect_env.matrix.history import readable
 from bisect_env.report import compatibility_table, words
-from bisect_env.report.charts import cell_note, heat_map, lanes_of, posterior_picture, timeline_picture
-from bisect_env.report.model import CombinationReport, Report, labels
+from bisect_env.report.model import (
+    AxisInfo,
+    CombinationReport,
+    Report,
+    TimedBuild,
+    TimedTrial,
+    TimelineReport,
+    labels,
+)
 from bisect_env.report.sentence import duration, interval, percent, probability
 from bisect_env.report.untrusted import LINE_WIDTH, clean, shortened, shown_lines
 
@@ -38,7 +48,7 @@ def html_text(report: Report, *, served: bool = False) -> str:
         served: Whether it is shown by `bisect-env serve`, whose other pages it then links to.
     """
     fixed = heat_map(report)
-    text: str = _template().render(
+    text: str = _template("report.html.j2").render(
         report=report,
         served=served,
         policy=policy(),
@@ -87,11 +97,12 @@ def _own(name: str) -> str:
 
 
 @cache
-def _template() -> Any:
+def _environment() -> Environment:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
+        px=lambda value: f"{value:.1f}".removesuffix(".0"),
         one_line=lambda text: shortened(clean(str(text or "")), LINE_WIDTH),
         lines=lambda text: shown_lines(str(text)),
         named=words.named,
@@ -110,7 +121,16 @@ def _template() -> Any:
         mark=lambda cell: cell.text(compatibility_table.MARKS),
         is_address=_is_address,
     )
-    return environment.from_string(_own("report.html.j2"))
+    return environment
+
+
+@cache
+def _template(name: str) -> Any:
+    return _environment().from_string(_own(name))
+
+
+def _rendered(name: str, **values: Any) -> Markup:
+    return Markup(_template(name).render(**values))
 
 
 def _moment(moment: datetime | None) -> str:
@@ -194,3 +214,366 @@ def _chance(value: float | None) -> str:
 
 def _rate(value: float | None) -> str:
     return "" if value is None else percent(value)
+
+
+# --------------------------------------------------------------------------------------------------
+# The posterior as it moved, and what ran when. Lengths are pixels of the page.
+
+_WIDTH = 1000.0
+_LETTER = 7.0
+"""Width of a letter."""
+_DASHES = ("", "8 4", "8 3 2 3", "2 3", "12 2", "2 2 8 2")
+LANES = 40
+"""Workers that have a lane of their own; with more, each host has one."""
+_GAP = 60.0
+"""Seconds in which nothing ran that are drawn as they were; longer pauses are cut."""
+_CUT = 12.0
+"""Seconds that a cut takes."""
+_LANE = 30.0
+_TICKS = 8
+_NICE_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlotArea:
+    """Where a picture's axes lie within it."""
+
+    width: float
+    height: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+def posterior_picture(report: Report) -> Markup | None:
+    """The probability of each answer against the number of trials; None where nothing was counted."""
+    trace = report.posterior
+    if not trace.points or not trace.answers:
+        return None
+    frame = _PlotArea(_WIDTH, 320, 62, 700, 14, 270)
+    most = max(trace.points[-1].trials, 1)
+
+    def x(trials: float) -> float:
+        return frame.left + (frame.right - frame.left) * trials / most
+
+    def y(probability: float) -> float:
+        return frame.bottom - (frame.bottom - frame.top) * probability / 1.02
+
+    curves = []
+    for i, answer in enumerate(trace.answers):
+        points = " ".join(f"{x(one.trials):.1f},{y(one.probabilities[i]):.1f}" for one in trace.points)
+        label = shortened(clean(answer.label), 34)
+        curves.append({"points": points, "label": label, "series": i % 6, "dash": _DASHES[i % len(_DASHES)]})
+    step = nice_step(most / _TICKS)
+    return _rendered(
+        "posterior.svg.j2",
+        frame=frame,
+        curves=curves,
+        across=[(x(number), number) for number in range(0, most + 1, step)],
+        down=[(y(quarter / 4), f"{25 * quarter} %") for quarter in range(5)],
+    )
+
+
+def nice_step(least: float) -> int:
+    """The smallest of 1, 2, 5, 10, 20, 50, ... that is no less."""
+    power = 1
+    while True:
+        for factor in (1, 2, 5):
+            if factor * power >= least:
+                return factor * power
+        power *= 10
+
+
+def timeline_picture(report: Report) -> Markup | None:
+    """Lanes of builds and workers; None where nothing ran."""
+    line = report.timeline
+    if not line.trials and not line.builds:
+        return None
+    at, cuts = clock(line)
+    lanes = lanes_of(line)
+    names = [*(["builds"] if line.builds else []), *lanes]
+    left = min(300.0, max(len(name) for name in names) * _LETTER + 20)
+    top = 22.0 if cuts else 6.0
+    bottom = top + _LANE * len(names)
+    frame = _PlotArea(_WIDTH, bottom + 48, left, _WIDTH - 30, top, bottom)
+    end = at(max(stop for _, stop in _spans(line))) or 1.0
+
+    def x(drawn: float) -> float:
+        return frame.left + (frame.right - frame.left) * drawn / end
+
+    def bars(row: int, spans: Sequence[tuple[float, float]]) -> str:
+        """All bars of one colour in one lane, as one path."""
+        upper, high = frame.top + _LANE * row + 4, _LANE - 8
+        found = []
+        for start, length in spans:
+            width = max(x(start + length) - x(start), 0.5)
+            found.append(f"M{x(start):.1f} {upper:.0f}h{width:.1f}v{high:.0f}h-{width:.1f}z")
+        return "".join(found)
+
+    paths = []
+    if line.builds:
+        for failed, colour in ((False, "build"), (True, "failed")):
+            spans = [_span(at, build) for build in line.builds if bool(build.failed) == failed]
+            # Of a failed build only its end is known.
+            spans = [(start, max(length, 0.4) if failed else length) for start, length in spans]
+            paths.append((colour, bars(0, spans)))
+    for row, lane in enumerate(lanes.values(), start=len(names) - len(lanes)):
+        for evidence in ("good", "bad", "other", "void", "skip"):
+            spans = [_span(at, line.trials[i]) for i in lane if line.trials[i].evidence == evidence]
+            paths.append((evidence, bars(row, spans)))
+    step = float(next((one for one in _NICE_SECONDS if one >= end / _TICKS), nice_step(end / _TICKS)))
+    return _rendered(
+        "timeline.svg.j2",
+        frame=frame,
+        paths=[(colour, path) for colour, path in paths if path],
+        names=[
+            (frame.top + _LANE * (row + 0.5), shortened(clean(name), 42)) for row, name in enumerate(names)
+        ],
+        across=[(x(number * step), duration(number * step)) for number in range(int(end / step) + 1)],
+        pauses=[(x(at(moment) + _CUT / 2), f"{duration(skipped)} pause") for moment, skipped in cuts],
+    )
+
+
+def _spans(line: TimelineReport) -> list[tuple[float, float]]:
+    trials = [(one.start, one.start + one.seconds) for one in line.trials]
+    return trials + [(one.start, one.start + one.seconds) for one in line.builds]
+
+
+def _span(at: Clock, one: TimedTrial | TimedBuild) -> tuple[float, float]:
+    return at(one.start), at(one.start + one.seconds) - at(one.start)
+
+
+def lanes_of(line: TimelineReport) -> dict[str, list[int]]:
+    """Positions of trials by worker; by host where there are too many workers."""
+    by_worker: dict[str, list[int]] = {}
+    by_host: dict[str, list[int]] = {}
+    for i, trial in enumerate(line.trials):
+        host = trial.host or "unknown host"
+        by_host.setdefault(host, []).append(i)
+        by_worker.setdefault(f"{host} {trial.worker}".strip(), []).append(i)
+    return dict(sorted((by_worker if len(by_worker) <= LANES else by_host).items()))
+
+
+class Clock:
+    """Seconds of the study to seconds on the picture, without long pauses."""
+
+    def __init__(self, cuts: Sequence[tuple[float, float]]) -> None:
+        self._cuts = cuts
+
+    def __call__(self, moment: float) -> float:
+        """Where a moment lies."""
+        shift = 0.0
+        for start, length in self._cuts:
+            if moment > start:
+                shift += min(moment - start, length) - min(_CUT, moment - start)
+        return moment - shift
+
+
+def clock(line: TimelineReport) -> tuple[Clock, list[tuple[float, float]]]:
+    """A clock that leaves out pauses, and the pauses: where they begin, and how long they are."""
+    spans = sorted(_spans(line))
+    cuts = []
+    end = spans[0][0] if spans else 0.0
+    for start, stop in spans:
+        if start - end > _GAP:
+            cuts.append((end, start - end))
+        end = max(end, stop)
+    return Clock(cuts), cuts
+
+
+# --------------------------------------------------------------------------------------------------
+# The matrix as a heat map: rates by colour and in words, a table for each value of further axes.
+
+MOST_CELLS = 2500
+"""Cells that are drawn; of larger matrices the slices that say most, the table of combinations has all."""
+_LONGEST = 24
+"""Letters of a value on an axis."""
+_REASON = 400
+"""Letters of a reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMapSlice:
+    """One heat map.
+
+    Attributes:
+        fixed: Further axes and their values here.
+        picture: The `<table>`.
+    """
+
+    fixed: Mapping[str, str]
+    picture: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """All slices of the matrix.
+
+    Attributes:
+        across: Axis whose values are the columns.
+        down: Axis whose values are the rows, None where one axis is all there is.
+        controls: Further axes with several values, and these values.
+        slices: In matrix order.
+        left_out: Slices that are not drawn.
+    """
+
+    across: AxisInfo
+    down: AxisInfo | None
+    controls: tuple[AxisInfo, ...]
+    slices: tuple[HeatMapSlice, ...]
+    left_out: int
+
+
+def heat_map(report: Report) -> HeatMap | None:
+    """Draw the matrix; None where there is none."""
+    if not report.axes or not report.combinations:
+        return None
+    across, down, further = compatibility_table.layout(report)
+    groups: dict[tuple[str, ...], list[CombinationReport]] = {}
+    for one in report.combinations:
+        groups.setdefault(tuple(one.combination.get(axis.name, "") for axis in further), []).append(one)
+    size = len(across.values) * (len(down.values) if down else 1)
+    most = max(1, MOST_CELLS // size)
+    ranked = sorted(groups, key=lambda key: _worth(groups[key], report), reverse=True)
+    shown = set(ranked[:most])
+    slices = []
+    for key, members in groups.items():
+        if key in shown:
+            fixed = {axis.name: value for axis, value in zip(further, key, strict=True)}
+            slices.append(HeatMapSlice(fixed, _drawn(fixed, members, across, down, report)))
+    return HeatMap(
+        across,
+        down,
+        tuple(axis for axis in further if len(axis.values) > 1),
+        tuple(slices),
+        len(groups) - len(slices),
+    )
+
+
+def _worth(members: Sequence[CombinationReport], report: Report) -> tuple[bool, int, int]:
+    ends = [report.verdict.get("first_bad"), report.verdict.get("last_good")]
+    return (
+        any(one.combination in ends for one in members),
+        sum(one.bad for one in members),
+        sum(one.counted for one in members),
+    )
+
+
+def _drawn(
+    fixed: Mapping[str, str],
+    members: Sequence[CombinationReport],
+    across: AxisInfo,
+    down: AxisInfo | None,
+    report: Report,
+) -> Markup:
+    """One slice as a table.
+
+    Args:
+        fixed: Further axes and their values here.
+        members: The combinations of this slice.
+        across: Axis of the columns.
+        down: Axis of the rows, if there is a second one.
+        report: For what is first bad and last good.
+    """
+    place = {
+        (one.combination.get(across.name, ""), one.combination.get(down.name, "") if down else ""): one
+        for one in members
+    }
+    rows = [
+        (
+            shortened(clean(readable(other)), _LONGEST),
+            [
+                _cell(one, report) if (one := place.get((value, other))) is not None else None
+                for value in across.values
+            ],
+        )
+        for other in (down.values if down else ("",))
+    ]
+    title = f"Rates by {clean(across.name)}" + (f" and {clean(down.name)}" if down else "")
+    return _rendered(
+        "heat.html.j2",
+        title=title + (f", where {words.named(fixed)}" if fixed else ""),
+        across=clean(across.name),
+        down=clean(down.name) if down else "",
+        columns=[shortened(clean(readable(value)), _LONGEST) for value in across.values],
+        rows=rows,
+    )
+
+
+def cell_words(one: CombinationReport, report: Report) -> str:
+    """Everything that a cell says, in one line."""
+    parts = [words.named(one.combination), _tag(one, report)]
+    if one.rate is not None:
+        shown = f"{percent(one.rate)}, 95 % interval {interval(*one.interval)}"
+        parts.append(f"{one.bad} of {one.counted} trials bad ({shown})")
+    parts += [cell_note(one), f"called {one.verdict}" if one.verdict else ""]
+    return "; ".join(part for part in parts if part)
+
+
+def cell_note(one: CombinationReport) -> str:
+    """Remarks on a cell: why it has no rate, what was not counted, and whose trials it shows."""
+    parts = []
+    if not one.is_runnable:
+        parts.append(f"{one.status}: {shortened(clean(one.reason), _REASON) or 'no reason given'}")
+    elif one.rate is None:
+        parts.append("nothing counted" if one.other or one.skip or one.void else "not tried")
+    uncounted = ((one.other, "failed otherwise"), (one.void, "void"), (one.skip, "skipped"))
+    parts += [f"{number} {what}" for number, what in uncounted if number]
+    if one.same_as:
+        parts.append(f"measured as {words.named(one.same_as)}")
+    if one.is_runnable and one.reason:
+        parts.append(shortened(clean(one.reason), _REASON))
+    return "; ".join(parts)
+
+
+def _tag(one: CombinationReport, report: Report) -> str:
+    if report.has_verdict:
+        for key, tag in (("first_bad", "first bad"), ("last_good", "last good")):
+            if one.combination == report.verdict.get(key):
+                return tag
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One cell of a heat map.
+
+    Attributes:
+        label: What it says, read aloud and shown on pointing.
+        background: Declaration of its colour; empty where a style of the page has it.
+        styles: Names of styles of the page.
+        lines: What stands in it, with the style of each line.
+    """
+
+    label: str
+    background: str
+    styles: str
+    lines: tuple[tuple[str, str], ...]
+
+
+def _cell(one: CombinationReport, report: Report) -> _Cell:
+    tag = _tag(one, report)
+    styles = {"first bad": ["first-bad"], "last good": ["last-good"]}.get(tag, [])
+    background = ""
+    if not one.is_runnable:
+        styles.append("hatched")
+    elif one.rate is None:
+        styles.append("untried")
+    else:
+        colour, share = ("heat", 12 + 88 * math.sqrt(one.rate)) if one.rate else ("good", 22.0)
+        background = f"background: color-mix(in srgb, var(--{colour}) {share:.0f}%, var(--paper))"
+    lines = [*([("strong", tag)] if tag else []), *_lines(one)]
+    return _Cell(cell_words(one, report), background, " ".join(styles), tuple(lines))
+
+
+def _lines(one: CombinationReport) -> list[tuple[str, str]]:
+    if not one.is_runnable:
+        return [("", one.status.removeprefix("env-"))]
+    if one.rate is None:
+        return [("", "uncounted" if one.other or one.skip or one.void else "–")]
+    return [
+        ("rate", percent(one.rate)),
+        ("", interval(*one.interval)),
+        ("", f"{one.bad} of {one.counted}{' =' if one.same_as else ''}"),
+    ]

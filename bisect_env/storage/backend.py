@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, Operationa
 
 from bisect_env import __version__
 from bisect_env.errors import StorageError, UsageError
+from bisect_env.storage.glance import VARIABLE
 from bisect_env.storage.tables import METADATA, SCHEMA_VERSION, MetaRow
 from bisect_env.storage.values import DamageError, read_json
 
@@ -153,7 +154,6 @@ def speaking(shown: str) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------
 # Where the results are: what `--db` and `BISECT_ENV_DB` may say.
 
-VARIABLE = "BISECT_ENV_DB"
 _REMEDY = (
     "name a file (`--db results.sqlite`) or a URL (`--db sqlite:////data/results.sqlite`, "
     "`--db postgresql+psycopg://USER@HOST/DATABASE`)"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
-import psutil
 from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 
 from bisect_env.errors import StorageError
@@ -89,6 +88,8 @@ def network_file_system(path: PurePath, mounts: Iterable[tuple[str, str]]) -> st
 
 def network_file_system_of(path: Path) -> str | None:
     """The type of the network file system that holds a path of this machine, which need not exist yet."""
+    import psutil
+
     mounts = [(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
     return network_file_system(path.resolve(), mounts)
 

@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import literal_column
+from sqlalchemy import literal_column, union_all
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, delete, func, select
@@ -38,7 +38,7 @@ from sqlmodel import Session, col, delete, func, select
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination
-from bisect_env.storage import blobs, queries, rows
+from bisect_env.storage import blobs, rows
 from bisect_env.storage.backend import LOG_LIMIT, Database, speaking
 from bisect_env.storage.connect import open_database
 from bisect_env.storage.entries import (
@@ -70,8 +70,8 @@ from bisect_env.storage.tables import (
     StudyRow,
     TrialRow,
 )
-from bisect_env.storage.values import DamageError, clean, jsonable, public
-from bisect_env.trials.records import Evidence, Machine, TrialRecord
+from bisect_env.storage.values import DamageError, clean, jsonable, member, public
+from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
 
 # --------------------------------------------------------------------------------------------------
 # Rows that must be there, and constraints in words.
@@ -167,7 +167,7 @@ def cited_trials(session: Session) -> set[int]:
     found: set[int] = set()
     query = select(StudyRow.id, StudyRow.verdict).where(col(StudyRow.verdict).is_not(None))
     for study_id, verdict in session.exec(query).all():
-        groups = queries.failure_groups(study_id)
+        groups = _failure_groups(study_id)
         found.update(session.execute(select_columns(groups.c.first)).scalars())
         for end, evidence in (("first_bad", Evidence.BAD), ("last_good", Evidence.GOOD)):
             values = (verdict or {}).get(end)
@@ -341,6 +341,77 @@ def _target(session: Session, study_id: str) -> tuple[str, str] | None:
 def _newest(session: Session, name: str, digest: str) -> StudyRow | None:
     query = select(StudyRow).where(StudyRow.name == name, StudyRow.digest == digest)
     return session.exec(query.order_by(col(StudyRow.created_at).desc())).first()
+
+
+# --------------------------------------------------------------------------------------------------
+# Trials: single statements that several methods share.
+
+
+def _trials_of(session: Session, study_id: str, after: int = 0) -> list[StoredTrial]:
+    """Trials that a study recorded, in the order of recording, without logs."""
+    query = (
+        select(TrialRow, CombinationRow.key)
+        .join(CombinationRow, col(TrialRow.combination_id) == col(CombinationRow.id))
+        .where(TrialRow.study_id == study_id)
+        .where(col(TrialRow.sequence) > after)
+        .order_by(col(TrialRow.sequence))
+    )
+    return [rows.stored_trial(row, key) for row, key in session.exec(query)]
+
+
+def _whole_trial(session: Session, trial_id: str, folder: Path | None) -> WholeTrial | None:
+    """One trial with its logs."""
+    query = (
+        select(TrialRow, CombinationRow.key)
+        .join(CombinationRow, col(TrialRow.combination_id) == col(CombinationRow.id))
+        .where(TrialRow.trial_id == trial_id)
+    )
+    found = session.exec(query).first()
+    if found is None:
+        return None
+    row, key = found
+    assert row.sequence is not None
+    return rows.whole_trial(row, key, _artefacts(session, row.sequence, folder))
+
+
+def _artefacts(session: Session, sequence: int, folder: Path | None) -> dict[str, bytes | None]:
+    """Everything that a trial left, by name; what was collected is None."""
+    query = (
+        select(ArtefactRow.name, BlobRow)
+        .join(BlobRow, col(BlobRow.content_hash) == col(ArtefactRow.content_hash))
+        .where(ArtefactRow.trial_sequence == sequence)
+        .order_by(col(ArtefactRow.name))
+    )
+    return {name: blobs.get(blob, folder) for name, blob in session.exec(query)}
+
+
+def _has_trial(session: Session, trial_id: str) -> bool:
+    """Whether any study has a trial with this id."""
+    return session.exec(select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)).first() is not None
+
+
+def _failure_groups(study_id: str) -> Any:
+    """A subquery: the ways in which a study's trials failed, each with its number and its first trial."""
+    shown = [Evidence.BAD.value, Evidence.OTHER.value]
+    own = (
+        select_columns(
+            col(TrialRow.signature), col(TrialRow.outcome), col(TrialRow.evidence), col(TrialRow.sequence)
+        )
+        .where(col(TrialRow.study_id) == study_id)
+        .where(col(TrialRow.evidence).in_(shown))
+    )
+    reused = (
+        select_columns(
+            col(TrialRow.signature), col(TrialRow.outcome), col(ReusedRow.evidence), col(TrialRow.sequence)
+        )
+        .join(TrialRow, col(TrialRow.sequence) == col(ReusedRow.trial_sequence))
+        .where(col(ReusedRow.study_id) == study_id)
+        .where(col(ReusedRow.evidence).in_(shown))
+    )
+    both = union_all(own, reused).subquery()
+    kind = (both.c.signature, both.c.outcome, both.c.evidence)
+    number, first = func.count().label("number"), func.min(both.c.sequence).label("first")
+    return select_columns(*kind, number, first).group_by(*kind).subquery()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -788,7 +859,7 @@ class Store:
                 return sum(self.record_trials(study_id, [one]) for one in trials)
             ((record, _, _),) = trials
             with self.reading() as session:
-                if queries.has_trial(session, record.trial_id):
+                if _has_trial(session, record.trial_id):
                     return 0
             raise ValueError(f"trial {record.trial_id} names a lock that is not stored") from error
 
@@ -818,12 +889,12 @@ class Store:
             after: Only those with a larger `sequence`.
         """
         with self.reading() as session:
-            return queries.trials(session, study_id, after)
+            return _trials_of(session, study_id, after)
 
     def trial(self, trial_id: str) -> WholeTrial | None:
         """One trial with its logs."""
         with self.reading() as session:
-            return queries.trial(session, trial_id, self.database.folder)
+            return _whole_trial(session, trial_id, self.database.folder)
 
     def counts(self, study_id: str) -> dict[Combination, EvidenceCounts]:
         """How many trials of each combination said what, reused ones included.
@@ -831,22 +902,89 @@ class Store:
         Combinations without trials are left out.
         """
         with self.reading() as session:
-            return queries.counts(session, study_id)
+            own = (
+                select(CombinationRow.key, TrialRow.evidence, TrialRow.outcome, func.count())
+                .join(CombinationRow, col(TrialRow.combination_id) == col(CombinationRow.id))
+                .where(TrialRow.study_id == study_id)
+                .group_by(col(CombinationRow.key), col(TrialRow.evidence), col(TrialRow.outcome))
+            )
+            reused = (
+                select(CombinationRow.key, ReusedRow.evidence, TrialRow.outcome, func.count())
+                .join(CombinationRow, col(ReusedRow.combination_id) == col(CombinationRow.id))
+                .join(TrialRow, col(TrialRow.sequence) == col(ReusedRow.trial_sequence))
+                .where(ReusedRow.study_id == study_id)
+                .group_by(col(CombinationRow.key), col(ReusedRow.evidence), col(TrialRow.outcome))
+            )
+            where = f"a trial of study {study_id}"
+            gathered: dict[str, Counter[tuple[Evidence, Outcome]]] = {}
+            for query in (own, reused):
+                for key, evidence, outcome, number in session.exec(query):
+                    said = (member(Evidence, evidence, where), member(Outcome, outcome, where))
+                    gathered.setdefault(key, Counter())[said] += number
+            where = f"study {study_id}"
+            return {
+                rows.combination_from(key, where): EvidenceCounts(dict(by_outcome))
+                for key, by_outcome in gathered.items()
+            }
 
     def failures(self, study_id: str) -> list[FailureGroup]:
         """The ways in which trials failed (bad and other ones), the most frequent first."""
         with self.reading() as session:
-            return queries.failures(session, study_id)
+            groups = _failure_groups(study_id)
+            query: Any = (
+                select_columns(groups, col(TrialRow.trial_id))
+                .join(TrialRow, col(TrialRow.sequence) == groups.c.first)
+                .order_by(groups.c.number.desc(), groups.c.first)
+            )
+            return [
+                FailureGroup(
+                    signature=rows.text_of(row.signature, f"trial {row.trial_id}", "signature"),
+                    outcome=member(Outcome, row.outcome, f"trial {row.trial_id}"),
+                    evidence=member(Evidence, row.evidence, f"trial {row.trial_id}"),
+                    trials=row.number,
+                    trial_id=row.trial_id,
+                )
+                for row in session.execute(query)
+            ]
 
     def environments(self, study_id: str) -> int:
         """Number of distinct locks in which trials of a study ran; spoilt trials do not count."""
         with self.reading() as session:
-            return queries.environments(session, study_id)
+            own = (
+                select(TrialRow.lock_hash)
+                .where(TrialRow.study_id == study_id)
+                .where(TrialRow.evidence != Evidence.VOID.value)
+                .distinct()
+            )
+            reused = (
+                select(TrialRow.lock_hash)
+                .join(ReusedRow, col(TrialRow.sequence) == col(ReusedRow.trial_sequence))
+                .where(ReusedRow.study_id == study_id)
+                .distinct()
+            )
+            return len({*session.exec(own), *session.exec(reused)})
 
     def machines(self, study_id: str) -> list[Machine]:
         """Classes of machines on which a study's own trials ran; spoilt trials do not count."""
         with self.reading() as session:
-            return queries.machines(session, study_id)
+            query = (
+                select(TrialRow.cpu, TrialRow.gpu_model, TrialRow.driver)
+                .where(TrialRow.study_id == study_id)
+                .where(TrialRow.evidence != Evidence.VOID.value)
+                .distinct()
+            )
+            where = f"a trial of study {study_id}"
+            columns = ("cpu", "gpu_model", "driver")
+            found = [
+                Machine(
+                    *(
+                        rows.text_of(value, where, column)
+                        for value, column in zip(values, columns, strict=True)
+                    )
+                )
+                for values in session.exec(query)
+            ]
+            return sorted(found, key=str)
 
     # -- claims, and trials of other studies -----------------------------------------------------------------
 
@@ -918,7 +1056,7 @@ class Store:
             now = time_of_database(session)
             session.exec(delete(ClaimRow).where(col(ClaimRow.holder) == clean(holder)))
             for trial_id, combination in running.items():
-                if queries.has_trial(session, trial_id):
+                if _has_trial(session, trial_id):
                     continue
                 row = combination_row(session, study_id, combination)
                 assert row.id is not None
@@ -961,7 +1099,7 @@ class Store:
             claimed = {
                 rows.combination_from(key, f"study {study_id}"): number for key, number in session.exec(query)
             }
-            return News(queries.trials(session, study_id, after), claimed)
+            return News(_trials_of(session, study_id, after), claimed)
 
     # -- trials of other studies ---------------------------------------------------------------------------
 
@@ -994,7 +1132,7 @@ class Store:
                     if row.sequence in known or light.machine not in machines:
                         continue
                     folder = self.database.folder
-                    whole = queries.trial(session, row.trial_id, folder) if logs else None
+                    whole = _whole_trial(session, row.trial_id, folder) if logs else None
                     found.setdefault(key, []).append((light, whole))
         return found
 
@@ -1088,7 +1226,7 @@ class Store:
             ValueError: The trial is not stored.
         """
         with self.reading() as session:
-            return queries.artefacts(session, _sequence(session, trial_id), self.database.folder)
+            return _artefacts(session, _sequence(session, trial_id), self.database.folder)
 
     def collect(self, limit: int | None = None, *, dry: bool = False) -> Collected:
         """Drop what no trial refers to, and the oldest logs beyond a limit; never what a verdict cites.

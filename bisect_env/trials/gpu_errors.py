@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from bisect_env.trials.records import Outcome
-from bisect_env.trials.tables import load
+
+# --------------------------------------------------------------------------------------------------
+# Tables that `tools/gpu_tables.py` writes from NVIDIA's sources, in the folder beside this module.
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table.
+
+    Attributes:
+        source: Where it is from, one line.
+        read: When that was read, one line.
+        rows: Column to text.
+    """
+
+    source: str
+    read: str
+    rows: tuple[dict[str, str], ...]
+
+
+def _load(name: str) -> Table:
+    with (Path(__file__).parent / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
+        source, read = (stream.readline().removeprefix("# ").rstrip("\n") for _ in range(2))
+        return Table(source, read, tuple(csv.DictReader(stream)))
+
 
 # --------------------------------------------------------------------------------------------------
 # CUDA's errors by number, name and text, as far as they say what a failure was.
@@ -35,7 +61,7 @@ class CudaError:
     outcome: Outcome
 
 
-CUDA_TABLE = load("cuda_errors")
+CUDA_TABLE = _load("cuda_errors")
 CUDA_ERRORS = tuple(
     CudaError(int(row["number"]), row["runtime"], row["driver"], row["text"], Outcome(row["outcome"]))
     for row in CUDA_TABLE.rows
@@ -119,7 +145,7 @@ class Xid:
     description: str
 
 
-XID_TABLE = load("xids")
+XID_TABLE = _load("xids")
 XIDS = {
     int(row["number"]): Xid(int(row["number"]), row["meaning"] == "sick", row["description"])
     for row in XID_TABLE.rows

@@ -1,12 +1,13 @@
-"""Two threads and two locks: Python's (the GIL), and the one that CUDA's driver holds while it works.
+"""Two threads and two locks: Python's (the GIL), and the one of CUDA's driver.
 
-numba asked the driver for an occupancy and gave it a Python function to call back. The driver calls it under its own
-lock, and the call waits for the GIL; another thread holds the GIL, in a call of the driver that waits for the driver's
-lock (numba/numba#4581). Here one thread asks for occupancies, with a number or with such a function; the other one
-asks the driver for small things, with the GIL released during the calls, as `ctypes.CDLL` does, or held, as an
-extension module without `Py_BEGIN_ALLOW_THREADS` does. It ends by itself after three seconds, if it can.
+numba asked the driver for an occupancy and gave it a Python function to call back. The driver calls it while it holds its
+lock, and the call waits for the GIL; another thread has the GIL and waits in a call of the driver for the driver's lock
+(numba/numba#4581). Here one thread asks for occupancies, with a number or with such a function; the other one asks
+for the attribute of a kernel, which takes no lock, or copies to the GPU, which does; it lets go of the GIL during the
+calls, as `ctypes.CDLL` does, or keeps it, as an extension module without `Py_BEGIN_ALLOW_THREADS` does. All of it
+through the driver's library alone. It ends by itself after two seconds, if it can.
 
-usage: gil_driver.py number|callback released|held
+usage: gil_driver.py number|callback query|copy released|held
 """
 
 import ctypes
@@ -14,45 +15,55 @@ import sys
 import threading
 import time
 
-import cupy
+SECONDS = 2
+BYTES = 1 << 20
+KERNEL = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nothing() { ret; }\n\0"
 
-SECONDS = 3
+
+def call(library, name, *arguments):
+    code = getattr(library, name)(*arguments)
+    if code:
+        raise RuntimeError("%s: CUDA error %d" % (name, code))
 
 
-def main() -> None:
-    question, gil = sys.argv[1:3]
-    ones = cupy.ones(1 << 16, dtype=cupy.float32)
-    assert float(ones.sum()) == float(1 << 16)
-    kernel = cupy.RawKernel('extern "C" __global__ void nothing(int *p) { p[0] = 1; }', "nothing")
-    kernel.compile()
-    function = ctypes.c_void_p(kernel.kernel.ptr)
-    asked = ctypes.CDLL("libcuda.so.1")
+def main():
+    question, meanwhile, gil = sys.argv[1:4]
+    asking = ctypes.CDLL("libcuda.so.1")
     other = ctypes.CDLL("libcuda.so.1") if gil == "released" else ctypes.PyDLL("libcuda.so.1")
-    dynamic = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(lambda _block: 0)
-    if question == "number":
-        dynamic = ctypes.cast(None, type(dynamic))
-    context = ctypes.c_void_p()
-    asked.cuCtxGetCurrent(ctypes.byref(context))
-    end = time.monotonic() + SECONDS
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    module, kernel, memory = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+    call(asking, "cuInit", 0)
+    call(asking, "cuDeviceGet", ctypes.byref(device), 0)
+    call(asking, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    call(asking, "cuCtxSetCurrent", context)
+    call(asking, "cuModuleLoadData", ctypes.byref(module), KERNEL)
+    call(asking, "cuModuleGetFunction", ctypes.byref(kernel), module, b"nothing")
+    call(asking, "cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(BYTES))
+    kind = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)
+    shared_memory = kind(lambda _block: 0) if question == "callback" else None
+    end = time.time() + SECONDS
+    asked = []
 
-    def ask_for_occupancies() -> None:
-        asked.cuCtxSetCurrent(context)  # a new thread has no current context
+    def ask_for_occupancies():
+        call(asking, "cuCtxSetCurrent", context)  # a new thread has none
         grid, block = ctypes.c_int(), ctypes.c_int()
-        while time.monotonic() < end:
-            asked.cuOccupancyMaxPotentialBlockSize(
-                ctypes.byref(grid), ctypes.byref(block), function, dynamic, ctypes.c_size_t(0), 0
-            )
+        results = ctypes.byref(grid), ctypes.byref(block)
+        while time.time() < end:
+            call(asking, "cuOccupancyMaxPotentialBlockSize", *results, kernel, shared_memory, ctypes.c_size_t(0), 0)
+            asked.append(block.value)
 
     thread = threading.Thread(target=ask_for_occupancies)
     thread.start()
-    value, free, total = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_size_t()
-    rounds = 0
-    while time.monotonic() < end:
-        other.cuFuncGetAttribute(ctypes.byref(value), 0, function)
-        other.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+    value, host, rounds = ctypes.c_int(), ctypes.create_string_buffer(BYTES), 0
+    while time.time() < end:
+        if meanwhile == "copy":
+            call(other, "cuMemcpyHtoD_v2", memory, host, ctypes.c_size_t(BYTES))
+        else:
+            call(other, "cuFuncGetAttribute", ctypes.byref(value), 0, kernel)
         rounds += 1
     thread.join()
-    print(f"{rounds} rounds beside occupancies asked with a {question}, the GIL {gil}")
+    print("%d occupancies asked for, %d calls meanwhile" % (len(asked), rounds))
+    sys.exit(0 if asked and rounds else 1)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from bisect_env.report.formats import FORMATS
 from bisect_env.report.reading import load_report
 from bisect_env.storage.store import Store
 from tests.cli.asking import Asking, an_index
+from tests.cli.calls import RunCommand
 from tests.cluster.dask_processes import DaskProcesses
 from tests.environments.index_server import IndexServer
 
@@ -83,17 +84,20 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
         (("--from", "v1.0", "demo>=1", "repro.py"), "--from belongs to `--git`"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(user: Asking, words: tuple[str, ...], message: str) -> None:
+def test_what_cannot_be_asked_is_refused(
+    user: Asking, run: RunCommand, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
     changes = pure("demo", 3, 2, files={"setup.py": "from setuptools import setup; setup(name='demo')"})
     write(user.folder / "clone", changes)
     files = {f"my python/{path}": content for path, content in in_tree("demo").items()}
     write(user.folder / "below", [Change(files, tags=["v1.0"]), Change({"README": "2"})])
     user.script("import demo\n")
-    done = user.run("run", *words)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert "remedy:" in done.stderr
-    assert "Traceback" not in done.stderr
+    user.enter(monkeypatch)
+    code, _, err = run("run", "--index", user.index, *words)
+    assert code == 2, err
+    assert message in err
+    assert "remedy:" in err
+    assert "Traceback" not in err
 
 
 def releases(user: Asking, index: IndexServer, *, differing: bool = False) -> list[str]:
@@ -134,6 +138,7 @@ def test_from_the_first_bad_release_to_the_commit(user: Asking, index: IndexServ
     assert json.loads(again.stdout)["commit"]["commit"] == commits[26]
 
 
+@pytest.mark.slow
 def test_commits_that_do_not_behave_as_the_releases_are_said_so(user: Asking, index: IndexServer) -> None:
     releases(user, index, differing=True)
     user.script("import demo\nassert demo.works()\n")
@@ -144,6 +149,7 @@ def test_commits_that_do_not_behave_as_the_releases_are_said_so(user: Asking, in
     assert "built from demo-1.2 and demo-1.3 does not behave as the releases 1.2 and 1.3" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_release_without_a_tag_is_asked_for(user: Asking, index: IndexServer) -> None:
     commits = releases(user, index)
     user.script("import demo\nassert demo.works()\n")
@@ -204,26 +210,29 @@ def test_a_study_that_was_killed_during_a_build_goes_on(user: Asking) -> None:
     assert len(list(folder.glob("*/*.whl"))) <= 5
 
 
-def test_a_plan_says_what_commits_will_cost_and_builds_none(user: Asking) -> None:
+def test_a_plan_says_what_commits_will_cost_and_builds_none(
+    user: Asking, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commits = write(user.folder / "clone", pure("demo", 40, 12, files=in_tree("demo")))
     user.script("import demo\n")
     (user.folder / "matrix.yaml").write_text(
         "version: 1\nname: planned\naxes: {demo: {git: clone, package: demo, from: v1.0}}\n"
         "trial: {files: [repro.py]}\ngood: {demo: v1.0}\nbad: {demo: HEAD}\n"
     )
-    user.index = ""
-    done = user.run("plan", "matrix.yaml", "--forecast", "60")
-    assert done.returncode == 0, done.stderr
-    assert f"demo (regression, 40 values): {commits[0][:10]}, " in done.stdout
-    assert "40 combinations: 40 to be built when wanted; 40 distinct environments" in done.stdout
-    found = re.search(r"crash rate of 1: about \d+ trials .* in about (\d+) environments", done.stdout)
-    assert found is not None, done.stdout
+    user.enter(monkeypatch)
+    code, out, err = run("plan", "matrix.yaml", "--forecast", "60")
+    assert code == 0, err
+    assert f"demo (regression, 40 values): {commits[0][:10]}, " in out
+    assert "40 combinations: 40 to be built when wanted; 40 distinct environments" in out
+    found = re.search(r"crash rate of 1: about \d+ trials .* in about (\d+) environments", out)
+    assert found is not None, out
     assert int(found[1]) <= 8
     assert not list((user.folder / "cache" / "commits").glob("*"))
-    whole = user.run("plan", "matrix.yaml", "--all", "--forecast", "0")
-    assert f"demo={commits[7][:10]}: to be built when wanted" in whole.stdout, whole.stderr
+    _, whole, err = run("plan", "matrix.yaml", "--all", "--forecast", "0")
+    assert f"demo={commits[7][:10]}: to be built when wanted" in whole, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [in_tree("demo"), None], ids=["asks-for-nothing", "setuptools"])
 def test_a_bare_clone_does_without_a_network(
     user: Asking, files: dict[str, bytes | str | None] | None

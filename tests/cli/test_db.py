@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bisect_env import cli
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
+from tests.cli.calls import RunCommand
 from tests.storage.samples import opened_study, record
 from tests.storage.test_migrations import later_release
 from tests.storage.test_sqlite_store import noise
-
-RunCommand = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCommand:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bisect-env", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
 
 
 @pytest.fixture

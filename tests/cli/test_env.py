@@ -11,9 +11,8 @@ import pytest
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.matrix.versions import host_platform
-from tests.cli.test_db import RunCommand, run
+from tests.cli.calls import RunCommand
 
-__all__ = ["run"]
 pytestmark = pytest.mark.integration
 
 

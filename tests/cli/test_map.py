@@ -90,6 +90,7 @@ def test_the_rules_that_it_prints_leave_out_what_fails(mapping: Mapping) -> None
         assert row["verdict"] == ("" if row["status"] == "excluded" else "good")
 
 
+@pytest.mark.slow
 def test_run_goes_on_from_a_table_and_a_table_from_a_run(tmp_path: Path) -> None:
     mapping = Mapping(tmp_path, versions=4)
     first = mapping.run("--quiet")

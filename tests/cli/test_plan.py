@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.repositories import in_tree, pure, write
-from tests.cli.test_db import RunCommand, run
+from tests.cli.calls import RunCommand
 from tests.engine.studies import Studies
 
-__all__ = ["run"]
 pytestmark = pytest.mark.integration
 
 OPTIONS = ("--crash-rate", "1", "--trial-seconds", "90", "--forecast", "60")

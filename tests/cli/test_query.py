@@ -13,11 +13,11 @@ import pytest
 
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome
-from tests.cli.test_db import RunCommand, run
+from tests.cli.calls import RunCommand
 from tests.storage.conftest import postgres, postgres_url
 from tests.storage.samples import opened_study, record, whole_record
 
-__all__ = ["postgres", "postgres_url", "run"]
+__all__ = ["postgres", "postgres_url"]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import stat
@@ -201,7 +202,7 @@ from bisect_env.cli import main
 try:
     main()
 finally:
-    print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+    print("loaded:", *sorted(sys.modules), file=sys.stderr)
 """
 FEW = {"annotated_doc", "bisect_env", "packaging", "psutil", "shellingham", "typer", "yaml"}
 """What every command may load: the command line."""
@@ -233,6 +234,7 @@ def installed() -> frozenset[str]:
         (["report", "orjson_crash"], STORE | REPORT),
         (["report", "orjson_crash", "-f", "html"], STORE | REPORT | {"jinja2", "markupsafe"}),
         (["plan", "m.yaml"], INDEX | MODELS | REPORT | {"filelock", "platformdirs", "pypi_simple"}),
+        (["run", "m.yaml", "--quick", "--json"], STORE | REPORT | INDEX | {"pypi_simple"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -242,12 +244,29 @@ def test_what_a_command_loads(
     """No command waits for what it does not need: Dask, solvers and statistics above all."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.yaml").write_text(
-        "version: 1\nname: m\naxes: {size: {values: [1, 2]}}\ntrial: {command: python -c 1}\n"
+        "version: 1\nname: m\naxes: {size: {values: [0, 1], direction: regression}}\n"
+        "trial: {command: \"python -c 'import sys; sys.exit({size})'\"}\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", LOADED, *words], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     loaded = set(done.stderr.splitlines()[-1].split()[1:])
-    public = {name for name in loaded if not name.startswith("_")}
+    public = {name.partition(".")[0] for name in loaded if not name.startswith("_")}
     assert public & installed() <= FEW | allowed
+    # What is imported for the first picture is not there where none is drawn.
+    assert "--json" not in words or not public & {"rich", "distributed", "alembic", "scipy"}
+    # The set-up compiles what a command loads: it loads it.
+    kept = {name for name in loaded - set_up() if name.partition(".")[0] in installed() - {"bisect_env"}}
+    assert not kept
+
+
+@functools.cache
+def set_up() -> frozenset[str]:
+    """What `make setup` loads, for Python to keep its bytecode."""
+    code = "import sys\nfrom tools.bytecode import load\nload()\nprint(*sys.modules)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
+    return frozenset(done.stdout.split())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.test_db import RunCommand, run
+from tests.cli.calls import RunCommand
 from tests.cli.test_query import db
 from tests.storage.conftest import postgres, postgres_url
 
-__all__ = ["db", "postgres", "postgres_url", "run"]
+__all__ = ["db", "postgres", "postgres_url"]
 
 
 def test_studies(db: str, run: RunCommand) -> None:

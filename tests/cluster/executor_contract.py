@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,9 +24,9 @@ from bisect_env.cluster.protocol import (
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
-from bisect_env.matrix.grid import Combination
 from bisect_env.trials.child_env import TRIAL_ID
-from bisect_env.trials.records import Outcome, TrialFile, TrialSpec
+from bisect_env.trials.records import Outcome
+from tests.trials.trial_support import make_spec
 
 PATIENCE = 60.0
 """Seconds after which a test gives up: a guard against hanging, not a measure."""
@@ -52,15 +51,7 @@ def build(lock: Lock, *, allow_source: bool) -> Prefix:
 
 def request(code: str = "pass", lock_text: str = "", **changes: object) -> TrialRequest:
     allow_source = bool(changes.pop("allow_source", False))
-    values: dict[str, object] = {
-        "trial_id": f"trial-{os.urandom(6).hex()}",
-        "combination": Combination.of({"numpy": "1.0"}),
-        "lock_hash": "0" * 64,
-        "command": ("python", "main.py"),
-        "files": (TrialFile("main.py", textwrap.dedent(code).encode()),),
-        "timeout": 60.0,
-    }
-    spec = TrialSpec(**{**values, **changes})  # type: ignore[arg-type]
+    spec = make_spec(code, **{"timeout": 60.0, **changes})
     return TrialRequest(spec, Lock("0" * 64, "3.11", "linux-64", (), lock_text), allow_source)
 
 

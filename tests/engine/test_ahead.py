@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bisect_env.cli.run_command import LATER
-from bisect_env.engine.locking import Locking, environment_request, make_ends_ahead, unfit
+from bisect_env.cluster.pool import PoolExecutor
+from bisect_env.cluster.protocol import Completion, Executor, TrialLost
+from bisect_env.cluster.starting import Starting
+from bisect_env.engine.ahead import Ahead, Begun
+from bisect_env.engine.locking import Locking, environment_request, unfit
+from bisect_env.engine.study import run_study
 from bisect_env.environments.lock import Lock
+from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.entries import CombinationStatus
+from bisect_env.storage.glance import Glance
+from bisect_env.storage.store import Store
 from tests.environments.conftest import HERE
 from tests.environments.index_server import IndexServer, serve
+from tests.report.samples import orjson_study
 
 pytestmark = pytest.mark.integration
 
@@ -39,6 +51,160 @@ def index() -> Iterator[IndexServer]:
     running.server_close()
 
 
+def refused() -> Executor:
+    raise AssertionError("no trial was to be started")
+
+
+def question(folder: Path, index: IndexServer, *, trial: str = "", script: str = "", rest: str = "") -> Path:
+    """A matrix whose script fails from 2.0 on, and says in `runs` that it ran."""
+    (folder / "repro.py").write_text(
+        "import app, importlib.metadata as m, sys\n"
+        f"open({str(folder / 'runs')!r}, 'a').write(m.version('app') + '\\n')\n{script}\n"
+        "sys.exit(m.version('app') != '1.0')\n"
+    )
+    path = folder / "matrix.yaml"
+    path.write_text(
+        f"version: 1\nname: ahead\nindex: {index.url}\naxes:\n"
+        f"  python: {{package: python, versions: ['{HERE}']}}\n"
+        "  app: {package: app, versions: '>=1', step: every}\n"
+        f"trial: {{command: python repro.py, files: [repro.py]{trial}}}\n{rest}"
+    )
+    return path
+
+
+@dataclass
+class Studied:
+    """A study that may have been begun ahead.
+
+    Attributes:
+        begun: Ids of the trials that were started before the database was open.
+        recorded: Ids of the trials that were recorded.
+        runs: How often the script ran.
+        first_bad: The answer.
+    """
+
+    begun: set[str]
+    recorded: list[str]
+    runs: int
+    first_bad: str
+
+
+def study(folder: Path, path: Path, *, fresh: bool = False, quick: bool = True) -> Studied:
+    matrix = load_matrix(path)
+    cache, db = folder / "cache", folder / "results.db"
+    provider = Environments(cache, index=matrix.file.index)
+    place = Starting(lambda: PoolExecutor(partial(ensure_prefix, cache_dir=cache), 2))
+    glance = Glance(str(db))
+    ahead = Ahead(
+        matrix,
+        provider,
+        datetime.now(UTC).replace(microsecond=0),
+        executor=place.get,
+        may_try=lambda _lock: fresh or not glance.may_know_study(matrix.name, matrix.digest),
+    )
+    ahead.begin()
+    grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+    begun = set(ahead.take(grid).trials.values())
+    with closing(place), Store.open(str(db)) as store:
+        conclusion = run_study(
+            matrix,
+            store=store,
+            provider=provider,
+            make_executor=place.get,
+            lockfiles=None,
+            notify=lambda _event: None,
+            quick=quick,
+            fresh=fresh,
+            ahead=ahead,
+        )
+        recorded = [one.trial_id for one in store.trials(conclusion.report["study"]["id"])]
+    runs = (folder / "runs").read_text().count("\n")
+    return Studied(begun, recorded, runs, conclusion.report["verdict"]["first_bad"]["app"])
+
+
+def test_trials_of_both_ends_begin_before_the_database_is_open(index: IndexServer, tmp_path: Path) -> None:
+    """They are recorded as all others, and a study that goes on begins none."""
+    path = question(tmp_path, index)
+    first = study(tmp_path, path)
+    assert len(first.begun) == 2
+    assert first.begun <= {*first.recorded}
+    assert first.first_bad == "2.0"
+    assert first.runs == len(first.recorded), "every trial that ran was recorded"
+    again = study(tmp_path, path)
+    assert (again.begun, again.recorded, again.runs) == (set(), first.recorded, first.runs)
+    anew = study(tmp_path, path, fresh=True)
+    assert len(anew.begun) == 2
+    assert anew.begun <= {*anew.recorded}
+
+
+def test_where_the_target_is_open_the_bad_end_alone_is_tried(index: IndexServer, tmp_path: Path) -> None:
+    """The locks are those that the study would make."""
+    matrix = load_matrix(
+        question(
+            tmp_path,
+            index,
+            trial=", bad: {signature: from-bad-end}",
+            rest=f"bad: {{python: '{HERE}', app: '3.0'}}\n",
+        )
+    )
+    provider = Environments(tmp_path / "cache", index=matrix.file.index)
+    with closing(PoolExecutor(partial(ensure_prefix, cache_dir=tmp_path / "cache"), 2)) as executor:
+        ahead = Ahead(
+            matrix, provider, datetime.now(UTC), executor=lambda: executor, may_try=lambda _lock: True
+        )
+        ahead.begin()
+        grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+        begun = ahead.take(grid)
+        assert set(begun.trials) == {(0, 2)}
+        locks = Locking(matrix, grid, provider, ahead.as_of)
+        assert {place: locks.lock_now(place) for place in begun.locks} == begun.locks
+        locks.close()
+
+
+def test_trials_that_were_begun_in_vain_are_ended(index: IndexServer, tmp_path: Path) -> None:
+    matrix = load_matrix(question(tmp_path, index, script="import time; time.sleep(60)"))
+    provider = Environments(tmp_path / "cache", index=matrix.file.index)
+    with closing(PoolExecutor(partial(ensure_prefix, cache_dir=tmp_path / "cache"), 2)) as executor:
+        ahead = Ahead(
+            matrix, provider, datetime.now(UTC), executor=lambda: executor, may_try=lambda _lock: True
+        )
+        ahead.begin()
+        assert len(ahead.take(expand(matrix, provider.catalogue, datetime.now(UTC))).trials) == 2
+        ahead.drop()
+        ended: list[Completion] = []
+        while len(ended) < 2:
+            ended += executor.wait(20)
+    assert {type(one) for one in ended} == {TrialLost}
+
+
+def test_another_grid_takes_nothing_over(index: IndexServer, tmp_path: Path) -> None:
+    matrix = load_matrix(question(tmp_path, index))
+    provider = Environments(tmp_path / "cache", index=matrix.file.index)
+    ahead = Ahead(matrix, provider, datetime.now(UTC), executor=refused)
+    ahead.begin()
+    grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+    longer = replace(grid.axes[1], values=(*grid.axes[1].values, "4.0"))
+    assert ahead.take(replace(grid, axes=(grid.axes[0], longer))) == Begun()
+
+
+def test_a_glance_at_a_database(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    assert not Glance(str(path)).may_know_study("a", "b"), "no file"
+    with Store.open(str(path)) as store:
+        study = orjson_study(store).study
+        digest = study.definition.digest
+        lock_hash = store.trials(study.id)[0].lock_hash
+        for glance in (Glance(str(path)), Glance(None, {"BISECT_ENV_DB": str(path)})):
+            assert glance.may_know_study(study.name, digest)
+            assert glance.may_know_trials(lock_hash)
+            assert not glance.may_know_study(study.name, "another")
+            assert not glance.may_know_study("another", digest)
+            assert not glance.may_know_trials("0" * 64)
+    path.write_bytes(b"something else")
+    assert Glance(str(path)).may_know_study("a", "b"), "what cannot be read may know anything"
+    assert Glance("postgresql://server/results").may_know_trials("0" * 64)
+
+
 def test_the_environments_of_both_ends_are_there(index: IndexServer, tmp_path: Path) -> None:
     path = tmp_path / "matrix.yaml"
     path.write_text(
@@ -48,7 +214,7 @@ def test_the_environments_of_both_ends_are_there(index: IndexServer, tmp_path: P
     )
     matrix = load_matrix(path)
     provider = Environments(tmp_path / "cache", index=matrix.file.index)
-    make_ends_ahead(matrix, provider, datetime.now(UTC))
+    Ahead(matrix, provider, datetime.now(UTC), executor=refused).begin().join()
     grid = expand(matrix, provider.catalogue, datetime.now(UTC))
     spent = []
     for place in ((0, 0), (0, 1), (0, 2)):

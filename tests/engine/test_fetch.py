@@ -32,34 +32,17 @@ from bisect_env.matrix.load import load_matrix
 from tests.engine.studies import PYTHON, Studies
 from tests.environments.conda_channel import Channel
 from tests.environments.conftest import index, no_user_settings
-from tests.environments.index_server import IndexServer, Release
+from tests.environments.index_server import BUILD_MADE, IndexServer, Release
 
 __all__ = ["index", "no_user_settings"]
 pytestmark = pytest.mark.integration
 
 COMMAND = [sys.executable, "-m", "bisect_env"]
-# A build back end that needs nothing: it lies in the source distribution itself.
-BACK_END = """
-import base64, hashlib, zipfile
+BACK_END = f"""{BUILD_MADE}
 def get_requires_for_build_wheel(config_settings=None):
     return []
 def build_wheel(folder, config_settings=None, metadata_directory=None):
-    name = "made-1.0-py3-none-any.whl"
-    files = {
-        "made.py": "origin = 'source'\\n",
-        "made-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: made\\nVersion: 1.0\\n",
-        "made-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\n"
-        "Tag: py3-none-any\\n",
-    }
-    lines = []
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        lines.append(f"{path},sha256={digest},{len(text)}\\n")
-    files["made-1.0.dist-info/RECORD"] = "".join(lines) + "made-1.0.dist-info/RECORD,,\\n"
-    with zipfile.ZipFile(f"{folder}/{name}", "w") as archive:
-        for path, text in files.items():
-            archive.writestr(path, text)
-    return name
+    return build_made(folder, "origin = 'source'\\n")
 """
 SOURCE = {
     "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "back"\nbackend-path = ["."]\n'

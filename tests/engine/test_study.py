@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.engine import events
+from bisect_env.engine import events, runner
 from bisect_env.errors import (
     EndsNotAsStatedError,
     ExitCode,
     StudyInterruptedError,
     UsageError,
 )
+from bisect_env.report.reading import load_report
+from bisect_env.report.text import report_text
 from bisect_env.search.goals import Goal
 from bisect_env.storage.store import Store
 from bisect_env.temporary import PREFIX, TRIAL, make_held
@@ -151,6 +153,23 @@ def test_a_study_can_be_stopped_before_anything_ran(studies: Studies) -> None:
     assert isinstance(concluded, events.Concluded)
     assert concluded.report["study"]["status"] == "interrupted"
     assert studies.run(path).report["verdict"]["first_bad"]["level"] == "6"
+
+
+def test_the_report_of_a_first_study_that_still_runs_shows_its_answer_so_far(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    told: list[str] = []
+
+    def look() -> bool:
+        with Store.open(str(studies.db), read_only=True) as store:
+            if not told and (study := store.study()).verdict is not None:
+                told.append(report_text(load_report(store, study.id, posterior=False)))
+        return False
+
+    studies.run(studies.matrix(CRASH_FROM_SIX, rest=QUICK), stopped=look)
+    assert "not ended" in told[0]
+    assert "the best guess so far" in told[0]
 
 
 def test_a_finished_study_answers_at_once(studies: Studies) -> None:

@@ -18,7 +18,7 @@ from sqlmodel import select
 
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import ClaimRow
-from tests.engine.studies import Studies, crash_from_six
+from tests.engine.studies import Studies, crash_from_six, pause_while
 from tests.storage.conftest import postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
@@ -96,7 +96,9 @@ def test_two_commands_share_the_trials_of_a_study(studies: Studies, db: str, sta
     begun.mkdir()
     # No trial ends before both commands have begun one: the first may be done before the second is there.
     together = "while len(os.listdir(begun)) < 2: time.sleep(0.02)"
-    path = studies.matrix(crash_from_six(f"{begins(begun)}\n{together}\ntime.sleep(0.4)"))
+    slow = studies.folder / "slow"
+    slow.touch()
+    path = studies.matrix(crash_from_six(f"{begins(begun)}\n{together}\n{pause_while(slow, 0.4)}"))
     path.write_text(path.read_text().replace("20s", "100s"))
     told = [ended(process) for process in [start(path), start(path)]]
     with Store.open(db, read_only=True) as store:
@@ -110,6 +112,7 @@ def test_two_commands_share_the_trials_of_a_study(studies: Studies, db: str, sta
     for events in told:
         assert events[-1]["verdict"]["first_bad"]["level"] == "6"
     assert claims(db) == 0
+    slow.unlink()
     # One command with two workers needs as many: what both would have done alone is not done twice.
     alone = studies.run(renamed(path), slots=2).report["trials"]
     # On a busy machine each sees the other's trials late, and begins some that it would not have begun.

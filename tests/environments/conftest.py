@@ -42,3 +42,8 @@ def index():
 def python():
     """Version of the interpreter that runs the tests: it is always there."""
     return HERE
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"

@@ -21,9 +21,9 @@ from bisect_env.environments.uv_tool import Finished
 
 from .conda_channel import Channel
 from .test_cache import forget, module_of, spoil
-from .test_prefix import cache, lock, locked, run
+from .test_prefix import lock, locked, run
 
-__all__ = ["cache", "lock"]
+__all__ = ["lock"]
 pytestmark = pytest.mark.integration
 
 WHERE = "def where():\n    return where.__code__.co_filename\n"

@@ -29,9 +29,9 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.versions import host_platform
 
 from .conda_channel import Channel
-from .test_prefix import cache, leftovers, lock, locked, run
+from .test_prefix import leftovers, lock, locked, run
 
-__all__ = ["cache", "lock"]
+__all__ = ["lock"]
 pytestmark = pytest.mark.integration
 
 HOLD = """
@@ -280,6 +280,7 @@ def test_a_lease_is_not_fooled_by_a_file_that_is_taken_away_meanwhile(tmp_path):
     lease.release()
 
 
+@pytest.mark.slow
 def test_killed_at_random_instants_nothing_half_made_is_ever_used(lock, cache, tmp_path):
     seed = random.SystemRandom().randrange(2**32)
     print("seed", seed)

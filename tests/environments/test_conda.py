@@ -23,11 +23,6 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def channel(tmp_path, python):
     """`top` needs `below`, which is for all Pythons and brings a command."""
     channel = Channel(tmp_path / "channel")

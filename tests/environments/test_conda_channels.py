@@ -29,11 +29,6 @@ from .test_conda import request, run
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def channel(tmp_path):
     channel = Channel(tmp_path / "channel")
     channel.add_python()

@@ -37,11 +37,6 @@ print(time.monotonic() - started, flush=True)
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def lock(tmp_path, cache, python):
     """A lock of a few hundred files."""
     channel = Channel(tmp_path / "channel")

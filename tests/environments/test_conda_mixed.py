@@ -22,11 +22,6 @@ from .test_conda import read_by_conda_lock, run
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def channel(tmp_path, python):
     """conda has `shared` 1.5 alone, PyPI has 1.0 to 2.0 of it."""
     channel = Channel(tmp_path / "channel")

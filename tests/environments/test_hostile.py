@@ -27,16 +27,18 @@ from bisect_env.environments.request import EnvironmentRequest, host_platform
 from bisect_env.environments.room import Room
 
 from .conda_channel import Channel
-from .index_server import IndexServer, Release
-from .test_prefix import cache, lock
+from .index_server import BUILD_MADE, IndexServer, Release
+from .test_prefix import lock
 
-__all__ = ["cache", "lock"]
+__all__ = ["lock"]
 pytestmark = pytest.mark.integration
 
 SECRET = "hunter2"
 # Hooks of PEP 517 in the archive itself; each notes what it sees around it.
-BACK_END = """
-import base64, hashlib, json, os, zipfile
+BACK_END = (
+    BUILD_MADE
+    + """
+import json, os
 def note(hook):
     facts = {"hook": hook, "environment": dict(os.environ)}
     with open(SEEN, "a") as file:
@@ -46,23 +48,9 @@ def get_requires_for_build_wheel(config_settings=None):
     return []
 def build_wheel(folder, config_settings=None, metadata_directory=None):
     note("build")
-    name = "made-1.0-py3-none-any.whl"
-    files = {
-        "made.py": "x = 1\\n",
-        "made-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: made\\nVersion: 1.0\\n",
-        "made-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\n"
-        "Tag: py3-none-any\\n",
-    }
-    lines = []
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        lines.append(f"{path},sha256={digest},{len(text)}\\n")
-    files["made-1.0.dist-info/RECORD"] = "".join(lines) + "made-1.0.dist-info/RECORD,,\\n"
-    with zipfile.ZipFile(f"{folder}/{name}", "w") as archive:
-        for path, text in files.items():
-            archive.writestr(path, text)
-    return name
+    return build_made(folder, "x = 1\\n")
 """
+)
 PROJECT = '[build-system]\nrequires = []\nbuild-backend = "back"\nbackend-path = ["."]\n'
 
 

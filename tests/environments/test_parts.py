@@ -28,9 +28,9 @@ from bisect_env.matrix.versions import host_platform
 from .conda_channel import Channel
 from .test_cache import BUILDERS, forget, module_of, spoil
 from .test_hostile import a_source
-from .test_prefix import cache, leftovers, lock, locked, run
+from .test_prefix import leftovers, lock, locked, run
 
-__all__ = ["cache", "lock"]
+__all__ = ["lock"]
 pytestmark = pytest.mark.integration
 
 

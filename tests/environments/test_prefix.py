@@ -41,11 +41,6 @@ print(prefix.path, prefix.build_seconds)
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def lock(index, python):
     """A lock of two wheels that the local index serves; one has a command."""
     index.add("demo", "1.0", scripts={"demo-command": "demo:main"}, modules={"demo.py": MAIN})

@@ -13,9 +13,7 @@ from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.progress import Archives, BuildStep, Seldom, told_to
 
-from .test_prefix import cache, locked
-
-__all__ = ["cache"]
+from .test_prefix import locked
 
 BEGUN = ["Downloading torch (506.1MiB)", "Downloading libcudf-cu13 (328.0MiB)", "Using Python 3.11"]
 

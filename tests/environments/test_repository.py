@@ -19,11 +19,6 @@ from bisect_env.errors import InfrastructureError, UsageError
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
 def test_a_line_of_commits_goes_from_the_older_end_to_the_newer_one(tmp_path: Path, cache: Path) -> None:
     commits = write(tmp_path / "demo", pure("demo", 8, 5))
     history = Repository(str(tmp_path / "demo"), cache).history("v1.0", "HEAD")
@@ -45,6 +40,7 @@ def cpu() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_commits_become_an_axis_at_once(tmp_path: Path, cache: Path) -> None:
     commits = write(tmp_path / "long", (Change({"n": str(n)}, f"Change {n}") for n in range(100_000)))
     repository = Repository(str(tmp_path / "long"), cache)

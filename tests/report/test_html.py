@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from bisect_env.report.charts import MOST_CELLS, heat_map, nice_step
 from bisect_env.report.compatibility_table import layout
-from bisect_env.report.html import html_text, policy
+from bisect_env.report.html import MOST_CELLS, heat_map, html_text, nice_step, policy
 from bisect_env.report.model import Report
 from bisect_env.report.reading import load_report
 from bisect_env.storage.store import Store
@@ -320,7 +319,7 @@ def test_which_axes_are_drawn(store: Store) -> None:
 
 
 def test_of_a_large_matrix_what_was_tried_is_drawn(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_env.report.charts.MOST_CELLS", 20)
+    monkeypatch.setattr("bisect_env.report.html.MOST_CELLS", 20)
     axes = [axis("a", *"123"), axis("b", *"123"), axis("c", *"1234")]
     found = heat_map(matrix(store, axes, "large", culprit_axes=["a", "b"]))
     assert found is not None

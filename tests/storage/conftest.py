@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from bisect_env.storage.store import Store
 from tests.storage import postgres_server
+from tests.storage.contract import Reopen
 from tests.storage.postgres_server import Server
 
 
@@ -29,3 +31,17 @@ def postgres_url(postgres: Server) -> Iterator[str]:
     """The URL of an empty database, with its password."""
     with postgres.database() as name:
         yield postgres.url(name)
+
+
+@pytest.fixture
+def reopen(reference: str) -> Iterator[Reopen]:
+    """Opens the database of the module's `reference` once more, for writing."""
+    stores: list[Store] = []
+
+    def open_again() -> Store:
+        stores.append(Store.open(reference))
+        return stores[-1]
+
+    yield open_again
+    for store in stores:
+        store.close()

@@ -6,7 +6,7 @@ import dataclasses
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -33,11 +33,7 @@ Reopen = Callable[[], Store]
 
 
 class StoreContract:
-    """Subclasses give `reopen`: every call opens the same database once more, for writing."""
-
-    @pytest.fixture
-    def reopen(self) -> Iterator[Reopen]:
-        raise NotImplementedError
+    """Modules of subclasses give `reference`, the database that `reopen` opens once more, for writing."""
 
     @pytest.fixture
     def store(self, reopen: Reopen) -> Store:

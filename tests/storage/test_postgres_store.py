@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import psycopg
@@ -21,22 +20,12 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def reopen(postgres_url: str) -> Iterator[Reopen]:
-    stores: list[Store] = []
-
-    def open_again() -> Store:
-        stores.append(Store.open(postgres_url))
-        return stores[-1]
-
-    yield open_again
-    for store in stores:
-        store.close()
+def reference(postgres_url: str) -> str:
+    return postgres_url
 
 
 class TestPostgresStore(StoreContract):
-    @pytest.fixture
-    def reopen(self, reopen: Reopen) -> Reopen:
-        return reopen
+    pass
 
 
 def name_of(url: str) -> str:

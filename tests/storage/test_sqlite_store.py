@@ -31,22 +31,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reopen(path: Path) -> Iterator[Reopen]:
-    stores: list[Store] = []
-
-    def open_again() -> Store:
-        stores.append(Store.open(str(path)))
-        return stores[-1]
-
-    yield open_again
-    for store in stores:
-        store.close()
+def reference(path: Path) -> str:
+    return str(path)
 
 
 class TestSqliteStore(StoreContract):
-    @pytest.fixture
-    def reopen(self, reopen: Reopen) -> Reopen:
-        return reopen
+    pass
 
 
 def sql(path: Path, *statements: str) -> list[tuple[object, ...]]:
