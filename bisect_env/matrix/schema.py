@@ -72,7 +72,7 @@ from bisect_env.matrix.versions import Manager, Step, check_version, order_key, 
 class StrictModel(BaseModel):
     """Frozen, and refuses keys that it does not know: a misspelt key must never be ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def _list_or_text(value: Any) -> str:
