@@ -101,7 +101,7 @@ def variants_table(document: Results, benchmark: Results) -> str:
     found = {(one["variant"], one["row"]): one for one in document["rows"]}
     played = {row for _, row in found}
     for one in benchmark["rows"]:
-        if one["method"] == "bisect-env" and one["row"] in played:
+        if one["method"] == QUICK and one["row"] in played:
             found["as it is (table below)", one["row"]] = one
     variants, rows = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
     goals = [f"≤ {document['marks'][row]:g}" if row in document["marks"] else "" for row in rows]

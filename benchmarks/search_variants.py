@@ -1,8 +1,8 @@
 """What other assumptions would cost: the search as it is, beside variants of it, on the same truths.
 
 `python -m benchmarks.search_variants [--studies N] [--seed S] [--processes P] [VARIANT ...]` plays whole
-studies like `benchmarks.search`, with one thing changed in each variant, and prints trials and wrong
-answers. A run of all variants writes `benchmarks/results/search_variants.json`, from which
+studies like `benchmarks.search`, without checks, with one thing changed in each variant, and prints trials
+and wrong answers. A run of all variants writes `benchmarks/results/search_variants.json`, from which
 `benchmarks.search_pictures` makes the table of *What was aimed at and not reached* in `docs/statistics.md`.
 
 The first three variants are told what a user does not know. They are bounds, not rivals.
@@ -151,7 +151,7 @@ def study(work: tuple[str, Row, int]) -> tuple[int, bool, bool]:
     """Trials of one study, whether its answer was wrong, and whether it was not confirmed."""
     variant, row, seed = work
     with changed(variant, row):
-        played = this_search(row, seed)
+        played = this_search(row, seed, quick=True)
     return played.trials, played.wrong, played.not_confirmed
 
 

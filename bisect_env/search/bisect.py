@@ -750,11 +750,11 @@ class Bisection:
 
     @property
     def _bad_end_can_wait(self) -> bool:
-        """Whether a bad end that nobody stated need not be looked at yet, or any more.
+        """Whether the bad end need not be looked at yet, or any more.
 
         Another version that fails says as much. One that passes asks for it: there may be no failure at all.
         """
-        return self._grid.bad is None and (not self.labels or any(self.labels.values()))
+        return not self.looks or any(self.labels.values())
 
     @cached_property
     def _commits(self) -> _Commits | None:
@@ -891,14 +891,19 @@ class Bisection:
                     chosen[turn] = int(gain.argmax())
         return [self._at(cells[place]) for place in chosen]
 
+    @property
+    def looks(self) -> int:
+        """How many cells were looked at, a stated good end apart."""
+        good = None if self._grid.good is None else self._stands_for(self._grid.good)
+        return sum(cell != good for cell in self.labels)
+
     def _leaves_looks(self, cells: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Whether after a look at each cell, whatever it shows, the looks that are left find the change.
 
         There is one more look than halving would take; of cells that leave too few the middle does.
         """
         open_ = self._open_cells()
-        apart = [cell for cell in self.labels if cell not in self.ends]
-        left = math.ceil(math.log2(max(int(np.count_nonzero(self._visible)), 2))) - len(apart)
+        left = math.ceil(math.log2(max(int(np.count_nonzero(self._visible)), 2))) - self.looks
         place = np.searchsorted(open_, cells)
         answers: NDArray[np.intp] = np.maximum(place, len(open_) - 1 - place) + 1
         return np.asarray(answers <= max(2**left, int(answers.min())))

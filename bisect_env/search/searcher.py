@@ -428,9 +428,12 @@ class Search:
             return probability >= self.settings.confidence * (1.0 + doubt)
         is_usual = 1.0 - self.settings.confidence >= _USUAL_ERROR - 1e-9
         if is_usual and self.settings.quick and self._bisection.changes_once:
+            # That a stated good end passed says nothing of what lies before it.
+            looks, apart = self._bisection.looks, len(self._bisection.labels) - self._bisection.looks
             enough = math.ceil(math.log2(max(self._narrow.visible_count, 2))) + _BEYOND_HALVING
-            looks = len(self._bisection.labels)
-            return trials >= max(enough, looks + _REPEATED if looks >= enough else 0)
+            # More than one worker looks at alone.
+            at_once = looks > enough - _REPEATED
+            return trials - apart >= (looks + _REPEATED if at_once else enough)
         return (1.0 - _certain_error(self.settings)) * (1.0 + doubt) <= 1.0
 
     def _wrong_end(self) -> Index | None:

@@ -116,6 +116,49 @@ def test_a_flaky_failure_seldom_looks_like_a_certain_one(rates: tuple[float, flo
     assert misread / 31 <= most
 
 
+@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize(("good", "bad"), [(None, None), ((0,), None), ((0,), (31,))])
+def test_neither_workers_nor_stated_ends_make_such_an_answer_likelier(
+    workers: int, good: Index | None, bad: Index | None
+) -> None:
+    lattice = grid((32,), good=good, bad=bad)
+    misread = Counter[float]()
+    for said in range(1, 32):
+        search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+        while not search.finished:
+            for cell in search.ask(workers):
+                search.tell(cell, hit=cell[0] >= said)
+        seen = {cell: search.counts(cell)[1] for cell in lattice.indices()}
+        for true, (background, rate) in itertools.product(range(1, 32), [(0, 0.5), (0, 0.8), (0.02, 0.3)]):
+            fails = [rate if place >= true else background for place in range(32)]
+            likely = math.prod(
+                (fails[cell[0]] if cell[0] >= said else 1 - fails[cell[0]]) ** n for cell, n in seen.items()
+            )
+            misread[rate] += likely / 31 * (true != said)
+    assert misread[0.5] <= 0.08
+    assert misread[0.8] <= 0.08
+    assert misread[0.3] <= 0.03
+
+
+@pytest.mark.parametrize("direction", [REGRESSION, FIXED])
+@pytest.mark.parametrize("stated", [False, True])
+def test_without_checks_a_change_takes_three_trials_more_than_halving_at_most(
+    direction: Direction, stated: bool
+) -> None:
+    for size in (3, 8, 21, 33, 57, 64, 100):
+        for first in range(1, size, max(1, size // 12)):
+            ends = (0, size - 1) if direction is REGRESSION else (size - 1, 0)
+            lattice = grid((size,), direction, good=(ends[0],) if stated else None)
+            search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+            while not search.finished:
+                (cell,) = search.ask(1)
+                search.tell(cell, hit=(cell[0] >= first) is (direction is REGRESSION))
+            # A stated good end is looked at besides.
+            assert search.trials <= math.ceil(math.log2(size)) + 3 + stated
+            last = first if direction is REGRESSION else first - 1
+            assert search.verdict.best.first_bad == (last,)
+
+
 @pytest.mark.parametrize(("size", "workers"), [(32, 2), (71, 16), (71, 64), (300, 16)])
 def test_many_workers_cut_an_interval_at_many_places(size: int, workers: int) -> None:
     """As many rounds as the logarithm says, one for the ends and two to look again, and few trials."""

@@ -78,17 +78,17 @@ def test_without_checks_a_control_that_nobody_stated_waits_until_the_failure_pro
     assert Search(lattice, alone(lattice), SearchSettings(quick=True)).ask(1) == [(0,)]
 
 
-def test_without_checks_a_bad_end_that_nobody_stated_waits_until_something_passes() -> None:
-    search = search_of((9,), quick=True)
+@pytest.mark.parametrize("bad", [None, (8,)])
+def test_without_checks_the_bad_end_waits_until_something_passes(bad: Index | None) -> None:
+    lattice = grid((9,), bad=bad)
+    search = Search(lattice, alone(lattice), SearchSettings(quick=True))
     (first,) = search.ask(1)
     assert first not in ((0,), (8,))
     search.tell(first, hit=False)
     assert search.ask(1) == [(8,)]
-    again = search_of((9,), quick=True)
+    again = Search(lattice, alone(lattice), SearchSettings(quick=True))
     again.tell(first, hit=True)
     assert again.ask(1) != [(8,)]
-    lattice = grid((9,), bad=(8,))
-    assert Search(lattice, alone(lattice), SearchSettings(quick=True)).ask(1) == [(8,)]
 
 
 def test_a_bad_end_that_always_fails_is_tried_once() -> None:
