@@ -3,6 +3,8 @@
 Real packages that certainly fail from some release on, every release of the range, asked in turns in one run
 by `bisect-env run` and by the loop that people write: a bisection in shell with `uv run --with NAME==X`.
 Cold means that neither has anything cached but the interpreters, warm that both have asked the same before.
+Of protobuf both ends work, and 4.21.0 to 4.21.4 fail: no bisection finds that, so that its loop tries one
+release after the other until one fails.
 
     python -m benchmarks.everyday                  # all cases, five turns, benchmarks/results/everyday.json
     python -m benchmarks.everyday --case click --turns 1
@@ -42,6 +44,7 @@ class Case:
         script: What fails.
         first_bad: The answer, taken with plain uv.
         beside: Further requirements.
+        is_island: Whether both ends work: then releases fail in the midst of the range.
     """
 
     package: str
@@ -49,6 +52,7 @@ class Case:
     script: str
     first_bad: str
     beside: tuple[str, ...] = ()
+    is_island: bool = False
 
 
 CASES = {
@@ -67,6 +71,15 @@ CASES = {
         ("pandas==2.1.0",),
     ),
     "setuptools": Case("setuptools", ">=75.0.0,<=82.0.1", "import pkg_resources\n", "82.0.0"),
+    # Maps of messages are never equal in 4.21.0 to 4.21.4, says `uv run --with protobuf==X` of each release.
+    "protobuf": Case(
+        "protobuf",
+        ">=3.19.0,<=4.25.9",
+        "from google.protobuf.struct_pb2 import Struct\none, other = Struct(), Struct()\n"
+        "one['a'] = other['a'] = 1\nassert one.fields == other.fields\n",
+        "4.21.0",
+        is_island=True,
+    ),
     "click": Case("click", ">=7.0,<=8.2.1", "import click\nclick.get_terminal_size()\n", "8.1.0"),
 }
 
@@ -86,6 +99,14 @@ while ((bad - good > 1)); do
 done
 echo "first bad: ${versions[$bad]}"
 """
+SCAN = (
+    LOOP[: LOOP.index('works "${versions[$good]}')]
+    + r"""for version in "${versions[@]}"; do
+    works "$version" "$@" || { echo "first bad: $version"; exit 0; }
+done
+echo "nothing fails"
+"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +133,11 @@ def matrix(case: Case, folder: Path, python: str = PYTHON) -> Path:
     (folder / "repro.py").write_text(case.script)
     beside = f"packages: {{pypi: {json.dumps(list(case.beside))}}}\n" if case.beside else ""
     path = folder / "matrix.yaml"
+    # 4.21.0 was withdrawn.
+    island = ", direction: either, yanked: true" if case.is_island else ""
     path.write_text(
         f"version: 1\nname: {case.package}\naxes:\n  python: {{package: python, versions: ['{python}']}}\n"
-        f"  {case.package}: {{package: {case.package}, versions: '{case.versions}', step: every}}\n"
+        f"  {case.package}: {{package: {case.package}, versions: '{case.versions}', step: every{island}}}\n"
         f"{beside}trial:\n  command: python repro.py\n  files: [repro.py]\n"
     )
     return path
@@ -150,7 +173,7 @@ def loop(
 ) -> Taken:
     """Run the hand-written loop, with an index or with the wheels in a folder."""
     script = path.parent / "loop.sh"
-    script.write_text(LOOP % python)
+    script.write_text((SCAN if case.is_island else LOOP) % python)
     beside = [word for requirement in case.beside for word in ("--with", requirement)]
     local = {"UV_NO_INDEX": "1", "UV_FIND_LINKS": wheels, "UV_OFFLINE": "1"} if wheels else {}
     started = time.monotonic()

@@ -18,7 +18,7 @@ _COLLECT_EVERY = 200_000
 """Objects until Python looks for cycles again. What a command imports stays: to look through it after every
 700, as Python does, takes a sixth of the time until a study is open, and finds nothing."""
 _TURN = 0.0005
-"""Seconds after which a thread that computes lets others have their turn. Ten times that, as Python has it,
+"""Seconds after which a thread that computes lets others have a turn. Ten times that, as Python has it,
 is what each file costs that a thread looks at while another imports: 0.35 s before a first lock."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 

@@ -285,6 +285,7 @@ class Locking:
     ) -> None:
         self._matrix, self._grid, self._provider, self._as_of = matrix, grid, provider, as_of
         self._images = images
+        self._requests: dict[Index, EnvironmentRequest] = {}
         # A solver of wheels mostly waits for the index; one of conda packages has a core's worth to do.
         if not matrix.file.channels:
             workers = max(SOLVERS, workers)
@@ -303,7 +304,12 @@ class Locking:
         self.prepared = Prepared(grid, self._locks, self._unsolvable, groups, self._warnings)
 
     def _request(self, index: Index) -> EnvironmentRequest:
-        return environment_request(self._matrix, self._grid.combination(index), self._as_of, self._images)
+        # Asked for again with whatever else is wanted.
+        if (found := self._requests.get(index)) is None:
+            combination = self._grid.combination(index)
+            found = environment_request(self._matrix, combination, self._as_of, self._images)
+            self._requests[index] = found
+        return found
 
     @property
     def under_way(self) -> int:

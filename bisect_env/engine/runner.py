@@ -524,10 +524,14 @@ class StudyRunner:
     def _carry_out(self) -> None:
         """Do what the state wants, as often as other commands are faster with some of it."""
         for attempt in range(_CLAIMS):
-            wanted = self.state.decide(self._runner.slots, only=self._only())
+            slots = self._runner.slots
+            wanted = self.state.decide_now(slots, only=self._only())
             self._lock(wanted.lock)
             self._build(wanted)
             if self._start(wanted.start):
+                ahead = self.state.decide_ahead(slots)
+                self._lock(ahead.lock)
+                self._build(ahead)
                 return
             # Others are faster: what they did decides what is worth asking now.
             self._sharing.renew(self._claims(), now=True)

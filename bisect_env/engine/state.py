@@ -281,6 +281,7 @@ class StudyState:
         self.aside: dict[Index, tuple[str, str]] = {}
         self.running: dict[str, Index] = {}
         self.elsewhere: Counter[Index] = Counter()
+        self._thought: tuple[dict[Index, float], Counter[Index], list[Index]] | None = None
         self.seen: set[str] = set()
         self.ready: set[str] = set()
         self.building: set[str] = set()
@@ -537,12 +538,43 @@ class StudyState:
         return Counter(self.running.values()) + self.elsewhere
 
     def decide(self, slots: int, *, only: Index | None = None) -> Wanted:
-        """Decide what to do next.
+        """Decide what to do next, and what to prepare for what may come after that.
 
         Args:
             slots: Places for trials.
             only: Try this combination and no other, whatever the search thinks of it.
         """
+        now = self.decide_now(slots, only=only)
+        if self._thought is None:
+            return now
+        costs, pending, later = self._thought
+        ahead = self._ahead(costs, pending, slots, busy=bool(later))
+        build, lock = self._to_make([*later, *ahead], slots)
+        return Wanted(now.start, build, (*lock, *self._after(ahead, pending, costs)))
+
+    def decide_ahead(self, slots: int) -> Wanted:
+        """What to prepare beside what `decide_now` has decided, which is under way by now.
+
+        To think about it takes longer than to decide which trials to start, and these need not wait for it.
+
+        Args:
+            slots: Places for trials.
+        """
+        if self._thought is None:
+            return Wanted()
+        costs, pending, later = self._thought
+        ahead = self._ahead(costs, pending, slots, busy=bool(later))
+        build, lock = self._to_make(ahead, slots)
+        return Wanted((), build, (*lock, *self._after(ahead, pending, costs)))
+
+    def decide_now(self, slots: int, *, only: Index | None = None) -> Wanted:
+        """Decide what to do next.
+
+        Args:
+            slots: Places for trials.
+            only: See `decide`.
+        """
+        self._thought = None
         if self.search.finished:
             return Wanted()
         free = in_flight(slots, self.trial_seconds.value, flaky=not self.looks_certain) - len(self.running)
@@ -566,9 +598,8 @@ class StudyState:
             idle = slots - len(self.building) - len(self.running)
             room = min(len(later), max(0, min(idle, left) - len(now)))
             now += self._backfill(room, pending + Counter(chosen), slots)
-        ahead = self._ahead(costs, pending + Counter(chosen), slots, busy=bool(later))
-        build, lock = self._to_make([*later, *ahead], slots)
-        return Wanted(tuple(now), build, (*lock, *self._after(ahead, pending + Counter(chosen), costs)))
+        self._thought = (costs, pending + Counter(chosen), later)
+        return Wanted(tuple(now), *self._to_make(later, slots))
 
     def _costs(self) -> dict[Index, float]:
         price = build_cost(self.build_seconds.value, self.trial_seconds.value)

@@ -28,9 +28,9 @@ _TESTS = frozenset({"test", "tests"})
 """Names of directories in packages."""
 _MANY = 300  # modules: below, starting processes takes longer than what they save
 SMALL = 16_000_000
-"""Bytes of source that are compiled only when a second trial wants it (numpy and pandas have 11 million): it
-takes two seconds at most, and where a failure is certain most environments see one trial. More is compiled
-before the first, which could otherwise take longer than its time limit."""
+"""Bytes of source that are compiled only when a second trial wants it (numpy and pandas have 11 million):
+that takes two seconds at most, and where a failure is certain most environments see one trial. More is
+compiled before the first, which could otherwise take longer than its time limit."""
 _TIMEOUT = 900.0
 _HEAD = 16  # bytes: magic number, flags, time and size of the source
 

@@ -72,7 +72,7 @@ from bisect_env.matrix.versions import Manager, Step, check_version, order_key, 
 class StrictModel(BaseModel):
     """Frozen, and refuses keys that it does not know: a misspelt key must never be ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def _list_or_text(value: Any) -> str:
@@ -484,10 +484,6 @@ def _split_command(value: Any) -> Any:
         raise ValueError(f"the command cannot be split into words ({error}); close the quotes") from None
 
 
-def _text_is_one(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
 _MOST_ON_A_GPU = 32
 SHARING_DISTURBS = frozenset({"cuda-oom", "cuda-init"})
 """Outcomes that no trial on a shared GPU can be held to: they are what running beside others looks like."""
@@ -518,7 +514,7 @@ class Trial(StrictModel):
     )
     files: Annotated[
         tuple[Text, ...],
-        BeforeValidator(_text_is_one),
+        BeforeValidator(_texts),
         WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
     ] = Field(
         default=(),
@@ -547,7 +543,7 @@ class Trial(StrictModel):
     )
     allow_host: Annotated[
         tuple[Text, ...],
-        BeforeValidator(_text_is_one),
+        BeforeValidator(_texts),
         WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
     ] = Field(
         default=(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -271,16 +272,25 @@ def said(answer: Completion) -> str:
     return answer.record.stdout.strip()
 
 
+def another_release(folder: Path) -> Path:
+    """A directory to import another release of ours from: what it says of itself, and its metadata."""
+    place = folder / "other"
+    shutil.copytree(ROOT / "bisect_env", place / "bisect_env", ignore=shutil.ignore_patterns("__pycache__"))
+    init = place / "bisect_env" / "__init__.py"
+    init.write_text(re.sub(r'__version__ = ".*"', '__version__ = "9.9.0"', init.read_text("utf-8")))
+    metadata = place / "bisect_env-9.9.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: bisect-env\nVersion: 9.9.0\n")
+    return place
+
+
 def test_a_cluster_with_other_versions_or_without_workers_is_refused(tmp_path: Path) -> None:
-    other = tmp_path / "other" / "bisect_env-9.9.0.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: bisect-env\nVersion: 9.9.0\n")
     with DaskProcesses(tmp_path) as dask:
         dask.scheduler()
         with pytest.raises(InfrastructureError, match="has no workers") as error:
             RemoteExecutor(build, scheduler=dask.address, workers_timeout=0.5)
         assert "dask worker" in str(error.value)
-        dask.worker(env={"PYTHONPATH": os.pathsep.join([str(other.parent), str(ROOT)])})
+        dask.worker(env={"PYTHONPATH": os.pathsep.join([str(another_release(tmp_path)), str(ROOT)])})
         with pytest.raises(InfrastructureError, match="cannot work together") as error:
             RemoteExecutor(build, scheduler=dask.address)
         assert "bisect-env: this command has" in str(error.value)
@@ -288,14 +298,11 @@ def test_a_cluster_with_other_versions_or_without_workers_is_refused(tmp_path: P
 
 
 def test_a_worker_with_another_version_that_joins_later_runs_nothing(tmp_path: Path) -> None:
-    other = tmp_path / "other" / "bisect_env-9.9.0.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: bisect-env\nVersion: 9.9.0\n")
     with DaskProcesses(tmp_path) as dask:
         dask.scheduler()
         first = dask.worker()
         executor = RemoteExecutor(build, scheduler=dask.address)
-        dask.worker(env={"PYTHONPATH": os.pathsep.join([str(other.parent), str(ROOT)])})
+        dask.worker(env={"PYTHONPATH": os.pathsep.join([str(another_release(tmp_path)), str(ROOT)])})
         wait_until(lambda: executor.slots == 2)
         end_tree(first.pid)
         wait_until(lambda: executor.slots == 1)

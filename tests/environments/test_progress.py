@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bisect_env.environments import bytecode
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.progress import Archives, BuildStep, Seldom, told_to
@@ -58,8 +59,11 @@ def test_nobody_need_listen(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_build_says_where_it_is(index: Any, python: str, cache: Path) -> None:
-    # Too large for uv to be silent about.
+def test_a_build_says_where_it_is(
+    index: Any, python: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Too large for uv to be silent about, and for us to leave its modules for later.
+    monkeypatch.setattr(bytecode, "SMALL", 3 << 20)
     blob = random.Random(1).randbytes(3 << 20).hex()
     index.add("big", "1.0", modules={"big_data.py": f"text = {blob!r}\n"})
     told: list[BuildStep] = []
