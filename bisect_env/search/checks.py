@@ -92,8 +92,10 @@ def _controls(
                 break
             control = cell if can_run[cell] else control
             place += step
-        if control != good and tally(control)[1] < enough:
-            found.append(Check(control, enough - tally(control)[1], "control"))
+        # As often as the other: few passes here would leave open whether good ones fail as well.
+        lacking = max(enough, tally(good)[1]) - tally(control)[1]
+        if control != good and lacking > 0:
+            found.append(Check(control, lacking, "control"))
     return found
 
 
