@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -509,6 +510,9 @@ class Search:
         if self._labelled is not None:
             return self._labelled_cells(count, running, only)
         if not self._certain:
+            count = min(count, self._room_beside_first_looks(pending or {}))
+            if count <= 0:
+                return []
             swept = self._sweep(count, running, build_cost, only)
             return swept or self._question.ask(
                 count, pending=pending, build_cost=build_cost, only=only, worth=worth
@@ -525,6 +529,17 @@ class Search:
                 wanted = check.wanted - pending.get(check.cell, 0)
                 chosen += [check.cell] * min(max(wanted, 0), count - len(chosen))
         return chosen
+
+    def _room_beside_first_looks(self, pending: Mapping[Index, int]) -> int:
+        """How many more trials may start while nothing failed and a combination is tried for the first time.
+
+        It may be the only bad one: passes that are repeated meanwhile would add to the one trial for each
+        combination, and few more, in which a certain failure has an answer.
+        """
+        first = any(n and not self.counts(cell)[1] for cell, n in pending.items())
+        if not self._plain or self._narrow.total_hits or not first:
+            return sys.maxsize
+        return self._narrow.visible_count + _SPARE - self.trials - sum(pending.values())
 
     def _sweep(
         self,
