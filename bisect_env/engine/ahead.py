@@ -7,7 +7,7 @@ decided by what the database knows, never by what a trial did.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -25,6 +25,8 @@ from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
 from bisect_env.matrix.signatures import FROM_BAD_END
+
+_log = logging.getLogger(__name__)
 
 _LOOK = 0.05
 """Seconds between two looks at whether somebody wants to stop."""
@@ -107,9 +109,11 @@ class Ahead:
             self._executor().cancel()
 
     def _run(self) -> None:
-        with contextlib.suppress(Exception), ThreadPoolExecutor(2, thread_name_prefix="ahead") as pool:
+        with ThreadPoolExecutor(2, thread_name_prefix="ahead") as pool:
             try:
                 self._begin(pool)
+            except Exception as error:  # noqa: BLE001 - the study asks again, and says what it meets
+                _log.info("begun before the study, and given up: %r", error)
             finally:
                 self._known.set()
 

@@ -52,8 +52,9 @@ def test_a_full_disk_below_the_cache(studies: Studies, small_cache: Path) -> Non
 
     with pytest.raises(InfrastructureError) as refused:
         studies.run(matrix, stopped=fill_once_locked)
-    # The system says so, or we do where its message would name no place.
-    assert "no space left on" in str(refused.value).lower()
+    # The system says so, or we do, with the place that is full.
+    ours = f"no space left on the file system of {small_cache}"
+    assert "No space left on device" in str(refused.value) or ours in str(refused.value)
     assert refused.value.remedy
     with Store.open(str(studies.db)) as store:
         study = store.study(None)
