@@ -156,7 +156,7 @@ class _Session:
         from bisect_env.engine.missing import MissingModules
         from bisect_env.errors import ExitCode
         from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD
-        from bisect_env.report.reading import report_document
+        from bisect_env.report.build import report_document
         from bisect_env.storage.store import Store
 
         matrix = self._matrix(save, hashes=hashes)

@@ -72,7 +72,7 @@ def narrow(
     from bisect_env.engine.stored import matrix_of
     from bisect_env.errors import EndsNotAsStatedError, UsageError
     from bisect_env.matrix.load import load_matrix
-    from bisect_env.report.reading import report_document
+    from bisect_env.report.build import report_document
     from bisect_env.report.text import print_report
     from bisect_env.storage.entries import COMMIT
     from bisect_env.storage.store import Store

@@ -41,8 +41,8 @@ def report(
 
     from bisect_env.cli.output import deliver, with_options
     from bisect_env.errors import ExitCode
+    from bisect_env.report.build import load_report
     from bisect_env.report.formats import formatted
-    from bisect_env.report.reading import load_report
     from bisect_env.report.text import print_report
     from bisect_env.storage.store import Store
 

@@ -316,7 +316,7 @@ def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
 
 def _report(store: Store, study_id: str, *, posterior: bool) -> dict[str, Any]:
     # Imported here, so that the first trial need not wait for what shows the last one.
-    from bisect_env.report.reading import report_document
+    from bisect_env.report.build import report_document
 
     return report_document(store, study_id, posterior=posterior)
 

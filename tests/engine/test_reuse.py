@@ -16,8 +16,8 @@ from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.report.build import report_document
 from bisect_env.report.model import Report
-from bisect_env.report.reading import report_document
 from bisect_env.report.sentence import told_origins
 from bisect_env.report.text import report_text
 from bisect_env.storage.entries import Origin

@@ -21,7 +21,7 @@ from bisect_env.environments.provider import Environments
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import load_matrix
-from bisect_env.report.reading import load_report
+from bisect_env.report.build import load_report
 from bisect_env.search.rate_test import RateClaim
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies

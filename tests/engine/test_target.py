@@ -13,8 +13,8 @@ from bisect_env.engine import events
 from bisect_env.errors import EndsNotAsStatedError, MatrixError, NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.signatures import read_signature
+from bisect_env.report.build import report_document
 from bisect_env.report.model import Report
-from bisect_env.report.reading import report_document
 from bisect_env.report.text import report_text
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
