@@ -13,7 +13,7 @@ import typer
 
 from bisect_env.cli.options import AtOption, CacheOption, DatabaseOption, MatrixArgument, OfflineOption
 from bisect_env.cli.output import say, tell
-from bisect_env.trials.child_env import DEFAULT_PATH, child_path, own_bin
+from bisect_env.trials.workdir import DEFAULT_PATH, child_path, own_bin
 
 
 def shell(
