@@ -48,9 +48,9 @@ def amplify(
     """
     from bisect_env.engine import events
     from bisect_env.engine.amplify import Amplifier, ends
+    from bisect_env.engine.evidence import known_target
     from bisect_env.engine.single import MAKING, look_up
     from bisect_env.engine.study import study_date
-    from bisect_env.engine.target import known_target
     from bisect_env.errors import ExitCode, UsageError
     from bisect_env.matrix.expand import expand
     from bisect_env.matrix.load import load_matrix

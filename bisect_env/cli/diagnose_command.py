@@ -55,9 +55,8 @@ def diagnose(
     from bisect_env.engine import events
     from bisect_env.engine.diagnose import SANITIZERS, Tools
     from bisect_env.engine.diagnose import diagnose as run
+    from bisect_env.engine.evidence import allowed_sources, known_target
     from bisect_env.engine.single import MAKING, look_up
-    from bisect_env.engine.specs import allowed_sources
-    from bisect_env.engine.target import known_target
     from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
     from bisect_env.matrix.load import load_matrix
     from bisect_env.storage.store import Store

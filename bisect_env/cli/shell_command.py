@@ -32,8 +32,8 @@ def shell(
     What is run there is no trial. Ends as the shell ends.
     """
     from bisect_env.cli.execution_options import ExecutionOptions
+    from bisect_env.engine.evidence import allowed_sources, trial_files
     from bisect_env.engine.single import look_up
-    from bisect_env.engine.specs import allowed_sources, trial_files
     from bisect_env.environments.prefix import ensure_prefix
     from bisect_env.errors import UsageError
     from bisect_env.matrix.load import load_matrix

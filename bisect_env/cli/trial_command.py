@@ -26,8 +26,7 @@ from bisect_env.cli.views import ShownOptions, logged, start_log
 
 if TYPE_CHECKING:
     from bisect_env.engine import events
-    from bisect_env.engine.single import One, SingleTrials
-    from bisect_env.engine.verify import Verification
+    from bisect_env.engine.single import One, SingleTrials, Verification
     from bisect_env.storage.store import Store
 
 _EXTREME = 1e-6
@@ -236,7 +235,7 @@ def verify(
     Ends with 0 if it is below, with 3 if it is above, and with 1 if neither could be shown. The same command
     after an interruption goes on where it stopped.
     """
-    from bisect_env.engine.verify import Verifier
+    from bisect_env.engine.single import Verifier
     from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
     from bisect_env.report.sentence import how_many
     from bisect_env.search.rate_test import RateClaim

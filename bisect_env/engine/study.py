@@ -19,8 +19,7 @@ from bisect_env.cluster.starting import Starting
 from bisect_env.engine import events
 from bisect_env.engine.ahead import Ahead, Begun
 from bisect_env.engine.amplify import settle
-from bisect_env.engine.culprit_commit import MOST_UNTRIED, bisect_log, chapter, named_commits
-from bisect_env.engine.document import axes_document
+from bisect_env.engine.document import MOST_UNTRIED, axes_document, bisect_log, chapter, named_commits
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
 from bisect_env.engine.runner import StudyRunner, TargetSettledError

@@ -174,12 +174,12 @@ def test_trials_signed_by_an_older_release_are_signed_again(
 def test_a_study_of_an_older_release_goes_on_with_the_same_failure(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bisect_env.engine import target
+    from bisect_env.engine import evidence
     from bisect_env.trials import signature
 
     path = studies.matrix(TWO_FAILURES, **FROM_BAD_END)
     monkeypatch.setattr(signature, "SIGNATURE_VERSION", 1)
-    monkeypatch.setattr(target, "SIGNATURE_VERSION", 1)
+    monkeypatch.setattr(evidence, "SIGNATURE_VERSION", 1)
     with pytest.raises(StudyInterruptedError):
         studies.run(path, stopped=lambda: started(studies) >= 2)
     monkeypatch.undo()
