@@ -1,10 +1,11 @@
-"""`bisect-env init`: a commented matrix from flags or answers."""
+"""`bisect-env init` and `schema`: what a matrix file looks like, as a commented one and as a JSON schema."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -164,3 +165,33 @@ def _asked(flag: str, question: str, example: str, *, default: str | None = None
         raise UsageError(f"{flag} is not given", remedy=f"add it, such as {flag} '{example}'")
     shown = question if default is not None else f"{question} (such as {example})"
     return str(typer.prompt(shown, default=default, err=True))
+
+
+# --------------------------------------------------------------------------------------------------
+# `bisect-env schema`: the JSON schemas of what goes in and what comes out.
+
+
+class Document(StrEnum):
+    """Documents that have a schema."""
+
+    MATRIX = "matrix"
+    REPORT = "report"
+
+
+def schema(
+    of: Annotated[Document, typer.Option("--of", help="Of which document.")] = Document.MATRIX,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file; default: stdout.")
+    ] = None,
+) -> None:
+    """Print the JSON schema of matrix files, for editors that check and complete them, or of reports."""
+    from bisect_env.cli.output import deliver
+
+    if of is Document.REPORT:
+        from bisect_env.report.formats import report_schema_text
+
+        deliver(report_schema_text(), output)
+    else:
+        from bisect_env.matrix.schema import schema_text
+
+        deliver(schema_text(), output)

@@ -24,13 +24,13 @@ from bisect_env.cli.asking import (
     ask,
     devices,
 )
-from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.options import (
     DatabaseOption,
+    ExecutionOptions,
     with_groups,
 )
-from bisect_env.cli.report_command import Format
 from bisect_env.cli.signals import stop_on_signals
+from bisect_env.cli.trials_command import Format
 from bisect_env.cli.views import ShownOptions, log_event, start_log
 
 if TYPE_CHECKING:

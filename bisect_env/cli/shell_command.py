@@ -31,7 +31,7 @@ def shell(
 
     What is run there is no trial. Ends as the shell ends.
     """
-    from bisect_env.cli.execution_options import ExecutionOptions
+    from bisect_env.cli.options import ExecutionOptions
     from bisect_env.engine.evidence import allowed_sources, trial_files
     from bisect_env.engine.single import look_up
     from bisect_env.environments.prefix import ensure_prefix

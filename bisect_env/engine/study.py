@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bisect_env import __version__
+from bisect_env.cluster.choose import Starting
 from bisect_env.cluster.protocol import Executor
-from bisect_env.cluster.starting import Starting
 from bisect_env.engine import events
 from bisect_env.engine.ahead import Ahead, Begun
 from bisect_env.engine.amplify import settle
