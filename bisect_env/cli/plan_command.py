@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,16 +86,19 @@ def plan(
     grid = expand(loaded, provider.catalogue, as_of)
     prepared = unlocked(grid) if of_commits(grid) else lock_all(loaded, grid, provider, as_of)
     rates = (crash_rate,) if crash_rate else (1.0, max(0.1, loaded.file.search.min_crash_rate))
-    forecasts = [
-        _forecast(loaded, prepared, rate, background, workers, forecast / len(rates)) for rate in rates
-    ]
-    listed = whole or len(prepared.groups) <= _LISTED
-    document = _document(loaded, prepared, [f for f in forecasts if f], trial_seconds, listed=listed)
+    document = _document(loaded, prepared, listed=whole or len(prepared.groups) <= _LISTED)
+    if not json_output:
+        # What is certain is there to be read while studies are played.
+        _print(document, whole=whole, why=why)
+        sys.stdout.flush()
+    for rate in rates:
+        if played := _forecast(loaded, prepared, rate, background, workers, forecast / len(rates)):
+            document["forecast"].append(_cost(loaded, played, document["environments"], trial_seconds))
     if json_output:
         json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
-        _print(document, whole=whole, why=why)
+        _print_forecast(document)
 
 
 def _forecast(
@@ -141,14 +145,8 @@ def _forecast(
     return found[0] if found else None
 
 
-def _document(
-    matrix: Matrix,
-    prepared: Prepared,
-    forecasts: list[Forecast],
-    trial_seconds: float | None,
-    *,
-    listed: bool,
-) -> dict[str, Any]:
+def _document(matrix: Matrix, prepared: Prepared, *, listed: bool) -> dict[str, Any]:
+    """The plan without its forecasts, which follow under `forecast`."""
     from bisect_env.matrix.rules import RuleSet
 
     grid = prepared.grid
@@ -191,8 +189,6 @@ def _document(
             row["warnings"] = list(prepared.warnings.get(index, ()))
         counts[row["status"]] += 1
         combinations.append(row)
-    distinct = float(prepared.environments or len(prepared.groups))
-    seconds, gpus = trial_seconds or float(matrix.file.trial.timeout), matrix.file.trial.gpus
     return {
         "schema": 1,
         "matrix": matrix.name,
@@ -206,27 +202,33 @@ def _document(
             }
             for axis in grid.axes
         ],
-        "environments": int(distinct),
+        "environments": int(prepared.environments or len(prepared.groups)),
         "counts": dict(counts),
         "combinations": combinations,
-        "forecast": [
-            {
-                "crash_rate": f.crash_rate,
-                "background": f.background,
-                "studies": f.studies,
-                "trials": f.trials,
-                "trials_90_percent_range": list(f.trials_range),
-                # Combinations that differ in values alone share an environment.
-                "environments": min(f.environments, distinct),
-                "environments_90_percent_range": [min(end, distinct) for end in f.environments_range],
-                "trial_seconds": seconds,
-                "trial_seconds_is_timeout": trial_seconds is None,
-                "gpus_per_trial": gpus,
-                "gpu_hours": f.gpu_hours(seconds, gpus)[0],
-                "gpu_hours_90_percent_range": list(f.gpu_hours(seconds, gpus)[1:]),
-            }
-            for f in forecasts
-        ],
+        "forecast": [],
+    }
+
+
+def _cost(
+    matrix: Matrix, forecast: Forecast, environments: int, trial_seconds: float | None
+) -> dict[str, Any]:
+    """A forecast as the document tells it; `environments` is how many distinct ones there are."""
+    seconds, gpus = trial_seconds or float(matrix.file.trial.timeout), matrix.file.trial.gpus
+    distinct = float(environments)
+    return {
+        "crash_rate": forecast.crash_rate,
+        "background": forecast.background,
+        "studies": forecast.studies,
+        "trials": forecast.trials,
+        "trials_90_percent_range": list(forecast.trials_range),
+        # Combinations that differ in values alone share an environment.
+        "environments": min(forecast.environments, distinct),
+        "environments_90_percent_range": [min(end, distinct) for end in forecast.environments_range],
+        "trial_seconds": seconds,
+        "trial_seconds_is_timeout": trial_seconds is None,
+        "gpus_per_trial": gpus,
+        "gpu_hours": forecast.gpu_hours(seconds, gpus)[0],
+        "gpu_hours_90_percent_range": list(forecast.gpu_hours(seconds, gpus)[1:]),
     }
 
 
@@ -254,12 +256,13 @@ _HEADINGS = (
 )
 
 
-def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
+def _printer() -> Callable[..., None]:
+    """What prints a line: its indent, its text and perhaps a style."""
     from rich.console import Console
     from rich.text import Text
 
     from bisect_env.matrix.history import readable
-    from bisect_env.report.untrusted import clean, clean_lines, shortened
+    from bisect_env.report.untrusted import clean
 
     # One fact a line and no folding: a plan is read with grep as often as by eye.
     console = Console(highlight=False, soft_wrap=True)
@@ -267,6 +270,13 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
     def line(indent: int, text: str, style: str = "") -> None:
         console.print(Text(" " * indent + clean(readable(text)), style=style))
 
+    return line
+
+
+def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
+    from bisect_env.report.untrusted import clean_lines, shortened
+
+    line = _printer()
     rows = document["combinations"]
     by_status = Counter(document["counts"])
     line(0, document["matrix"], "bold")
@@ -299,6 +309,10 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
     for warning, names in groups.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         line(2, f"warning: {names[0]}{more}: {warning}", "yellow")
+
+
+def _print_forecast(document: dict[str, Any]) -> None:
+    line = _printer()
     for cost in document["forecast"]:
         low, high = cost["trials_90_percent_range"]
         environments = _counted(round(cost["environments"]), "environment")
@@ -311,7 +325,7 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
             f"(90 % of studies: {low:.0f} to {high:.0f}) in about {environments}" + _gpu_hours(cost),
         )
     if not document["forecast"]:
-        alone = by_status["solvable"] + by_status["unlocked"] < 2
+        alone = sum(document["counts"].get(status, 0) for status in ("solvable", "unlocked")) < 2
         line(
             0,
             "nothing can be told apart: no two combinations that can be run could differ"

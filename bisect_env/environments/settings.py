@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import configparser
 import functools
 import importlib.util
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +139,8 @@ def _without_name(text: str) -> str:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    import tomllib  # as below: a report asks only where the cache is
+
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -178,6 +178,8 @@ def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _index_of_pip_conf(path: Path) -> str | None:
+    import configparser
+
     parser = configparser.RawConfigParser(strict=False)
     try:
         if not path.is_file():

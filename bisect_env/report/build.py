@@ -8,13 +8,10 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from bisect_env.environments.difference import counted, difference, project_urls
 from bisect_env.environments.lock import Lock
-from bisect_env.environments.lockfiles import plain_lists
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis, Index
@@ -55,12 +52,7 @@ from bisect_env.report.model import (
     labels,
 )
 from bisect_env.report.sentence import bad_values_in_words, sentence
-from bisect_env.search.configuration import ConfigurationQuestion
 from bisect_env.search.numeric import clopper_pearson
-from bisect_env.search.question import Question
-from bisect_env.search.searcher import Search, SearchSettings
-from bisect_env.search.space import Hypothesis, is_large
-from bisect_env.search.trace import trace
 from bisect_env.storage.entries import (
     BUILD_FAILED,
     BUILT,
@@ -81,6 +73,9 @@ from bisect_env.storage.entries import (
 )
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence, Machine, Outcome
+
+if TYPE_CHECKING:
+    from bisect_env.search.space import Hypothesis
 
 # --------------------------------------------------------------------------------------------------
 # Under what circumstances a study's trials ran: perturbations, iterations repeated in a process. Pure.
@@ -227,6 +222,13 @@ def posterior(
     """
     if not axes:
         return PosteriorReport()
+    # Most formats do not show it, and the search takes as long to import as a short report takes to be made.
+    from bisect_env.search.configuration import ConfigurationQuestion
+    from bisect_env.search.question import Question
+    from bisect_env.search.searcher import Search, SearchSettings
+    from bisect_env.search.space import is_large
+    from bisect_env.search.trace import trace
+
     grid = _grid(axes, settings)
     groups = groups_of(grid, states)
     if not groups or is_large(grid.shape, [axis.direction for axis in grid.axes]):
@@ -249,8 +251,8 @@ def posterior(
     return PosteriorReport(
         answers=tuple(_answer(hypothesis, grid) for hypothesis in seen.answers),
         points=tuple(
-            PointReport(trials=n, probabilities=tuple(round(float(p), 6) for p in row))
-            for n, row in zip(seen.trials, np.clip(seen.probabilities, 0.0, 1.0), strict=True)
+            PointReport(trials=n, probabilities=tuple(round(min(max(float(p), 0.0), 1.0), 6) for p in row))
+            for n, row in zip(seen.trials, seen.probabilities, strict=True)
         ),
     )
 
@@ -331,6 +333,8 @@ def steps(
     path = shlex.quote(study.definition.matrix_path)
     found = []
     if lock is not None:
+        from bisect_env.environments.lockfiles import plain_lists
+
         made = f"bisect-env reproduce first-bad --study {shlex.quote(study.id[:_SHORT_ID])} --output repro"
         title = "As a directory with lock, script and Dockerfile, which needs no bisect-env to be run"
         found.append(

@@ -15,7 +15,6 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from bisect_env.environments.lock import Lock, LockFileError
-from bisect_env.environments.lockfiles import parse_lock
 from bisect_env.matrix.grid import AxisKind, Combination, Direction
 from bisect_env.matrix.secrets import shared_matrix_text, without_credentials, without_passwords
 from bisect_env.storage.entries import (
@@ -359,6 +358,8 @@ def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
     Raises:
         DamageError: The text is none of ours, has another hash, or the columns say something else.
     """
+    from bisect_env.environments.lockfiles import parse_lock  # brings a YAML parser, which few commands need
+
     where = _named("lock", row.content_hash)
     check_types(row, where)
     _hold(_HASH, row.content_hash, where, "content_hash")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from benchmarks.repositories import in_tree, pure, write
 from tests.cli.calls import RunCommand
+from tests.cli.processes import COMMAND
 from tests.engine.studies import Studies
 
 pytestmark = pytest.mark.integration
@@ -74,6 +76,18 @@ def test_a_large_matrix_is_counted_not_listed(large: Path, run: RunCommand) -> N
     assert code == 0
     assert "40000 combinations: 40000 buildable; 1 distinct environment" in out
     assert "no forecast of trials" in out
+
+
+def test_the_counts_are_there_before_studies_are_played(large: Path) -> None:
+    command = [*COMMAND, "plan", str(large), "--crash-rate", "0.01", "--forecast", "120"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            counted = next(line for line in process.stdout if "combinations:" in line)
+            assert process.poll() is None  # it still plays
+        finally:
+            process.kill()
+    assert "40000 buildable" in counted
 
 
 @pytest.mark.slow
