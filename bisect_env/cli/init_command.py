@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,9 @@ from bisect_env.cli.asking import (
     WithOption,
     ask,
 )
-from bisect_env.matrix.template import PackageAnswer, TemplateAnswers, script_template, template
+
+if TYPE_CHECKING:
+    from bisect_env.matrix.ask import PackageAnswer
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -66,6 +68,7 @@ def init(
     """
     from bisect_env.cli.output import deliver
     from bisect_env.errors import MatrixError, UsageError
+    from bisect_env.matrix.ask import TemplateAnswers, script_template, template
     from bisect_env.matrix.load import load_matrix
 
     if output.exists() and not force:
@@ -144,6 +147,7 @@ def init(
 
 def _packages(names: Sequence[str], versions: Sequence[str]) -> list[PackageAnswer]:
     from bisect_env.errors import UsageError
+    from bisect_env.matrix.ask import PackageAnswer
 
     if len(versions) > len(names):
         raise UsageError("there are more `--versions` than `--package`", remedy="give one for each package")
