@@ -31,9 +31,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaln
 
 from bisect_env.search.families import FloatArray
+from bisect_env.search.numeric import beta_binomial
 from bisect_env.search.rates import RateGrid
 
 Changes = frozenset[int]
@@ -323,9 +323,8 @@ class CulpritSearch:
             _, rates = self._grid.if_bad(*counts)
             moments = _mean_and_variance(self._grid.rates, self._columns @ rates)
             for block in _BLOCKS:
-                hits = np.arange(block + 1)
-                if_bad = _beta_binomial(hits, block, *moments)
-                if_good = _beta_binomial(hits, block, *background)
+                if_bad = _of_hits(block, *moments)
+                if_good = _of_hits(block, *background)
                 told = _information(chance[positions], if_bad, if_good)
                 scores = np.where(told > _NOTHING, told / (price[positions] + block), 0.0)
                 top = int(scores.argmax())
@@ -392,15 +391,12 @@ def _mean_and_variance(values: FloatArray, weights: FloatArray) -> tuple[float, 
     return mean, float(((values - mean) ** 2) @ weights / weights.sum())
 
 
-def _beta_binomial(hits: NDArray[np.int_], trials: int, mean: float, variance: float) -> FloatArray:
+def _of_hits(trials: int, mean: float, variance: float) -> FloatArray:
     """Probability of each number of hits if the rate is beta-distributed with these moments."""
     mean = min(max(mean, 1e-9), 1 - 1e-9)
     # Almost no variance is a plain binomial; a beta with huge parameters is one, to many digits.
     total = mean * (1 - mean) / max(variance, 1e-12 * mean) - 1.0
-    a, b = max(total, 1e-3) * mean, max(total, 1e-3) * (1 - mean)
-    log_choose = -betaln(hits + 1, trials - hits + 1) - np.log(trials + 1)
-    chance = np.exp(log_choose + betaln(hits + a, trials - hits + b) - betaln(a, b))
-    return np.asarray(chance / chance.sum(), dtype=np.float64)
+    return beta_binomial(trials, max(total, 1e-3) * mean, max(total, 1e-3) * (1 - mean))
 
 
 def _information(chance: FloatArray, if_bad: FloatArray, if_good: FloatArray) -> FloatArray:

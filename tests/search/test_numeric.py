@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from bisect_env.search.numeric import (
+    beta_binomial,
     beta_cdf,
     beta_quantile,
     binomial_at_most,
@@ -51,6 +52,17 @@ def test_binomial_sums(trials: int, data: st.DataObject) -> None:
     rates = np.array([0.0, 1e-4, 0.02, 0.3, 0.99, 1.0])
     expected = special.bdtr(hits, trials, rates) if hits >= 0 else np.zeros_like(rates)
     np.testing.assert_allclose(binomial_at_most(hits, trials, rates), expected, rtol=1e-8, atol=1e-12)
+
+
+@given(st.integers(0, 300), st.floats(1e-3, 1e4), st.floats(1e-3, 1e4))
+def test_hits_of_a_rate_that_is_drawn(trials: int, a: float, b: float) -> None:
+    expected = stats.betabinom.pmf(np.arange(trials + 1), trials, a, b)
+    np.testing.assert_allclose(beta_binomial(trials, a, b), expected, rtol=1e-6, atol=1e-12)
+
+
+def test_hits_of_a_rate_that_hardly_varies_are_binomial() -> None:
+    expected = stats.binom.pmf(np.arange(41), 40, 0.03)
+    np.testing.assert_allclose(beta_binomial(40, 3e12, 97e12), expected, rtol=1e-9)
 
 
 @given(st.lists(st.floats(-700.0, 700.0) | st.just(-math.inf), min_size=1, max_size=20))
