@@ -50,7 +50,6 @@ from bisect_env.environments.cache import (
     hold,
     normal_label,
 )
-from bisect_env.environments.commit_source import CommitSource
 from bisect_env.environments.commits import CommitBuilder
 from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, remember
@@ -63,6 +62,7 @@ from bisect_env.environments.interpreters import (
 )
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import build_date
+from bisect_env.environments.request import CommitSource
 from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from bisect_env.matrix.grid import Combination
-from bisect_env.trials.child_env import TRIAL_ID
 from bisect_env.trials.records import TrialFile, TrialSpec
+from bisect_env.trials.workdir import TRIAL_ID
 
 PREFIX = Path(sys.prefix)
 
