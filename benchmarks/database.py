@@ -24,7 +24,7 @@ from sqlalchemy import Connection, insert
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
-from bisect_env.report.reading import load_report
+from bisect_env.report.build import load_report
 from bisect_env.report.text import report_text
 from bisect_env.storage.connect import open_any_schema
 from bisect_env.storage.query import ask, condition, package_condition

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 from bisect_env.environments.interpreters import machine_interpreters
-from bisect_env.trials.child_env import child_env
 from bisect_env.trials.harness_marks import install, read_marks
+from bisect_env.trials.workdir import child_env
 
 LIMIT_MS = 20.0
 MODULES = """

@@ -24,11 +24,11 @@ import psutil
 
 from bisect_env.cli.plan_command import one_line
 from bisect_env.engine.locking import leaning
-from bisect_env.environments.conda_config import CondaConfig
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
+from bisect_env.environments.settings import CondaConfig
 from bisect_env.environments.validation import lock_warnings, virtual_packages
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
 from bisect_env.matrix.load import Matrix, load_matrix

@@ -1,17 +1,47 @@
-"""`bisect-env env`: look after the environments that were built on this host."""
+"""`bisect-env doctor` and `env`: what this host has and lacks, and the environments that were built on it."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import dataclasses
+import json
 from typing import Annotated
 
 import typer
 
-from bisect_env.cli.options import Command, Group
+from bisect_env.cli.options import CacheOption, Command, DatabaseOption, Group, JsonOption
+from bisect_env.cli.output import say
 
-CacheOption = Annotated[
-    Path | None, typer.Option("--cache", envvar="BISECT_ENV_CACHE", help="Where environments are built.")
-]
+# --------------------------------------------------------------------------------------------------
+# `bisect-env doctor`: what this host has and lacks.
+
+
+def doctor(db: DatabaseOption = None, cache: CacheOption = None, as_json: JsonOption = False) -> None:
+    """Check machine, GPUs, engines, solvers, database and debuggers, and say what each missing thing costs.
+
+    Ends with 6 if something is broken without which no study can run; what is merely missing is fine.
+    """
+    from bisect_env.engine.doctor import Health, findings
+    from bisect_env.errors import ExitCode
+
+    signs = {Health.OK: "✓", Health.MISSING: "-", Health.BROKEN: "✗"}
+    seen = []
+    for finding in findings(cache, db):
+        seen.append(finding)
+        if as_json:
+            continue
+        say(f"{signs[finding.health]} {finding.name:<18} {finding.detail}")
+        if finding.cost:
+            say(f"{'':21}{finding.cost}")
+        if finding.remedy:
+            say(f"{'':21}remedy: {finding.remedy}")
+    if as_json:
+        say(json.dumps([dataclasses.asdict(finding) for finding in seen], indent=2))
+    broken = any(finding.health is Health.BROKEN for finding in seen)
+    raise typer.Exit(int(ExitCode.INFRASTRUCTURE if broken else ExitCode.VERDICT))
+
+
+# --------------------------------------------------------------------------------------------------
+# `bisect-env env`: look after the environments that were built on this host.
 
 env_app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Look after the environments that were built on this host."

@@ -1,12 +1,13 @@
-"""`bisect-env init`: a commented matrix from flags or answers."""
+"""`bisect-env init` and `schema`: what a matrix file looks like, as a commented one and as a JSON schema."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,7 +22,9 @@ from bisect_env.cli.asking import (
     WithOption,
     ask,
 )
-from bisect_env.matrix.template import PackageAnswer, TemplateAnswers, script_template, template
+
+if TYPE_CHECKING:
+    from bisect_env.matrix.ask import PackageAnswer
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -65,6 +68,7 @@ def init(
     """
     from bisect_env.cli.output import deliver
     from bisect_env.errors import MatrixError, UsageError
+    from bisect_env.matrix.ask import TemplateAnswers, script_template, template
     from bisect_env.matrix.load import load_matrix
 
     if output.exists() and not force:
@@ -143,6 +147,7 @@ def init(
 
 def _packages(names: Sequence[str], versions: Sequence[str]) -> list[PackageAnswer]:
     from bisect_env.errors import UsageError
+    from bisect_env.matrix.ask import PackageAnswer
 
     if len(versions) > len(names):
         raise UsageError("there are more `--versions` than `--package`", remedy="give one for each package")
@@ -164,3 +169,33 @@ def _asked(flag: str, question: str, example: str, *, default: str | None = None
         raise UsageError(f"{flag} is not given", remedy=f"add it, such as {flag} '{example}'")
     shown = question if default is not None else f"{question} (such as {example})"
     return str(typer.prompt(shown, default=default, err=True))
+
+
+# --------------------------------------------------------------------------------------------------
+# `bisect-env schema`: the JSON schemas of what goes in and what comes out.
+
+
+class Document(StrEnum):
+    """Documents that have a schema."""
+
+    MATRIX = "matrix"
+    REPORT = "report"
+
+
+def schema(
+    of: Annotated[Document, typer.Option("--of", help="Of which document.")] = Document.MATRIX,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file; default: stdout.")
+    ] = None,
+) -> None:
+    """Print the JSON schema of matrix files, for editors that check and complete them, or of reports."""
+    from bisect_env.cli.output import deliver
+
+    if of is Document.REPORT:
+        from bisect_env.report.formats import report_schema_text
+
+        deliver(report_schema_text(), output)
+    else:
+        from bisect_env.matrix.schema import schema_text
+
+        deliver(schema_text(), output)

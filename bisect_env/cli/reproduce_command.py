@@ -88,7 +88,7 @@ def _contrast(store: Store, study: Study, one: StoredCombination) -> Contrast | 
     """The last good combination, if this is the first bad one; elsewhere nobody knows the difference."""
     from bisect_env.engine.reproduction import Contrast
     from bisect_env.engine.stored import named_combinations, stored_combination
-    from bisect_env.report.reading import load_report
+    from bisect_env.report.build import load_report
 
     named = named_combinations(study)
     if not {"first-bad", "last-good"} <= named.keys() or named["first-bad"] != one.combination.as_dict():

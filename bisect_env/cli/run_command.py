@@ -24,13 +24,13 @@ from bisect_env.cli.asking import (
     ask,
     devices,
 )
-from bisect_env.cli.execution_options import ExecutionOptions
 from bisect_env.cli.options import (
     DatabaseOption,
+    ExecutionOptions,
     with_groups,
 )
-from bisect_env.cli.report_command import Format
 from bisect_env.cli.signals import stop_on_signals
+from bisect_env.cli.trials_command import Format
 from bisect_env.cli.views import ShownOptions, log_event, start_log
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ def answer(
     def heard(event: events.Event) -> None:
         notify(event)
         if isinstance(event, Answered):
-            import_ahead(("report.reading",) if posterior else LATER)
+            import_ahead(("report.build",) if posterior else LATER)
 
     def enough() -> bool:
         return stopped.is_set() or (missing is not None and missing.module is not None)
@@ -414,7 +414,7 @@ def lacked(missing: MissingModules, exit_code: int) -> str | None:
 _FEW, _LONG_TURN = 16, 0.005
 """Workers up to which threads take turns as quickly as at the start, and seconds of a turn with more: 64 that
 wait for trials handled 130 a second with short turns, and 150 with those that Python has."""
-LATER = ("report.reading", "report.text")
+LATER = ("report.build", "report.text")
 """Modules of ours that a study needs when it ends."""
 
 

@@ -13,7 +13,7 @@ import typer
 
 from bisect_env.cli.options import AtOption, CacheOption, DatabaseOption, MatrixArgument, OfflineOption
 from bisect_env.cli.output import say, tell
-from bisect_env.trials.child_env import DEFAULT_PATH, child_path, own_bin
+from bisect_env.trials.workdir import DEFAULT_PATH, child_path, own_bin
 
 
 def shell(
@@ -31,9 +31,9 @@ def shell(
 
     What is run there is no trial. Ends as the shell ends.
     """
-    from bisect_env.cli.execution_options import ExecutionOptions
+    from bisect_env.cli.options import ExecutionOptions
+    from bisect_env.engine.evidence import allowed_sources, trial_files
     from bisect_env.engine.single import look_up
-    from bisect_env.engine.specs import allowed_sources, trial_files
     from bisect_env.environments.prefix import ensure_prefix
     from bisect_env.errors import UsageError
     from bisect_env.matrix.load import load_matrix

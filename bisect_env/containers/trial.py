@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bisect_env.containers.engine import Engine
-from bisect_env.containers.images import LABEL
+from bisect_env.containers.engine import LABEL, Engine
 
 INIT = Path(__file__).with_name("init.py")
 REPORT = "report.json"

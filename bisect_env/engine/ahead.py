@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from bisect_env.cluster.protocol import Executor, TrialRequest
+from bisect_env.engine.evidence import allowed_sources, trial_files, trial_spec
 from bisect_env.engine.locking import Locking
-from bisect_env.engine.specs import allowed_sources, trial_files, trial_spec
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.matrix.expand import expand

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from bisect_env.cluster.protocol import BuildFailed, Executor, PrefixProgress, PrefixReady, TrialCompleted
+from bisect_env.engine.evidence import Target, judge, known_target, target_of
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.runner import Runner
-from bisect_env.engine.specs import target_of
-from bisect_env.engine.target import known_target
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Direction, Grid, Index
@@ -29,7 +28,6 @@ from bisect_env.matrix.schema import runs_python_body
 from bisect_env.matrix.signatures import FROM_BAD_END, shown
 from bisect_env.search.circumstances import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import Target, judge
 from bisect_env.trials.records import NONE, Evidence, Perturbation, TrialRecord, catalogue
 from bisect_env.trials.signature import matches
 

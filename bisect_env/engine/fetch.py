@@ -11,14 +11,13 @@ from pathlib import Path
 
 from bisect_env.engine.locking import Prepared, environment_request, lock_all
 from bisect_env.environments.bundle import Bundle, BundledAnswers, request_digest
-from bisect_env.environments.conda_config import mirrors_of_urls, read_conda_config
 from bisect_env.environments.download import archive_name, download_conda, obtain
 from bisect_env.environments.image_lock import without_image
 from bisect_env.environments.interpreters import Interpreters, fetch_python, machine_interpreters
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import build_date
-from bisect_env.environments.offline import RecordingCatalogue
-from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.environments.provider import EnvironmentProvider, RecordingCatalogue
+from bisect_env.environments.settings import mirrors_of_urls, read_conda_config
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.expand import expand

@@ -13,10 +13,9 @@ from datetime import datetime
 
 from packaging.utils import canonicalize_name
 
-from bisect_env.environments.commit_source import CommitRecipe, CommitSource
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
-from bisect_env.environments.request import CondaRequest, EnvironmentRequest
+from bisect_env.environments.request import CommitRecipe, CommitSource, CondaRequest, EnvironmentRequest
 from bisect_env.environments.validation import cuda_version, lock_warnings, virtual_packages
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.load import Matrix

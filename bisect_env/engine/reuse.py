@@ -17,8 +17,8 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 
+from bisect_env.engine.evidence import CombinationKey, StudyTarget
 from bisect_env.engine.locking import Prepared
-from bisect_env.engine.target import CombinationKey, StudyTarget
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import ValueAxis

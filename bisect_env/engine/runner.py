@@ -28,12 +28,18 @@ from bisect_env.cluster.protocol import (
 from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import axes_document, verdict_document
+from bisect_env.engine.evidence import (
+    StudyTarget,
+    allowed_sources,
+    lost_record,
+    target_of,
+    trial_files,
+    trial_spec,
+)
 from bisect_env.engine.locking import Locking, of_commits
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.sharing import Sharing
-from bisect_env.engine.specs import allowed_sources, lost_record, target_of, trial_files, trial_spec
 from bisect_env.engine.state import Finding, PutAside, StudyState, Tally, Wanted, gist
-from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Direction, Index

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from bisect_env import __version__
+from bisect_env.cluster.choose import Starting
 from bisect_env.cluster.protocol import Executor
-from bisect_env.cluster.starting import Starting
 from bisect_env.engine import events
 from bisect_env.engine.ahead import Ahead, Begun
 from bisect_env.engine.amplify import settle
-from bisect_env.engine.culprit_commit import MOST_UNTRIED, bisect_log, chapter, named_commits
-from bisect_env.engine.document import axes_document
+from bisect_env.engine.document import MOST_UNTRIED, axes_document, bisect_log, chapter, named_commits
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
 from bisect_env.engine.runner import StudyRunner, TargetSettledError
@@ -316,7 +315,7 @@ def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
 
 def _report(store: Store, study_id: str, *, posterior: bool) -> dict[str, Any]:
     # Imported here, so that the first trial need not wait for what shows the last one.
-    from bisect_env.report.reading import report_document
+    from bisect_env.report.build import report_document
 
     return report_document(store, study_id, posterior=posterior)
 

@@ -25,12 +25,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.environments.commit_source import CommitRecipe, CommitSource
 from bisect_env.environments.download import sha256_of
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import Interpreter
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.repository import CommitNotFoundError, Repository
+from bisect_env.environments.request import CommitRecipe, CommitSource
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.temporary import file_locks

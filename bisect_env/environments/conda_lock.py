@@ -11,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bisect_env.environments.conda_config import ChannelPlaces, CondaConfig, channel_places, read_conda_config
 from bisect_env.environments.conda_process import (
     HelperDiedError,
     HelperPool,
@@ -23,6 +22,7 @@ from bisect_env.environments.conda_process import (
 )
 from bisect_env.environments.lock import LockedPackage, UnsolvableError
 from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.environments.settings import ChannelPlaces, CondaConfig, channel_places, read_conda_config
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.environments.validation import NONE
 from bisect_env.errors import InfrastructureError, UsageError

@@ -20,10 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from bisect_env.environments.conda_config import CondaConfig, certificates, mirrors_of_urls, read_conda_config
 from bisect_env.environments.lock import Lock, PackageNotFoundError, UnbuildableError
-from bisect_env.environments.room import LOOK, Room, remove
-from bisect_env.environments.uv_tool import is_transient
+from bisect_env.environments.settings import CondaConfig, certificates, mirrors_of_urls, read_conda_config
+from bisect_env.environments.uv_tool import LOOK, Room, is_transient, remove_unfinished
 from bisect_env.errors import BisectEnvError, IndexUnavailableError, InfrastructureError
 from bisect_env.matrix.secrets import without_channel_secrets
 
@@ -248,7 +247,7 @@ class HelperProcess:
                     if room is not None and (why := room.exceeded()):
                         unfinished = room.unfinished()
                         self.close()
-                        remove(unfinished)
+                        remove_unfinished(unfinished)
                         raise HelperDiedError(why, stopped=True)
                     if deadline > time.monotonic():
                         continue

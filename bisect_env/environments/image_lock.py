@@ -10,8 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bisect_env.containers import images
-from bisect_env.containers.engine import find_engine
+from bisect_env.containers.engine import (
+    NoSuchImageError,
+    drop_leftover_images,
+    ensure_image,
+    find_engine,
+    image_repository,
+    look_up_image,
+    resolve_image,
+)
 from bisect_env.containers.trial import Inside
 from bisect_env.environments.lock import IMAGE, Lock, LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.lockfiles import build_date, make_lock
@@ -30,7 +37,7 @@ def image_package(reference: str) -> LockedPackage:
         reference: `repository@sha256:…`, or the ID of an image that only this host has.
     """
     digest = reference.rpartition("sha256:")[2]
-    name = images.repository(reference) if "@" in reference else "image"
+    name = image_repository(reference) if "@" in reference else "image"
     return LockedPackage(name, digest[:_SHORT], IMAGE, reference, digest)
 
 
@@ -42,8 +49,8 @@ def locked_image(name: str) -> LockedPackage:
         InfrastructureError: The engine, or the registry, fails.
     """
     try:
-        return image_package(images.resolve(find_engine(), name))
-    except images.NoSuchImageError as error:
+        return image_package(resolve_image(find_engine(), name))
+    except NoSuchImageError as error:
         raise UnsolvableError(str(error)) from error
 
 
@@ -61,8 +68,8 @@ def moved_tag(name: str, recorded: str) -> str | None:
         recorded: The reference with which the study goes on.
     """
     try:
-        now = images.look_up(find_engine(), name)
-    except (images.NoSuchImageError, InfrastructureError):
+        now = look_up_image(find_engine(), name)
+    except (NoSuchImageError, InfrastructureError):
         return None  # what trials use is recorded; that the name is gone hurts nobody
     if now is None or now == recorded:
         return None
@@ -90,9 +97,9 @@ def ensure_environment(lock: Lock, **options: Any) -> Prefix:
         return ensure_prefix(lock, **options)
     engine = find_engine()
     try:
-        if images.ensure(engine, reference):
-            images.drop_leftovers(engine)
-    except images.NoSuchImageError as error:
+        if ensure_image(engine, reference):
+            drop_leftover_images(engine)
+    except NoSuchImageError as error:
         raise UnbuildableError(str(error), transient=False) from error
     if not lock.python:
         return Prefix(Path("/"), Path("python"), inside=Inside(engine, reference))

@@ -1,4 +1,4 @@
-"""Finds our cache directory, and the package index that uv and pip are configured with."""
+"""Finds our cache directory, and the indexes and channels that uv, pip and conda are configured with."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import platformdirs
 
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.matrix.secrets import public_channel
 
 
 def default_cache_dir() -> Path:
@@ -190,3 +193,231 @@ def _index_of_pip_conf(path: Path) -> str | None:
         if url := parser.get(section, "index-url", fallback=None):
             return url
     return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Reads the user's conda configuration: what channel names mean, and where channels are fetched from.
+#
+# A lock names channels by addresses without credentials; mirrors and tokens are this host's affair.
+
+_MAPPINGS = ("custom_channels", "custom_multichannels", "mirrored_channels")
+
+
+@dataclass(frozen=True, slots=True)
+class CondaConfig:
+    """The keys of conda's configuration that say where channels are.
+
+    Attributes:
+        channel_alias: What stands before a channel's bare name; "" until rattler says what is usual.
+        default_channels: What `defaults` means; empty where nobody says so.
+        custom_channels: Name to the address that stands before it.
+        custom_multichannels: Name to the channels that it stands for.
+        mirrored_channels: Name to the addresses that have its content (micromamba's key).
+    """
+
+    channel_alias: str = ""
+    default_channels: tuple[str, ...] = ()
+    custom_channels: Mapping[str, str] = field(default_factory=dict)
+    custom_multichannels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mirrored_channels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelPlaces:
+    """The addresses of the channels of a request.
+
+    Attributes:
+        urls: Without credentials, most important first; what locks name.
+        mirrors: Such an address to the addresses that are asked in its place, credentials included.
+    """
+
+    urls: tuple[str, ...]
+    mirrors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def channel_places(names: Sequence[str], config: CondaConfig) -> ChannelPlaces:
+    """Resolve the channels of a matrix. Pure.
+
+    Args:
+        names: Names, addresses or absolute paths.
+        config: Of this host.
+
+    Raises:
+        UsageError: A name that can be none.
+    """
+    urls: list[str] = []
+    mirrors: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        for address in _addresses(name, config, frozenset()):
+            clean = public_channel(address)
+            if clean not in urls:
+                urls.append(clean)
+            places = config.mirrored_channels.get(name) or ((address,) if address != clean else ())
+            if places:
+                mirrors[clean] = tuple(place.rstrip("/") for place in places)
+    return ChannelPlaces(tuple(urls), mirrors)
+
+
+def mirrors_of_urls(urls: Sequence[str], config: CondaConfig) -> dict[str, list[str]]:
+    """The mirrors of this host for the addresses in a lock. Pure.
+
+    The lock knows no channel names; every name that the configuration knows is tried on it.
+
+    Args:
+        urls: Addresses of channels.
+        config: Of this host.
+    """
+    names = [*config.mirrored_channels, *config.custom_channels, *config.custom_multichannels]
+    names += ["defaults"] if config.default_channels else []
+    found: dict[str, list[str]] = {}
+    for name in names:
+        places = channel_places([name], config)
+        for url, addresses in places.mirrors.items():
+            if url in urls:
+                found.setdefault(url, list(addresses))
+    alias = config.channel_alias.rstrip("/")
+    clean = public_channel(alias)
+    if alias != clean:
+        for url in urls:
+            if url.startswith(f"{clean}/"):
+                found.setdefault(url, [alias + url.removeprefix(clean)])
+    return found
+
+
+def _addresses(name: str, config: CondaConfig, seen: frozenset[str]) -> Iterator[str]:
+    if name in seen:
+        raise UsageError(
+            f"the channel {name!r} is defined by itself in conda's configuration",
+            remedy="correct `custom_multichannels` in .condarc",
+        )
+    if name == "defaults" and name not in config.custom_multichannels:
+        if not config.default_channels:
+            raise UsageError(
+                "the channel 'defaults' is whatever conda's configuration says, and .condarc says nothing",
+                remedy="name the channels themselves, or set `default_channels` in .condarc",
+            )
+        for channel in config.default_channels:
+            yield from _addresses(channel, config, seen | {name})
+    elif name in config.custom_multichannels:
+        for channel in config.custom_multichannels[name]:
+            yield from _addresses(channel, config, seen | {name})
+    elif "://" in name:
+        if urlsplit(name).scheme not in ("http", "https", "file", "s3", "gcs", "oci"):
+            raise UsageError(
+                f"{name!r} is not the address of a channel", remedy="write a name, https://... or file:///..."
+            )
+        yield name.rstrip("/")
+    elif name.startswith("/"):
+        yield Path(name).as_uri().rstrip("/")
+    else:
+        # `custom_channels: {mine: https://host}` serves `mine` and `mine/label/dev` below https://host/.
+        known = [own for own in config.custom_channels if name == own or name.startswith(f"{own}/")]
+        base = config.custom_channels[max(known, key=len)] if known else config.channel_alias
+        yield f"{base.rstrip('/')}/{name}"
+
+
+def read_conda_config() -> CondaConfig:
+    """Read the configuration files that conda and micromamba read, the most specific last.
+
+    Raises:
+        InfrastructureError: One of them cannot be read.
+    """
+    merged: dict[str, Any] = {}
+    for path in conda_config_files(os.environ):
+        for key, value in _read(path).items():
+            if key in _MAPPINGS and isinstance(value, dict):
+                merged[key] = {**merged.get(key, {}), **value}
+            else:
+                merged[key] = value
+    if alias := os.environ.get("CONDA_CHANNEL_ALIAS"):
+        merged["channel_alias"] = alias
+    try:
+        return CondaConfig(
+            channel_alias=str(merged.get("channel_alias") or ""),
+            default_channels=_texts(merged.get("default_channels")),
+            custom_channels={str(k): str(v) for k, v in (merged.get("custom_channels") or {}).items()},
+            custom_multichannels=_lists(merged.get("custom_multichannels")),
+            mirrored_channels=_lists(merged.get("mirrored_channels")),
+        )
+    except (TypeError, AttributeError) as error:
+        raise InfrastructureError(
+            f"conda's configuration has a key of the wrong shape: {error}",
+            remedy="see `conda config --show-sources`, and correct it",
+        ) from error
+
+
+def certificates(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that make rattler trust the authorities that conda trusts on this host.
+
+    `ssl_verify` of the configuration decides, then rattler's own variables, then those that conda knows.
+
+    Raises:
+        InfrastructureError: The configuration cannot be read.
+    """
+    stated: Any = None
+    for path in conda_config_files(environ):
+        stated = _read(path).get("ssl_verify", stated)
+    trusted = environ.get("CONDA_SSL_VERIFY", stated)
+    if not isinstance(trusted, str) or not Path(trusted).expanduser().exists():
+        if environ.get("SSL_CERT_FILE") or environ.get("SSL_CERT_DIR"):
+            return {}
+        trusted = environ.get("REQUESTS_CA_BUNDLE") or environ.get("CURL_CA_BUNDLE")
+    if not trusted:
+        return {}
+    place = Path(trusted).expanduser()
+    return {"SSL_CERT_DIR" if place.is_dir() else "SSL_CERT_FILE": str(place)}
+
+
+def conda_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Files that exist, in the order in which conda reads them."""
+    home = Path(environ.get("HOME", "/"))
+    own = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    places = [Path("/etc/conda"), Path("/var/lib/conda")]
+    places += [Path(environ[root]) for root in ("CONDA_ROOT", "MAMBA_ROOT_PREFIX") if environ.get(root)]
+    places += [own / "conda", home / ".conda"]
+    candidates: list[Path] = []
+    for place in places:
+        candidates += [place / ".condarc", place / "condarc", *sorted(place.glob("condarc.d/*.y*ml"))]
+    candidates += [home / ".condarc", home / ".mambarc"]
+    if environ.get("CONDA_PREFIX"):
+        candidates.append(Path(environ["CONDA_PREFIX"]) / ".condarc")
+    candidates += [Path(environ[name]).expanduser() for name in ("CONDARC", "MAMBARC") if environ.get(name)]
+    yield from (path for path in candidates if path.is_file())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InfrastructureError(
+            f"conda's configuration {path} cannot be read: {str(error).splitlines()[0]}",
+            remedy="correct or remove that file",
+        ) from error
+    if data is not None and not isinstance(data, dict):
+        raise InfrastructureError(
+            f"conda's configuration {path} holds no `key: value` lines", remedy="correct or remove that file"
+        )
+    # conda lets its files name variables, in which tokens are kept.
+    return {str(key): _expanded(value) for key, value in (data or {}).items()}
+
+
+def _expanded(value: Any) -> Any:
+    if isinstance(value, str):
+        return os.path.expandvars(value)
+    if isinstance(value, list):
+        return [_expanded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _expanded(item) for key, item in value.items()}
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(str(item) for item in value or ())
+
+
+def _lists(value: Any) -> dict[str, tuple[str, ...]]:
+    return {str(key): _texts(items) for key, items in (value or {}).items()}

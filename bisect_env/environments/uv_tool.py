@@ -1,4 +1,4 @@
-"""Runs uv and other tools to their end, independently of the user's settings."""
+"""Runs uv and other tools to their end, within their time and the room that they may take."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import uv
 
-from bisect_env.environments.room import LOOK, Room, remove
-from bisect_env.environments.settings import configured_index, uv_config_files
+from bisect_env.environments.settings import configured_index, default_build_limit, uv_config_files
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import passed_on, without_credentials
 from bisect_env.temporary import FULL, full_file_system, replacing, temporary
@@ -63,6 +63,7 @@ def run_tool(
     room: Room | None = None,
     heard: Callable[[str], None] | None = None,
     keep: int | None = _KEEP,
+    holding: int | None = None,
 ) -> Finished:
     """Run a command without a shell in its own process group.
 
@@ -77,6 +78,8 @@ def run_tool(
         room: What it may write, after which its process group is killed, too; None is no limit.
         heard: Called with each line of its errors, a moment after it was written.
         keep: Bytes of output that are kept, from its end; None for all.
+        holding: A descriptor that it inherits: what is locked by it stays so until the command has ended,
+            even if this process is killed before.
 
     Raises:
         OSError: The command cannot be started.
@@ -90,6 +93,7 @@ def run_tool(
             stdout=out,
             stderr=err,
             start_new_session=True,
+            pass_fds=() if holding is None else (holding,),
         )
         with _lock:
             _running.add(process.pid)
@@ -107,7 +111,7 @@ def run_tool(
             if not ended:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        remove(unfinished)
+        remove_unfinished(unfinished)
         errors = stopped or _tail(err, keep)
         return Finished(process.returncode, _tail(out, keep), errors, not ended and not stopped, stopped)
 
@@ -235,12 +239,19 @@ class Uv:
         cache_dir: Our cache directory; uv's own lies in it, so that prefixes beside it can be hardlinked.
         index: URL of the package index, None for the configured one.
         environ: The environment to start from, ours by default.
+        holding: A descriptor that every run inherits; see `run_tool`.
     """
 
     def __init__(
-        self, cache_dir: Path, index: str | None = None, environ: Mapping[str, str] | None = None
+        self,
+        cache_dir: Path,
+        index: str | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        holding: int | None = None,
     ) -> None:
         self.cache_dir = cache_dir
+        self._holding = holding
         self._environ = dict(os.environ if environ is None else environ)
         self._explicit = index
         self.index = index or configured_index(self._environ)
@@ -283,7 +294,9 @@ class Uv:
                 if watched:
                     argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
                 whole = {**env, **(extra or {})}
-                return run_tool(argv, env=whole, cwd=cwd, timeout=timeout, room=room, heard=heard)
+                return run_tool(
+                    argv, env=whole, cwd=cwd, timeout=timeout, room=room, heard=heard, holding=self._holding
+                )
         except OSError as error:
             if error.errno in FULL and (place := full_file_system(self.cache_dir)):
                 raise InfrastructureError(
@@ -421,3 +434,108 @@ def plain_words(stderr: str, limit: int = 4000) -> str:
         lines.append(re.sub(r"^(error: |  cause: )", "", line).rstrip())
     text = "\n".join(lines).strip()
     return text if len(text) <= limit else f"{text[: limit // 4]}\n[...]\n{text[-limit * 3 // 4 :]}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Limits how much an installer writes, so that a small archive cannot fill the disk.
+#
+# The installers unpack themselves, and what an archive states of its own sizes may be wrong. So what they
+# write is counted, as the kernel counts it, and held to what one environment may take; and while the disk
+# runs out they are stopped before it is full for everybody else.
+
+LOOK = 0.2
+"""Seconds between two looks."""
+_SPARE = 1 << 30
+"""Bytes that stay free on a disk, or a fiftieth of a small one."""
+_OWN_SHARE = 256 << 20
+"""Bytes below which a tool is not why a disk is full."""
+
+
+class Room:
+    """The limit of what one tool may write.
+
+    Args:
+        folder: Where it writes; its file system is looked at.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # As the kernel names open files.
+        self._folder = folder.resolve()
+        self._limit = default_build_limit()
+        self._before: dict[int, int] = {}
+        self._pid = 0
+
+    def watch(self, pid: int) -> None:
+        """Count from now on what a process writes."""
+        self._pid = pid
+        self._before[pid] = _written(pid)
+
+    def exceeded(self) -> str:
+        """Why the process must stop now, or ""; to be asked every `LOOK` seconds."""
+        written = _written(self._pid) - self._before.get(self._pid, 0)
+        if written > self._limit:
+            return (
+                f"stopped while it was unpacked{self._what()}: more than {_size(self._limit)} were written "
+                "for one environment. If its packages really are that large, set BISECT_ENV_BUILD_SIZE"
+            )
+        if written > _OWN_SHARE:
+            disk = os.statvfs(self._folder)
+            free, spare = disk.f_bavail * disk.f_frsize, min(_SPARE, disk.f_blocks * disk.f_frsize // 50)
+            if free < spare:
+                return (
+                    f"stopped while it was unpacked{self._what()}, after {_size(written)}: No space left on "
+                    f"the file system of {self._folder} but for {_size(free)}, which are kept free"
+                )
+        return ""
+
+    def unfinished(self) -> list[Path]:
+        """Directories that the process unpacks into: uv's are called `.tmp…`, rattler's lie in `pkgs`."""
+        found = set()
+        for path in self._open():
+            parts = path.relative_to(self._folder).parts
+            for depth, part in enumerate(parts[:-1], start=1):
+                if part.startswith(".tmp") or parts[depth - 2 : depth - 1] == ("pkgs",):
+                    found.add(self._folder.joinpath(*parts[:depth]))
+                    break
+        return sorted(found)
+
+    def _open(self) -> list[Path]:
+        """Files below the folder that the process has open."""
+        found = []
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"/proc/{self._pid}/fd"):
+                with contextlib.suppress(OSError):
+                    path = Path(entry.path).readlink()
+                    if path.is_relative_to(self._folder):
+                        found.append(path)
+        return found
+
+    def _what(self) -> str:
+        """The largest file that is being written, as its archive calls it."""
+        named = []
+        for top in self.unfinished():
+            for path in self._open():
+                if path.is_relative_to(top):
+                    with contextlib.suppress(OSError):
+                        named.append((path.stat().st_size, str(path.relative_to(top))))
+        return f" ({max(named)[1]})" if named else ""
+
+
+def remove_unfinished(folders: list[Path]) -> None:
+    """Remove what an installer that was stopped has left; it must have ended."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _written(pid: int) -> int:
+    """Bytes that a process has written so far, 0 where the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/io").read_text("ascii").splitlines():
+            name, _, value = line.partition(":")
+            if name == "wchar":
+                return int(value)
+    return 0
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -63,7 +63,7 @@ def _junit() -> Callable[[Report], str]:
 
 
 def _csv() -> Callable[[Report], str]:
-    from bisect_env.report.compatibility_table import csv_text
+    from bisect_env.report.words import csv_text
 
     return csv_text
 

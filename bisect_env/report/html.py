@@ -23,7 +23,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bisect_env.matrix.history import readable
-from bisect_env.report import compatibility_table, words
+from bisect_env.report import words
 from bisect_env.report.model import (
     AxisInfo,
     CombinationReport,
@@ -59,13 +59,13 @@ def html_text(report: Report, *, served: bool = False) -> str:
         timing=words.timing(report),
         ends=words.ends(report),
         alternatives=words.alternatives(report),
-        tables=compatibility_table.slices(report)[: compatibility_table.MOST_SLICES],
-        tables_left_out=max(0, len(compatibility_table.slices(report)) - compatibility_table.MOST_SLICES),
-        table_axes=[clean(axis.name) for axis in compatibility_table.layout(report)[:2] if axis]
+        tables=words.table_slices(report)[: words.MOST_SLICES],
+        tables_left_out=max(0, len(words.table_slices(report)) - words.MOST_SLICES),
+        table_axes=[clean(axis.name) for axis in words.table_layout(report)[:2] if axis]
         if report.axes
         else [],
-        requirements=compatibility_table.constraints(report),
-        rules=compatibility_table.exclude_rules(report),
+        requirements=words.constraints(report),
+        rules=words.exclude_rules(report),
         map=fixed,
         chosen=_chosen(report),
         listed=_listed(report),
@@ -118,7 +118,7 @@ def _environment() -> Environment:
         told_commit=words.commit,
         diffstat=lambda found: words.diffstat(found, 200),
         cell_note=cell_note,
-        mark=lambda cell: cell.text(compatibility_table.MARKS),
+        mark=lambda cell: cell.text(words.MARKS),
         is_address=_is_address,
     )
     return environment
@@ -429,7 +429,7 @@ def heat_map(report: Report) -> HeatMap | None:
     """Draw the matrix; None where there is none."""
     if not report.axes or not report.combinations:
         return None
-    across, down, further = compatibility_table.layout(report)
+    across, down, further = words.table_layout(report)
     groups: dict[tuple[str, ...], list[CombinationReport]] = {}
     for one in report.combinations:
         groups.setdefault(tuple(one.combination.get(axis.name, "") for axis in further), []).append(one)

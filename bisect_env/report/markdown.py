@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from bisect_env.report import compatibility_table, words
-from bisect_env.report.compatibility_table import MARKS
+from bisect_env.report import words
 from bisect_env.report.model import FailureReport, Report, StepReport
 from bisect_env.report.text import stack_lines
 from bisect_env.report.untrusted import clean, shortened
-from bisect_env.report.words import columns, rows
+from bisect_env.report.words import MARKS, columns, rows
 
 MOST = 60_000
 """Characters of the whole: GitHub takes 65 536."""
@@ -73,12 +72,12 @@ def _versions(report: Report) -> Iterator[str]:
 
 
 def _compatibility(report: Report) -> Iterator[str]:
-    found = compatibility_table.slices(report)
+    found = words.table_slices(report)
     if not found:
         return
-    across, down, _ = compatibility_table.layout(report)
+    across, down, _ = words.table_layout(report)
     yield "### Compatibility\n"
-    for one in found[: compatibility_table.MOST_SLICES]:
+    for one in found[: words.MOST_SLICES]:
         if one.fixed:
             yield f"{code(words.named(one.fixed))}:\n"
         if down is None:
@@ -95,14 +94,14 @@ def _compatibility(report: Report) -> Iterator[str]:
         ]
         yield from _table((head, *map(cell, one.across)), body)
     yield "✓ works, ✗ fails, in brackets: not tried itself, known from others; – cannot be tried.\n"
-    if told := compatibility_table.constraints(report):
+    if told := words.constraints(report):
         yield "Requirements:\n"
         lines = []
         for when, needs in told:
             lines += [f"# {when}"] * bool(when) + needs
         yield from fenced(lines, "text")
         yield ""
-    if rules := compatibility_table.exclude_rules(report):
+    if rules := words.exclude_rules(report):
         yield "As rules of a matrix:\n"
         yield from fenced(rules, "yaml")
         yield ""

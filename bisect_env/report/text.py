@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bisect_env.report import compatibility_table, words
+from bisect_env.report import words
 from bisect_env.report.model import Report
 from bisect_env.report.untrusted import clean, clean_lines, shortened
 from bisect_env.report.words import Rows, columns, rows
@@ -90,7 +90,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         yield Text(f"  {title}   {what}")
     for chance, what in words.alternatives(report):
         yield Text(f"  or ({chance})   {what}")
-    if told := list(compatibility_table.lines(report)):
+    if told := list(words.table_lines(report)):
         yield Text()
         yield Text("\n".join(told))
         yield from _requirements(report)
@@ -111,9 +111,9 @@ def _parts(report: Report) -> Iterator[RenderableType]:
 
 def _requirements(report: Report) -> Iterator[Text]:
     """What can be pasted: requirements, and rules that leave out what fails."""
-    for when, needs in compatibility_table.constraints(report):
+    for when, needs in words.constraints(report):
         yield Text(f"  {when + ': ' if when else ''}{', '.join(needs)}")
-    if rules := compatibility_table.exclude_rules(report):
+    if rules := words.exclude_rules(report):
         yield Text("\nAs rules of a matrix:", style="dim")
         yield Text("\n".join(f"  {line}" for line in rules))
 

@@ -313,7 +313,7 @@ TRACED = "traced"
 """Kind of the decision that holds where a difference of two environments led: `sentence`, and of the study of
 the culprit's releases `study` and `releases`, "" where there is none; the last one counts."""
 COMMIT = "commit"
-"""Kind of the decision that holds what is known of the first bad commit (`engine/culprit_commit.py`), and
+"""Kind of the decision that holds what is known of the first bad commit (`engine/document.py`), and
 where another study found it that one's `study` and `sentence`; the last one counts."""
 TARGET = "target"
 """Kind of the decision which failure a study is about; its payload has `signature` and `trial`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bisect_env.trials import stacks
-from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.classify import ExitRecord
 from bisect_env.trials.stacks import live_stacks, with_gdb
 from bisect_env.trials.tools import find_tool, go_on, is_stopped, run_tool
 

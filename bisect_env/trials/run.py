@@ -22,11 +22,8 @@ from pathlib import Path
 from typing import Protocol
 
 from bisect_env.containers.trial import Inside
-from bisect_env.trials.child_env import child_env, container_env, own_bin
-from bisect_env.trials.classify import Classification, classify
-from bisect_env.trials.contained import contain
+from bisect_env.trials.classify import Classification, ExitRecord, classify
 from bisect_env.trials.cores import Debug
-from bisect_env.trials.exit_record import ExitRecord
 from bisect_env.trials.harness_marks import (
     Expected,
     LockedDistribution,
@@ -38,12 +35,12 @@ from bisect_env.trials.harness_marks import (
     read_marks,
     repeated,
 )
-from bisect_env.trials.launch import Launch, TrialCancelledError, run_process
+from bisect_env.trials.launch import Launch, TrialCancelledError, contain, run_process
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
 from bisect_env.trials.tracebacks import final_traceback, parse_fatal_dump
-from bisect_env.trials.workdir import WorkDir, work_dir
+from bisect_env.trials.workdir import WorkDir, child_env, container_env, own_bin, work_dir
 
 # --------------------------------------------------------------------------------------------------
 # From the command as the matrix writes it to the file that is executed.

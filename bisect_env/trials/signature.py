@@ -12,8 +12,7 @@ import re
 from collections.abc import Sequence
 
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, SignatureParts, as_part, read_signature
-from bisect_env.trials.classify import Classification, abort_cause, signal_name
-from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.classify import Classification, ExitRecord, abort_cause, signal_name
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.stacks import native_frames
 from bisect_env.trials.tracebacks import PythonFrame, final_traceback, parse_fatal_dump

@@ -1,4 +1,4 @@
-"""Makes and fills a trial's private directories, and removes them afterwards in any case."""
+"""What a trial finds around it: private directories, gone afterwards in any case, and its variables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from bisect_env.matrix.secrets import passed_on
 from bisect_env.temporary import TRIAL, Once, left_behind, make_held
 from bisect_env.trials.records import TrialFile
 from bisect_env.trials.tools import run_tool
@@ -100,3 +102,101 @@ def _remove(top: Path) -> None:
                 if not path.is_symlink():
                     path.chmod(0o700)
         shutil.rmtree(top)
+
+
+# --------------------------------------------------------------------------------------------------
+# Builds a trial's environment variables from an allow-list, never by inheriting them all.
+#
+# Dask puts `OMP_NUM_THREADS=1`, `MALLOC_TRIM_THRESHOLD_` and a fixed `PYTHONHASHSEED` into its workers, an
+# activated virtual environment leaks its path, and a token in a shell is nobody's business: what is not named
+# here does not reach the script unless the matrix sets it.
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""What a login shell starts with where PATH is not set."""
+
+TRIAL_ID = "BISECT_ENV_TRIAL_ID"
+"""Names the trial in every process it starts, for whoever looks at a host's process list."""
+
+
+def child_env(
+    outer: Mapping[str, str],
+    *,
+    prefix_bin: Path,
+    tmp: Path,
+    hash_seed: int,
+    trial_id: str,
+    gpus: Sequence[str] = (),
+    own_bin: Path | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The whole environment of one trial.
+
+    Args:
+        outer: The worker's own environment.
+        prefix_bin: The prefix's directory of commands; first on PATH.
+        tmp: Private directory for temporary files.
+        hash_seed: `PYTHONHASHSEED`; random per trial and recorded, so that a trial can be repeated.
+        trial_id: Of the trial.
+        gpus: UUIDs of the GPUs that the trial may see. With none, it sees none: a script that quietly uses a
+            GPU that another trial was given would spoil both.
+        own_bin: Directory of this program's own commands, taken out of PATH: a `pytest` that the prefix
+            lacks must be missing, not run under our interpreter.
+        extra: The matrix's `trial.env` and `BISECT_ENV_<AXIS>`; wins over everything.
+    """
+    env = passed_on(outer)
+    env["PATH"] = child_path(outer.get("PATH", DEFAULT_PATH), prefix_bin, own_bin)
+    env.update(_settings(tmp, hash_seed, trial_id, gpus))
+    env.update(extra or {})
+    return env
+
+
+def container_env(
+    *,
+    tmp: Path,
+    hash_seed: int,
+    trial_id: str,
+    gpus: Sequence[str] = (),
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Variables that a trial in a container gets beside the image's own; none come from this host.
+
+    Args:
+        tmp: As in `child_env`.
+        hash_seed: As in `child_env`.
+        trial_id: As in `child_env`.
+        gpus: As in `child_env`.
+        extra: As in `child_env`.
+    """
+    return {**_settings(tmp, hash_seed, trial_id, gpus), **(extra or {})}
+
+
+def _settings(tmp: Path, hash_seed: int, trial_id: str, gpus: Sequence[str]) -> dict[str, str]:
+    """What every trial gets, wherever it runs."""
+    env = {"TMPDIR": str(tmp)}
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    env["PYTHONFAULTHANDLER"] = "1"
+    env["PYTHONHASHSEED"] = str(hash_seed)
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # prefixes are shared between trials: none may change one
+    env["PYTHONNOUSERSITE"] = "1"
+    # Lines that a crash would lose in a pipe's block buffer appear, as they do on the terminal where the
+    # crash was first seen; patterns on the output need them.
+    env["PYTHONUNBUFFERED"] = "1"
+    env[TRIAL_ID] = trial_id
+    return env
+
+
+def child_path(path: str, prefix_bin: Path, own_bin: Path | None) -> str:
+    """PATH with the prefix's commands first and this program's own left out."""
+    own = None if own_bin is None else os.path.realpath(own_bin)
+    kept = (part for part in path.split(os.pathsep) if part and os.path.realpath(part) != own)
+    return os.pathsep.join(_unique([str(prefix_bin), *kept]))
+
+
+def own_bin() -> Path | None:
+    """Directory of this program's own commands, if it lives in a virtual environment."""
+    return None if sys.prefix == sys.base_prefix else Path(sys.prefix, "bin")
+
+
+def _unique(parts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(parts))

@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from bisect_env.errors import BisectEnvError
 from bisect_env.matrix import signatures
-from bisect_env.report.reading import load_report
+from bisect_env.report.build import load_report
 from bisect_env.report.untrusted import clean_lines
 from bisect_env.storage import sqlite
 from bisect_env.storage.entries import WholeTrial

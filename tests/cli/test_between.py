@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.report.build import load_report
 from bisect_env.report.formats import FORMATS
-from bisect_env.report.reading import load_report
 from bisect_env.storage.store import Store
 from tests.cli.asking import Asking, an_index
 from tests.cli.calls import RunCommand

@@ -14,8 +14,8 @@ import pytest
 from benchmarks.commits import compiled
 from benchmarks.repositories import Change, git, in_tree, module, pure, write
 from bisect_env.engine.narrow import tag_of
+from bisect_env.report.build import load_report
 from bisect_env.report.formats import FORMATS
-from bisect_env.report.reading import load_report
 from bisect_env.storage.store import Store
 from tests.cli.asking import Asking, an_index
 from tests.cli.calls import RunCommand

@@ -13,8 +13,8 @@ import pytest
 
 from bisect_env.cluster import gpus
 from bisect_env.engine.doctor import Health, findings
+from bisect_env.matrix.ask import PackageAnswer, TemplateAnswers, template
 from bisect_env.matrix.load import load_matrix
-from bisect_env.matrix.template import PackageAnswer, TemplateAnswers, template
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand
 from tests.engine.studies import Studies

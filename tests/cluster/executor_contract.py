@@ -24,8 +24,8 @@ from bisect_env.cluster.protocol import (
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
-from bisect_env.trials.child_env import TRIAL_ID
 from bisect_env.trials.records import Outcome
+from bisect_env.trials.workdir import TRIAL_ID
 from tests.trials.trial_support import make_spec
 
 PATIENCE = 60.0

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bisect_env.containers.engine import Engine
-from bisect_env.containers.images import resolve
+from bisect_env.containers.engine import Engine, resolve_image
 from bisect_env.containers.trial import Inside
 from tests.containers.real_engine import OURS, forget_engines, working_image
 
@@ -34,4 +33,4 @@ def image(shared_image: tuple[dict[str, str], Engine, str], monkeypatch: pytest.
 @pytest.fixture
 def inside(image: str, shared_image: tuple[dict[str, str], Engine, str]) -> Inside:
     _, engine, _ = shared_image
-    return Inside(engine, resolve(engine, image))
+    return Inside(engine, resolve_image(engine, image))

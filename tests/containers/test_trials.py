@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from bisect_env.trials.child_env import TRIAL_ID
 
 from bisect_env.containers.trial import Inside
-from bisect_env.trials.child_env import TRIAL_ID
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
 from bisect_env.trials.run import TrialCancelledError, run_trial
 from tests.trials.trial_support import make_spec

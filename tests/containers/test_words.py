@@ -10,13 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.containers.engine import ENGINE, RUN_ARGS, Engine, find_engine
-from bisect_env.containers.images import full_name, repository
+from bisect_env.containers.engine import (
+    ENGINE,
+    RUN_ARGS,
+    Engine,
+    find_engine,
+    full_image_name,
+    image_repository,
+)
 from bisect_env.containers.trial import INIT, Inside, Parcel, ending, gpu_options, run_argv
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.trials.child_env import container_env
-from bisect_env.trials.contained import contain
-from bisect_env.trials.workdir import work_dir
+from bisect_env.trials.launch import contain
+from bisect_env.trials.workdir import container_env, work_dir
 from tests.trials.trial_support import make_spec
 
 UUIDS = ("GPU-1", "GPU-2")
@@ -69,16 +74,16 @@ def test_a_variable_that_cannot_be_read_is_named(tmp_path: Path, variable: str) 
     ],
 )
 def test_names_of_images(name: str, whole: str | None, bare: str) -> None:
-    assert full_name(name) == (whole or name)
-    assert repository(full_name(name)) == bare
+    assert full_image_name(name) == (whole or name)
+    assert image_repository(full_image_name(name)) == bare
 
 
 @given(st.from_regex(r"[a-z][a-z0-9.:-]{0,20}(/[a-z0-9]{1,8}){0,3}(:[A-Za-z0-9._-]{1,10})?", fullmatch=True))
 def test_completing_a_name_twice_changes_nothing(name: str) -> None:
-    whole = full_name(name)
-    assert full_name(whole) == whole
+    whole = full_image_name(name)
+    assert full_image_name(whole) == whole
     assert whole.endswith(name)
-    assert whole.startswith(repository(whole))
+    assert whole.startswith(image_repository(whole))
 
 
 def test_gpus_are_passed_by_uuid() -> None:

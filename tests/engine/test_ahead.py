@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cli.run_command import LATER
+from bisect_env.cluster.choose import Starting
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import Completion, Executor, TrialLost
-from bisect_env.cluster.starting import Starting
 from bisect_env.engine.ahead import Ahead, Begun
 from bisect_env.engine.locking import Locking, environment_request, unfit
 from bisect_env.engine.study import run_study

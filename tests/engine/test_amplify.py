@@ -102,7 +102,7 @@ def test_what_is_amplified_is_what_the_study_then_looks_for(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`from-bad-end` means the first failure there, not the most frequent one."""
-    from bisect_env.engine.target import known_target
+    from bisect_env.engine.evidence import known_target
     from bisect_env.matrix.load import load_matrix
     from bisect_env.matrix.signatures import read_signature
 

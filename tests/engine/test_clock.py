@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 
 import pytest
 
-from bisect_env.engine import events, specs
+from bisect_env.engine import events, evidence
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage import store as store_module
 from bisect_env.storage.entries import Want
@@ -31,7 +31,7 @@ def test_a_clock_set_back_by_an_hour_changes_nothing(
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz) - back()
 
-    for module in (specs, run, store_module):
+    for module in (evidence, run, store_module):
         monkeypatch.setattr(module, "datetime", Clock)
     database_now = store_module.time_of_database
     monkeypatch.setattr(

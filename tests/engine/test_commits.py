@@ -11,7 +11,7 @@ import pytest
 from benchmarks.commit_plays import descendants, git_bisect
 from benchmarks.commits import merges
 from benchmarks.repositories import Change, git, in_tree, module, pure, write
-from bisect_env.engine.culprit_commit import comparison, pull_request
+from bisect_env.engine.document import comparison, pull_request
 from bisect_env.engine.events import TrialFinished
 from bisect_env.environments.repository import Repository
 from bisect_env.errors import UsageError

@@ -24,8 +24,8 @@ from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import load_matrix
+from bisect_env.report.build import load_report
 from bisect_env.report.model import ExplanationReport
-from bisect_env.report.reading import load_report
 from bisect_env.storage.entries import EXPLAINED
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies

@@ -24,9 +24,8 @@ from bisect_env.environments.bundle import Bundle, BundledAnswers
 from bisect_env.environments.download import download_conda, obtain
 from bisect_env.environments.interpreters import Interpreters, fetch_python, offline_environment
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
-from bisect_env.environments.offline import OfflineEnvironments
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.provider import Environments
+from bisect_env.environments.provider import Environments, OfflineEnvironments
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.load import load_matrix
 from tests.engine.studies import PYTHON, Studies

@@ -10,20 +10,19 @@ import pytest
 
 from bisect_env.cli.views import as_json, describe
 from bisect_env.engine import events
+from bisect_env.engine.evidence import StudyTarget, Target
 from bisect_env.engine.locking import Prepared, group
 from bisect_env.engine.reuse import Reuse, reusable, trial_key
-from bisect_env.engine.target import StudyTarget
 from bisect_env.environments.lock import Lock
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.report.build import report_document
 from bisect_env.report.model import Report
-from bisect_env.report.reading import report_document
 from bisect_env.report.sentence import told_origins
 from bisect_env.report.text import report_text
 from bisect_env.storage.entries import Origin
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome
 from tests.engine.studies import CRASH_FROM_SIX, QUICK, Studies
 from tests.storage.samples import combination, opened_study, record

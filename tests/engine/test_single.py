@@ -12,16 +12,15 @@ import pytest
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine import events
 from bisect_env.engine.locking import lock_all
-from bisect_env.engine.single import One, SingleTrials, lock_one, open_one
+from bisect_env.engine.single import One, SingleTrials, Verifier, lock_one, open_one
 from bisect_env.engine.state import Tally
 from bisect_env.engine.study import study_date
-from bisect_env.engine.verify import Verifier
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import load_matrix
-from bisect_env.report.reading import load_report
+from bisect_env.report.build import load_report
 from bisect_env.search.rate_test import RateClaim
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies

@@ -12,7 +12,7 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
-from bisect_env.report.reading import load_report
+from bisect_env.report.build import load_report
 from bisect_env.report.text import report_text
 from bisect_env.search.goals import Goal
 from bisect_env.storage.store import Store

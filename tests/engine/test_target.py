@@ -13,8 +13,8 @@ from bisect_env.engine import events
 from bisect_env.errors import EndsNotAsStatedError, MatrixError, NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.signatures import read_signature
+from bisect_env.report.build import report_document
 from bisect_env.report.model import Report
-from bisect_env.report.reading import report_document
 from bisect_env.report.text import report_text
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
@@ -174,12 +174,12 @@ def test_trials_signed_by_an_older_release_are_signed_again(
 def test_a_study_of_an_older_release_goes_on_with_the_same_failure(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bisect_env.engine import target
+    from bisect_env.engine import evidence
     from bisect_env.trials import signature
 
     path = studies.matrix(TWO_FAILURES, **FROM_BAD_END)
     monkeypatch.setattr(signature, "SIGNATURE_VERSION", 1)
-    monkeypatch.setattr(target, "SIGNATURE_VERSION", 1)
+    monkeypatch.setattr(evidence, "SIGNATURE_VERSION", 1)
     with pytest.raises(StudyInterruptedError):
         studies.run(path, stopped=lambda: started(studies) >= 2)
     monkeypatch.undo()

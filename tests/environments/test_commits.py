@@ -14,7 +14,6 @@ import pytest
 from benchmarks.commits import compiled
 from benchmarks.repositories import Change, in_tree, pure, write
 from bisect_env.environments.cache import prune
-from bisect_env.environments.commit_source import CommitRecipe, CommitSource
 from bisect_env.environments.commits import CommitBuilder, build_limit, package_of_project, stated_metadata
 from bisect_env.environments.interpreters import Interpreter, probe
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError, UnsolvableError
@@ -22,7 +21,7 @@ from bisect_env.environments.lockfiles import make_lock, parse_lock, requirement
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.repository import Repository
-from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.environments.request import CommitRecipe, CommitSource, EnvironmentRequest
 from bisect_env.environments.uv_tool import Uv
 from bisect_env.matrix.scalars import cutoff
 

@@ -8,18 +8,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bisect_env.environments.conda_config import (
-    CondaConfig,
-    channel_places,
-    mirrors_of_urls,
-    read_conda_config,
-)
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.conda_process import HelperPool, fill
 from bisect_env.environments.lock import UnbuildableError, UnsolvableError
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
+from bisect_env.environments.settings import (
+    CondaConfig,
+    channel_places,
+    mirrors_of_urls,
+    read_conda_config,
+)
 from bisect_env.environments.validation import cuda_version, virtual_packages
 from bisect_env.errors import IndexUnavailableError, InfrastructureError, UsageError
 from bisect_env.matrix.secrets import public_channel

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import trustme
 
-from bisect_env.environments.conda_config import certificates
 from bisect_env.environments.conda_process import HelperPool
 from bisect_env.environments.download import download_conda
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.lockfiles import read_lock
 from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.settings import certificates
 
 from .conda_channel import Channel
 from .index_server import IndexServer, serve

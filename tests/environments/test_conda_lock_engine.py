@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from bisect_env.environments import conda_lock
-from bisect_env.environments.conda_config import ChannelPlaces
 from bisect_env.environments.lock import UnsolvableError
 from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
+from bisect_env.environments.settings import ChannelPlaces
 from bisect_env.errors import InfrastructureError
 
 CHANNEL = "https://conda.example/main"

@@ -24,7 +24,7 @@ from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import EnvironmentRequest, host_platform
-from bisect_env.environments.room import Room
+from bisect_env.environments.uv_tool import Room
 
 from .conda_channel import Channel
 from .index_server import BUILD_MADE, IndexServer, Release

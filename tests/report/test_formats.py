@@ -11,9 +11,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from bisect_env.report.build import load_report
 from bisect_env.report.formats import FORMATS, formatted, json_text, report_json_schema, report_schema_text
 from bisect_env.report.model import Report
-from bisect_env.report.reading import load_report
 from bisect_env.storage.store import Store
 from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from bisect_env.report.compatibility_table import layout
+from bisect_env.report.build import load_report
 from bisect_env.report.html import MOST_CELLS, heat_map, html_text, nice_step, policy
 from bisect_env.report.model import Report
-from bisect_env.report.reading import load_report
+from bisect_env.report.words import table_layout
 from bisect_env.storage.store import Store
 from tests.browser import browser_page
 from tests.engine.studies import PYTHON, Studies
@@ -304,12 +304,12 @@ def matrix(store: Store, axes: list[dict[str, Any]], name: str, **changes: Any) 
 
 def test_which_axes_are_drawn(store: Store) -> None:
     axes = [axis("a", "1", "2"), axis("b", *"12345"), axis("c", *"123"), axis("python", PYTHON)]
-    across, down, further = layout(matrix(store, axes, "no verdict"))
+    across, down, further = table_layout(matrix(store, axes, "no verdict"))
     assert (across.name, down.name if down else None) == ("b", "c")
     assert [one.name for one in further] == ["a", "python"]
     # Culprits come before longer axes.
     report = matrix(store, axes, "culprits", culprit_axes=["a"])
-    across, down, further = layout(report)
+    across, down, further = table_layout(report)
     assert (across.name, down.name if down else None) == ("b", "a")
     found = heat_map(report)
     assert found is not None

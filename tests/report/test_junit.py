@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bisect_env.report.build import load_report
 from bisect_env.report.junit import junit_text
 from bisect_env.report.model import Report
-from bisect_env.report.reading import load_report
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome
 from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from bisect_env.report.build import load_report, report_document
 from bisect_env.report.doubts import verdict_warnings
 from bisect_env.report.formats import json_text
 from bisect_env.report.model import Report, calls_bad
-from bisect_env.report.reading import load_report, report_document
 from bisect_env.report.text import STACK_LINES, print_report, report_text, stack_lines
 from bisect_env.report.words import ROWS, rows
 from bisect_env.search.numeric import clopper_pearson

@@ -15,10 +15,9 @@ from bisect_env.environments.lock import UnbuildableError
 from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
 from bisect_env.report import formats, words
-from bisect_env.report.build import ANSWERS, LIMIT, POINTS
+from bisect_env.report.build import ANSWERS, LIMIT, POINTS, load_report
 from bisect_env.report.html import clock, lanes_of
 from bisect_env.report.model import TimedTrial, TimelineReport
-from bisect_env.report.reading import load_report
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import Search
 from bisect_env.search.trace import trace

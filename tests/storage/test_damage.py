@@ -23,7 +23,7 @@ from bisect_env.environments.lockfiles import make_lock, parse_lock
 from bisect_env.errors import BisectEnvError, ExitCode, StorageError, UsageError
 from bisect_env.matrix.load import load_matrix
 from bisect_env.report import formats
-from bisect_env.report.reading import load_report
+from bisect_env.report.build import load_report
 from bisect_env.storage import maintenance, transfer
 from bisect_env.storage.connect import open_database
 from bisect_env.storage.store import Store

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_env.matrix.secrets import PASSED
-from bisect_env.trials.child_env import TRIAL_ID, child_env
 from bisect_env.trials.run import resolve_program
+from bisect_env.trials.workdir import TRIAL_ID, child_env
 
 BIN = Path("/prefix/bin")
 

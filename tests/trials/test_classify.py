@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.trials.classify import RULES, classify
-from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.classify import RULES, ExitRecord, classify
 from bisect_env.trials.gpu_errors import CUDA_ERRORS, find_cuda_error
 from bisect_env.trials.harness_marks import Marks
 from bisect_env.trials.records import Outcome, Phase

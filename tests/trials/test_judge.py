@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.engine.evidence import DEFAULT_OUTCOMES, NEVER_TARGET, SKIPPED, VOID, Target, judge
 from bisect_env.matrix.grid import Combination
-from bisect_env.trials.judge import DEFAULT_OUTCOMES, NEVER_TARGET, SKIPPED, VOID, Target, judge
 from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "outcomes.md"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from bisect_env.environments.interpreters import Interpreter, machine_interpreters
 from bisect_env.trials import launch
-from bisect_env.trials.child_env import child_env
 from bisect_env.trials.harness_marks import MARKS, MODULES, PYTHONPATH, Marks, install, is_watched, read_marks
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
+from bisect_env.trials.workdir import child_env
 
 Run = Callable[..., TrialRecord]
 

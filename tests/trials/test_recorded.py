@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.trials.classify import classify
-from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.classify import ExitRecord, classify
 from bisect_env.trials.records import Outcome
 
 RECORDED = Path(__file__).with_name("recorded")

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, SignatureParts, read_signature, shown
-from bisect_env.trials.classify import classify
-from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.classify import ExitRecord, classify
 from bisect_env.trials.records import TrialRecord
 from bisect_env.trials.signature import matches, signature, signed_again
 from bisect_env.trials.stacks import native_frames

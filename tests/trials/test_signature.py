@@ -6,8 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bisect_env.trials.classify import classify
-from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.classify import ExitRecord, classify
 from bisect_env.trials.signature import matches, normalise_native, normalise_python, signature
 from bisect_env.trials.tracebacks import PythonFrame
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 
 from bisect_env.trials import gpu_errors
-from bisect_env.trials.classify import RULES, classify
-from bisect_env.trials.exit_record import ExitRecord
+from bisect_env.trials.classify import RULES, ExitRecord, classify
 from bisect_env.trials.gpu_errors import CUDA_ERRORS, SICK_XIDS, XIDS, described
 from bisect_env.trials.records import Outcome
 from tests.trials.test_classify import RECORDS
