@@ -1,7 +1,8 @@
 """What environments cost, each figure a ratio in one run: `python -m benchmarks.environments`.
 
-Rivals: `cp -al` for making a prefix (the least that any installer with hardlinks could do), one environment
-for the disk that eight take, and `uv pip compile` alone for a lock.
+Rivals: `cp -al` for making a prefix (the least that any installer with hardlinks could do), `uv venv`
+and `uv pip install` for a small environment, one environment for the disk that eight take, and
+`uv pip compile` alone for a lock.
 """
 
 from __future__ import annotations
@@ -78,6 +79,63 @@ def creation(label: str, lock: Lock, teachers: Iterable[Lock], cache: Path, repe
     print(
         f"{'  by the installers, compiled, remembered':<46}{statistics.median(installers) / alone:6.2f}   "
         f"({statistics.median(installers):.3f} s)"
+    )
+
+
+def small(lock: Lock, cache: Path, repeats: int) -> None:
+    """A small environment that was never there, its wheels cached, against uv's own fresh one, in turns.
+
+    The rival makes a virtual environment and installs the locked wheels into it by hard links, from the same
+    cache and without asking an index. Ours is held against its archives besides.
+    """
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    python = prefix.path / "bin" / "python"
+    base = Path(
+        subprocess.run(
+            [python, "-c", "import sys; print(sys._base_executable)"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    )
+    pins = [f"{package.name}=={package.version}" for package in lock.packages if package.name != "python"]
+    tool = Uv(cache)
+    ours: list[float] = []
+    theirs: list[float] = []
+
+    def rival(place: Path) -> None:
+        tool.run(["venv", "--quiet", "--python", base, place], cwd=cache, timeout=60, builds=False)
+        tool.run(
+            [
+                "pip",
+                "install",
+                "--quiet",
+                "--offline",
+                "--no-deps",
+                "--link-mode",
+                "hardlink",
+                "--python",
+                place,
+                *pins,
+            ],
+            cwd=cache,
+            timeout=60,
+            builds=False,
+        )
+
+    for turn in range(repeats):
+        prefix.release()
+        remove_tree(prefix.path)
+        ours.append(seconds(partial(ensure_prefix, lock, cache_dir=cache)))
+        # As theirs would, each has a path of its own.
+        place = cache / f"rival-{turn}"
+        theirs.append(seconds(partial(rival, place)))
+        remove_tree(place)
+    prefix.release()
+    alone = statistics.median(theirs)
+    print(
+        f"{'small environment / uv venv, pip install':<46}{statistics.median(ours) / alone:6.2f}   "
+        f"({len(pins)} packages: {statistics.median(ours):.3f} s, uv {alone:.3f} s, medians of {repeats})"
     )
 
 
@@ -193,6 +251,8 @@ def main() -> None:
                 for pins in (WHEELS, {**WHEELS, "six": SMALL[0]})
             )
             creation("PyPI prefix", lock, [other], cache, options.repeats)
+            pins = {"marshmallow": "3.26.1"}
+            small(Locker(cache).lock(EnvironmentRequest(HERE, pins)), cache, options.repeats)
             importing(lock, cache, options.repeats)
             disk(folder)
             locking(folder, options.repeats)

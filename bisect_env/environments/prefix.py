@@ -12,8 +12,10 @@ import base64
 import contextlib
 import csv
 import errno
+import fcntl
 import hashlib
 import io
+import itertools
 import json
 import os
 import secrets
@@ -414,6 +416,7 @@ class _Builder:
         self.final = self.folder / lock.content_hash
         self.notes: list[str] = []
         self.is_bare = False
+        self._held: int | None = None
 
     def existing(self) -> Prefix | None:
         python = self.final / "bin" / "python"
@@ -463,18 +466,39 @@ class _Builder:
                 return prefix
             self._mend_archives()
             self._build_commits(interpreter)
-            temporary = self.folder / f".build-{self.lock.content_hash}-{secrets.token_hex(4)}"
-            try:
-                self._fill_and_check(temporary, interpreter)
+            with self._place(interpreter) as place:
+                self._fill_and_check(place, interpreter)
                 if self.final.exists():
                     # Unusable, or `existing` had found it. Renamed first, so that it is never half a prefix.
                     self.final.rename(self.folder / f".build-{self.lock.content_hash}-{secrets.token_hex(4)}")
-                temporary.rename(self.final)
-            finally:
-                _remove_builds(self.folder, self.lock.content_hash)
+                place.rename(self.final)
         # What was spent on a wheel is the price of such an environment, whenever it was built.
         seconds = max(time.monotonic() - started, self.spent)
         return Prefix(self.final, self.final / "bin" / "python", seconds, tuple(self.notes))
+
+    @contextlib.contextmanager
+    def _place(self, interpreter: Interpreter | None) -> Iterator[Path]:
+        """Where to build this environment: a path that does not exist, and from which to rename it.
+
+        Where uv makes it, builds take turns at the same paths: uv asks the Python of every path that it has
+        not met for its facts, which takes as long as installing a small package does. Each path is locked,
+        by uv too, which outlives this process where that is killed.
+        """
+        with contextlib.ExitStack() as held:
+            held.callback(_remove_builds, self.folder, self.lock.content_hash)
+            if interpreter is None:
+                yield self.folder / f".build-{self.lock.content_hash}-{secrets.token_hex(4)}"
+                return
+            whose = f"{interpreter.path}\0{interpreter.version}\0{os.getuid()}"
+            facts = hashlib.sha256(whose.encode()).hexdigest()[:12]
+            keys = (f"{facts}.{number}" for number in itertools.count())
+            key, self._held = next(
+                (key, taken) for key in keys if (taken := _try_lock(_lock_path(self.folder, key))) is not None
+            )
+            held.callback(os.close, self._held)
+            _remove_builds(self.folder, key)  # what a dead builder left
+            held.callback(_remove_builds, self.folder, key)
+            yield self.folder / f".build-{key}-0"
 
     def _build_commits(self, interpreter: Interpreter | None) -> None:
         """Put the wheels that are built from commits in the place of those."""
@@ -709,8 +733,9 @@ class _Builder:
 
     def _uv_tool(self, variables: Mapping[str, str] | None = None) -> Uv:
         if self.offline is None:
-            return Uv(self.cache)
-        return Uv(self.cache, environ={**offline_environment(self.offline), **(variables or {})})
+            return Uv(self.cache, holding=self._held)
+        environ = {**offline_environment(self.offline), **(variables or {})}
+        return Uv(self.cache, environ=environ, holding=self._held)
 
     def _install(self, place: Path) -> None:
         with self._whole() as variables:
@@ -735,21 +760,36 @@ class _Builder:
             yield variables
 
 
-def _lock_path(folder: Path, content_hash: str) -> Path:
-    return folder / f".{content_hash}.lock"
+def _lock_path(folder: Path, key: str) -> Path:
+    """The lock of an environment's hash, or of a place where they are built."""
+    return folder / f".{key}.lock"
+
+
+def _try_lock(path: Path) -> int | None:
+    """The open file, locked as by `FileLock` until all who inherit it have closed it; None if it is taken."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove what dead builders left; those alive hold their lock."""
-    for content_hash in {path.name.split("-")[1] for path in folder.glob(".build-*-*")}:
+    for key in {path.name.split("-")[1] for path in folder.glob(".build-*-*")}:
         with (
             contextlib.suppress(file_locks().Timeout),
-            file_locks().FileLock(_lock_path(folder, content_hash), timeout=0),
+            file_locks().FileLock(_lock_path(folder, key), timeout=0),
         ):
-            _remove_builds(folder, content_hash)
+            _remove_builds(folder, key)
 
 
-def _remove_builds(folder: Path, content_hash: str) -> None:
-    """Remove the unfinished builds of one lock; its file lock is held by the caller."""
-    for path in folder.glob(f".build-{content_hash}-*"):
+def _remove_builds(folder: Path, key: str) -> None:
+    """Remove the unfinished builds of one key; its file lock is held by the caller."""
+    for path in folder.glob(f".build-{key}-*"):
         integrity.remove_tree(path)

@@ -63,6 +63,7 @@ def run_tool(
     room: Room | None = None,
     heard: Callable[[str], None] | None = None,
     keep: int | None = _KEEP,
+    holding: int | None = None,
 ) -> Finished:
     """Run a command without a shell in its own process group.
 
@@ -77,6 +78,8 @@ def run_tool(
         room: What it may write, after which its process group is killed, too; None is no limit.
         heard: Called with each line of its errors, a moment after it was written.
         keep: Bytes of output that are kept, from its end; None for all.
+        holding: A descriptor that it inherits: what is locked by it stays so until the command has ended,
+            even if this process is killed before.
 
     Raises:
         OSError: The command cannot be started.
@@ -90,6 +93,7 @@ def run_tool(
             stdout=out,
             stderr=err,
             start_new_session=True,
+            pass_fds=() if holding is None else (holding,),
         )
         with _lock:
             _running.add(process.pid)
@@ -235,12 +239,19 @@ class Uv:
         cache_dir: Our cache directory; uv's own lies in it, so that prefixes beside it can be hardlinked.
         index: URL of the package index, None for the configured one.
         environ: The environment to start from, ours by default.
+        holding: A descriptor that every run inherits; see `run_tool`.
     """
 
     def __init__(
-        self, cache_dir: Path, index: str | None = None, environ: Mapping[str, str] | None = None
+        self,
+        cache_dir: Path,
+        index: str | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        holding: int | None = None,
     ) -> None:
         self.cache_dir = cache_dir
+        self._holding = holding
         self._environ = dict(os.environ if environ is None else environ)
         self._explicit = index
         self.index = index or configured_index(self._environ)
@@ -283,7 +294,9 @@ class Uv:
                 if watched:
                     argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
                 whole = {**env, **(extra or {})}
-                return run_tool(argv, env=whole, cwd=cwd, timeout=timeout, room=room, heard=heard)
+                return run_tool(
+                    argv, env=whole, cwd=cwd, timeout=timeout, room=room, heard=heard, holding=self._holding
+                )
         except OSError as error:
             if error.errno in FULL and (place := full_file_system(self.cache_dir)):
                 raise InfrastructureError(

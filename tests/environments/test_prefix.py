@@ -202,7 +202,7 @@ def test_four_processes_build_it_once(lock, cache, tmp_path):
     assert sum(float(answer[1]) > 0 for answer in answers) == 1
 
 
-def test_killed_in_the_middle_then_built_again(lock, cache, index, tmp_path):
+def test_killed_in_the_middle_then_built_again(lock, cache, index, python, tmp_path):
     path = tmp_path / "demo.conda-lock.yml"
     path.write_text(lock.text)
     released = threading.Event()
@@ -216,10 +216,15 @@ def test_killed_in_the_middle_then_built_again(lock, cache, index, tmp_path):
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
+        # The installer still waits for the index, and would write into what is built in its place.
+        left = leftovers(cache)
+        assert left
+        other = ensure_prefix(make_lock(python, host_platform(), []), cache_dir=cache)
+        assert run(other, "import sys; print(sys.prefix)") == str(other.path)
+        assert leftovers(cache) == left
     finally:
         released.set()
     assert not (cache / "prefixes" / lock.content_hash).exists()
-    assert leftovers(cache)
     prefix = ensure_prefix(lock, cache_dir=cache)
     assert run(prefix, "import below; print(below.version)") == "2.0"
 
