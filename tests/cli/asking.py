@@ -9,29 +9,46 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests import planted
+from tests.cli.calls import RunCommand
 from tests.environments.index_server import IndexServer, serve
 
 
-class Asking:
-    """A user's folder with a script."""
+class Answer(NamedTuple):
+    """How a command ended."""
 
-    def __init__(self, folder: Path, index: str = "") -> None:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Asking:
+    """A user's folder with a script, in which commands are given.
+
+    Args:
+        folder: Where this process is from here on.
+        run: Calls a command in this process.
+        monkeypatch: What undoes the above.
+        index: Address of the index that is given to every command.
+    """
+
+    def __init__(
+        self, folder: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch, index: str = ""
+    ) -> None:
         self.folder = folder
         self.index = index
+        self._call = run
         self.env = {
             **os.environ,
             "BISECT_ENV_DB": str(folder / "results.sqlite"),
             "BISECT_ENV_CACHE": str(folder / "cache"),
             "BISECT_ENV_ASKED": str(folder / "asked"),
         }
-
-    def enter(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Be in the folder, for commands that are called in this process."""
-        monkeypatch.chdir(self.folder)
+        monkeypatch.chdir(folder)
         for name in ("BISECT_ENV_DB", "BISECT_ENV_CACHE", "BISECT_ENV_ASKED"):
             monkeypatch.setenv(name, self.env[name])
 
@@ -46,18 +63,29 @@ class Asking:
         (self.folder / name).write_text("".join(lines))
         return name
 
-    def run(self, *arguments: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str) -> Answer:
         """Give a command; the index is added to those that take one."""
-        more = ["--index", self.index] if self.index else []
-        return subprocess.run(
-            [sys.executable, "-m", "bisect_env", arguments[0], *more, *arguments[1:]],
+        return Answer(*self._call(*self._words(arguments)))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Give a command to a process of its own, with the environment `env`."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "bisect_env", *self._words(arguments)],
             cwd=self.folder,
             env=self.env,
             text=True,
-            capture_output=True,
-            timeout=timeout,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
+
+    def run_apart(self, *arguments: str) -> Answer:
+        """Give a command to a process of its own, and wait for its end."""
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=200)
+        return Answer(process.returncode, out, err)
+
+    def _words(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        return (arguments[0], *(["--index", self.index] if self.index else []), *arguments[1:])
 
 
 @contextmanager

@@ -31,8 +31,8 @@ def index() -> Iterator[IndexServer]:
 
 
 @pytest.fixture
-def user(tmp_path: Path, index: IndexServer) -> Asking:
-    asking = Asking(tmp_path, index.url)
+def user(tmp_path: Path, index: IndexServer, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> Asking:
+    asking = Asking(tmp_path, run, monkeypatch, index.url)
     asking.script(BROKEN_FROM_FOUR)
     return asking
 
@@ -115,12 +115,10 @@ def test_a_script_says_what_it_needs_itself(user: Asking) -> None:
         (("missing.yaml",), "does not exist"),
     ],
 )
-def test_what_cannot_be_asked(
-    user: Asking, run: RunCommand, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
-) -> None:
-    user.enter(monkeypatch)
-    more = () if "missing.yaml" in arguments else ("--index", user.index)
-    code, _, err = run("run", *more, *arguments)
+def test_what_cannot_be_asked(user: Asking, arguments: tuple[str, ...], says: str) -> None:
+    if "missing.yaml" in arguments:
+        user.index = ""
+    code, _, err = user.run("run", *arguments)
     assert code in (2, 5, 6), err
     assert says in err
     assert "Traceback" not in err

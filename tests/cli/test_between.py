@@ -42,8 +42,8 @@ def index() -> Iterator[IndexServer]:
 
 
 @pytest.fixture
-def user(tmp_path: Path, index: IndexServer) -> Asking:
-    return Asking(tmp_path, index.url)
+def user(tmp_path: Path, index: IndexServer, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> Asking:
+    return Asking(tmp_path, run, monkeypatch, index.url)
 
 
 GREEN = {"app": "1", "helper": "1", "other": "1", "third": "1"}
@@ -148,15 +148,12 @@ def test_a_missing_module_is_named_before_anything_is_searched(user: Asking) -> 
     assert "no environment has the module 'numpy'" in done.stderr
 
 
-def test_what_cannot_be_compared(
-    user: Asking, run: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    user.enter(monkeypatch)
+def test_what_cannot_be_compared(user: Asking, tmp_path: Path) -> None:
     user.script("import helper")
     green, red = user.freeze("green.txt", **GREEN), user.freeze("red.txt", **RED)
 
     def refused(*arguments: str) -> str:
-        code, _, err = run("between", "--index", user.index, *arguments, "--", "python", "repro.py")
+        code, _, err = user.run("between", *arguments, "--", "python", "repro.py")
         assert code in (2, 5), err
         assert "remedy:" in err
         assert "Traceback" not in err
@@ -182,31 +179,28 @@ def test_what_cannot_be_compared(
     words = refused(green, "hashed.txt")
     assert "hashed.txt cannot be made again" in words
     assert "gone" in words
-    assert "two environments are needed" in run("between", green)[2]
+    assert "two environments are needed" in user.run("between", green).stderr
 
 
-def test_a_local_package_is_named_and_left_out(
-    user: Asking, run: RunCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    user.enter(monkeypatch)
+def test_a_local_package_is_named_and_left_out(user: Asking) -> None:
     user.script("import helper")
     green, red = user.freeze("green.txt", **GREEN), user.freeze("red.txt", **RED)
     more = "-e git+https://code.example/x#egg=mine\ngone==1\n"
     (user.folder / red).write_text((user.folder / red).read_text() + more)
-    code, _, err = run("between", "--index", user.index, green, red, "--", "python", "repro.py")
+    code, _, err = user.run("between", green, red, "--", "python", "repro.py")
     assert code == 5
     assert "red.txt: left out: mine (an editable install" in err
 
 
 @pytest.mark.slow
-def test_two_conda_environments(tmp_path: Path) -> None:
+def test_two_conda_environments(tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     channel = Channel(tmp_path / "channel")
     channel.add_python()
     for version in ("1", "2", "3", "4"):
         channel.add_library("helper", version, "py_0")
         channel.add_library("other", version, "py_0")
     channel.write()
-    user = Asking(tmp_path)
+    user = Asking(tmp_path, run, monkeypatch)
     user.script("import helper\nassert int(helper.__version__) < 3\n")
     entry = next(iter(json.loads((channel.folder / "linux-64/repodata.json").read_text())["packages.conda"]))
     python = f"{channel.url}/linux-64/{entry}"

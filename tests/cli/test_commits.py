@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +32,8 @@ def index() -> Iterator[IndexServer]:
 
 
 @pytest.fixture
-def user(tmp_path: Path, index: IndexServer) -> Asking:
-    return Asking(tmp_path, index.url)
+def user(tmp_path: Path, index: IndexServer, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> Asking:
+    return Asking(tmp_path, run, monkeypatch, index.url)
 
 
 def test_one_line_asks_for_the_commit(user: Asking) -> None:
@@ -84,16 +80,13 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
         (("--from", "v1.0", "demo>=1", "repro.py"), "--from belongs to `--git`"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(
-    user: Asking, run: RunCommand, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
-) -> None:
+def test_what_cannot_be_asked_is_refused(user: Asking, words: tuple[str, ...], message: str) -> None:
     changes = pure("demo", 3, 2, files={"setup.py": "from setuptools import setup; setup(name='demo')"})
     write(user.folder / "clone", changes)
     files = {f"my python/{path}": content for path, content in in_tree("demo").items()}
     write(user.folder / "below", [Change(files, tags=["v1.0"]), Change({"README": "2"})])
     user.script("import demo\n")
-    user.enter(monkeypatch)
-    code, _, err = run("run", "--index", user.index, *words)
+    code, _, err = user.run("run", *words)
     assert code == 2, err
     assert message in err
     assert "remedy:" in err
@@ -184,14 +177,14 @@ def test_tags_of_releases(tag: str | None, others: list[str]) -> None:
     assert tag_of("1.2.3", "my-pkg", tags) == tag
 
 
+@pytest.mark.slow
 def test_a_study_that_was_killed_during_a_build_goes_on(user: Asking) -> None:
     place = user.folder / "clone"
     changes = pure("demo", 8, 6, files={**in_tree("demo"), "slow": "1"})
     commits = write(place, changes)
     user.script("import demo\nassert demo.works()\n")
     words = ["--git", "clone", "--from", "v1.0", "--to", "v1.1", "--always", "repro.py"]
-    command = [sys.executable, "-m", "bisect_env", "run", "--index", user.index, *words]
-    process = subprocess.Popen(command, cwd=user.folder, env=user.env, stderr=subprocess.DEVNULL, stdout=-3)
+    process = user.start("run", *words)
     folder = user.folder / "cache" / "commits"
     deadline = time.monotonic() + 60
     # In the middle of the second build.
@@ -199,8 +192,8 @@ def test_a_study_that_was_killed_during_a_build_goes_on(user: Asking) -> None:
         if list(folder.glob("*/*.whl")) and list(folder.glob(".build-*/source/slow")):
             break
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.communicate()
     built = {path.name for path in folder.glob("*/*.whl")}
     assert built
     done = user.run("run", *words)
@@ -210,17 +203,15 @@ def test_a_study_that_was_killed_during_a_build_goes_on(user: Asking) -> None:
     assert len(list(folder.glob("*/*.whl"))) <= 5
 
 
-def test_a_plan_says_what_commits_will_cost_and_builds_none(
-    user: Asking, run: RunCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_says_what_commits_will_cost_and_builds_none(user: Asking) -> None:
     commits = write(user.folder / "clone", pure("demo", 40, 12, files=in_tree("demo")))
     user.script("import demo\n")
     (user.folder / "matrix.yaml").write_text(
         "version: 1\nname: planned\naxes: {demo: {git: clone, package: demo, from: v1.0}}\n"
         "trial: {files: [repro.py]}\ngood: {demo: v1.0}\nbad: {demo: HEAD}\n"
     )
-    user.enter(monkeypatch)
-    code, out, err = run("plan", "matrix.yaml", "--forecast", "60")
+    user.index = ""
+    code, out, err = user.run("plan", "matrix.yaml", "--forecast", "60")
     assert code == 0, err
     assert f"demo (regression, 40 values): {commits[0][:10]}, " in out
     assert "40 combinations: 40 to be built when wanted; 40 distinct environments" in out
@@ -228,7 +219,7 @@ def test_a_plan_says_what_commits_will_cost_and_builds_none(
     assert found is not None, out
     assert int(found[1]) <= 8
     assert not list((user.folder / "cache" / "commits").glob("*"))
-    _, whole, err = run("plan", "matrix.yaml", "--all", "--forecast", "0")
+    _, whole, err = user.run("plan", "matrix.yaml", "--all", "--forecast", "0")
     assert f"demo={commits[7][:10]}: to be built when wanted" in whole, err
 
 
@@ -245,9 +236,9 @@ def test_a_bare_clone_does_without_a_network(
     words = ("run", "--git", "bare.git", "--from", "v1.0", "--always", "repro.py", "--to")
     if files is None:
         # What builds ask for is in the cache once any of them was made.
-        user.run(*words, commits[1])
+        user.run_apart(*words, commits[1])
     user.env["UV_OFFLINE"] = "1"
-    done = user.run(*words, "v1.1")
+    done = user.run_apart(*words, "v1.1")
     assert done.returncode == 0, done.stderr
     assert f"demo {commits[5][:10]}" in done.stdout.splitlines()[0]
 
@@ -271,7 +262,7 @@ def test_a_host_without_a_compiler_is_told_and_its_trials_go_elsewhere(user: Ask
         lacking = {"BISECT_ENV_CACHE": str(user.folder / "other"), "PATH": str(bare)}
         dask.worker("--host", "127.0.0.2", "--name", "bare", env=lacking)
         words = ("--git", "clone", "--from", "v1.0", "--to", "v1.1", "-p", "demo", "--always", "repro.py")
-        done = user.run("run", "--scheduler", dask.address, *words)
+        done = user.run_apart("run", "--scheduler", dask.address, *words)
     assert done.returncode == 0, done.stderr + dask.logs()
     assert commits[11][:10] in done.stdout.splitlines()[0]
     assert done.stderr.count("on 127.0.0.2 an environment cannot be made") == 1, done.stderr

@@ -92,6 +92,7 @@ def test_names_become_names_of_studies_and_axes() -> None:
     assert "  ruamel-yaml:\n" in text
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_answers_are_asked_for_on_a_terminal(here: Path) -> None:
     parent, child = pty.openpty()
@@ -189,6 +190,7 @@ def test_a_log_tells_what_happened(tmp_path: Path) -> None:
     assert "cannot be written" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_completion_and_colours() -> None:
     env = {

@@ -3,14 +3,12 @@
 import csv
 import io
 import json
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import Command
+from tests.cli.calls import RunCommand
 from tests.engine.studies import Studies
 
 pytestmark = pytest.mark.integration
@@ -22,104 +20,78 @@ NEEDS_A_NEW_LIB = """
 """
 
 
-class Mapping(Command):
-    """`bisect-env map` on a planted matrix."""
-
-    def __init__(self, folder: Path, versions: int = 6) -> None:
-        values = list(range(1, versions + 1))
-        axes = f"lib: {{values: {values}}}\napp: {{values: {values}}}"
-        super().__init__(folder, NEEDS_A_NEW_LIB, axes=axes)
-        text = self.matrix.read_text()
-        self.matrix.write_text(text.replace("python script.py {level}", "python script.py"))
-
-    def call(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "bisect_env", command, *arguments],
-            env=self.env,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, place in (("DB", "results.sqlite"), ("CACHE", "cache"), ("LOCKFILES", "lockfiles")):
+        monkeypatch.setenv(f"BISECT_ENV_{name}", str(tmp_path / place))
+    monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def mapping(tmp_path: Path) -> Mapping:
-    return Mapping(tmp_path)
+def matrix(folder: Path, versions: int = 6, more: str = "") -> str:
+    """A matrix of two axes with so many versions each."""
+    values = f"values: {list(range(1, versions + 1))}{more}"
+    path = Studies(folder).matrix(NEEDS_A_NEW_LIB, axes=f"lib: {{{values}}}\napp: {{{values}}}")
+    path.write_text(path.read_text().replace("python script.py {level}", "python script.py"))
+    return str(path)
 
 
-def test_the_table_of_two_axes_in_every_format(mapping: Mapping) -> None:
-    told = mapping.call("map", str(mapping.matrix))
-    assert told.returncode == 0, told.stderr
-    assert "30 of 36 combinations work, 6 fail" in told.stdout
-    rows = {
-        line.split()[0]: line.split()[1:] for line in told.stdout.splitlines() if line[:2] in ("5 ", "6 ")
-    }
+def test_the_table_of_two_axes_in_every_format(tmp_path: Path, run: RunCommand) -> None:
+    path = matrix(tmp_path)
+    code, told, err = run("map", path)
+    assert code == 0, err
+    assert "30 of 36 combinations work, 6 fail" in told
+    rows = {line.split()[0]: line.split()[1:] for line in told.splitlines() if line[:2] in ("5 ", "6 ")}
     marks = {row: [mark.strip("()") for mark in found] for row, found in rows.items()}
     assert marks["6"] == ["fails"] * 3 + ["works"] * 3
     assert marks["5"] == ["fails"] * 2 + ["works"] * 4
     assert any("(" in mark for row in rows.values() for mark in row), "everything was tried"
     # Asked again it is the same study, which answers at once.
-    document = json.loads(mapping.call("map", str(mapping.matrix), "--format", "json").stdout)
-    assert document["verdict"]["trials"] == int(told.stdout.partition(" trials (")[0].split()[-1])
+    document = json.loads(run("map", path, "--format", "json")[1])
+    assert document["verdict"]["trials"] == int(told.partition(" trials (")[0].split()[-1])
     calls = document["verdict"]["table"]["calls"]
     assert len(calls) == 36
     for one in calls:
         app, lib = (int(one["combination"][axis]) for axis in ("app", "lib"))
         assert one["verdict"] == ("bad" if app > lib + 2 else "good")
         assert one["probability"] >= 0.95
-    table = list(csv.DictReader(io.StringIO(mapping.call("report", "--format", "csv").stdout)))
+    table = list(csv.DictReader(io.StringIO(run("report", "--format", "csv")[1])))
     assert [row["verdict"] for row in table] == [
         "bad" if int(row["app"]) > int(row["lib"]) + 2 else "good" for row in table
     ]
-    assert "| ✗ |" in mapping.call("report", "--format", "md").stdout
-    page = mapping.folder / "table.html"
-    assert mapping.call("map", str(mapping.matrix), "-f", "html", "-o", str(page)).returncode == 0
+    assert "| ✗ |" in run("report", "--format", "md")[1]
+    page = tmp_path / "table.html"
+    assert run("map", path, "-f", "html", "-o", str(page))[0] == 0
     assert '<table class="compatibility">' in page.read_text()
 
 
-def test_the_rules_that_it_prints_leave_out_what_fails(mapping: Mapping) -> None:
-    told = mapping.call("map", str(mapping.matrix), "-q").stdout
+def test_the_rules_that_it_prints_leave_out_what_fails(tmp_path: Path, run: RunCommand) -> None:
+    path = matrix(tmp_path)
+    told = run("map", path, "-q")[1]
     rules = textwrap.dedent(told.partition("As rules of a matrix:\n")[2].partition("\n\n")[0])
-    without = mapping.folder / "without.yaml"
-    without.write_text(mapping.matrix.read_text() + rules + "\n")
-    table = csv.DictReader(io.StringIO(mapping.call("map", str(without), "-q", "-f", "csv").stdout))
+    without = tmp_path / "without.yaml"
+    without.write_text(Path(path).read_text() + rules + "\n")
+    table = csv.DictReader(io.StringIO(run("map", str(without), "-q", "-f", "csv")[1]))
     for row in table:
         assert (row["status"] == "excluded") == (int(row["app"]) > int(row["lib"]) + 2)
         assert row["verdict"] == ("" if row["status"] == "excluded" else "good")
 
 
 @pytest.mark.slow
-def test_run_goes_on_from_a_table_and_a_table_from_a_run(tmp_path: Path) -> None:
-    mapping = Mapping(tmp_path, versions=4)
-    first = mapping.run("--quiet")
-    assert first.returncode == 0, first.stderr
-    trials = json.loads(mapping.call("report", "--format", "json").stdout)["trials"]
-    table = json.loads(mapping.call("map", str(mapping.matrix), "-q", "-f", "json").stdout)
+def test_run_goes_on_from_a_table_and_a_table_from_a_run(tmp_path: Path, run: RunCommand) -> None:
+    path = matrix(tmp_path, versions=4)
+    code, _, err = run("run", path, "--quiet")
+    assert code == 0, err
+    trials = json.loads(run("report", "--format", "json")[1])["trials"]
+    table = json.loads(run("map", path, "-q", "-f", "json")[1])
     assert table["trials"] >= trials
     assert len(table["verdict"]["table"]["calls"]) == 16
-    again = mapping.run("--quiet")
-    assert again.returncode == 0
-    after = json.loads(mapping.call("report", "--format", "json").stdout)
+    assert run("run", path, "--quiet")[0] == 0
+    after = json.loads(run("report", "--format", "json")[1])
     assert "table" not in after["verdict"]
     assert after["trials"] >= table["trials"]
 
 
-def test_a_table_of_too_many_combinations_is_refused(tmp_path: Path) -> None:
-    values = ", ".join(map(str, range(200)))
-    path = Studies(tmp_path).matrix(
-        NEEDS_A_NEW_LIB,
-        axes=f"lib: {{values: [{values}], direction: either}}\napp: {{values: [{values}]}}",
-    )
-    path.write_text(path.read_text().replace("python script.py {level}", "python script.py"))
-    told = subprocess.run(
-        [sys.executable, "-m", "bisect_env", "map", str(path), "--db", str(tmp_path / "r.sqlite")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert told.returncode == 2
-    assert "40000 combinations are too many for a table" in told.stderr
+def test_a_table_of_too_many_combinations_is_refused(tmp_path: Path, run: RunCommand) -> None:
+    code, _, err = run("map", matrix(tmp_path, versions=200, more=", direction: either"))
+    assert code == 2
+    assert "40000 combinations are too many for a table" in err

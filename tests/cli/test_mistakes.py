@@ -66,8 +66,9 @@ def test_a_lock_of_somebody_else(tmp_path: Path, run: RunCommand) -> None:
     assert "lacks `custom_metadata`" in err
 
 
+@pytest.mark.slow
 @pytest.mark.integration
-def test_closed_standard_output(tmp_path: Path, run: RunCommand) -> None:
+def test_closed_standard_output(tmp_path: Path) -> None:
     studies = Studies(tmp_path)
     studies.run(studies.matrix(PASS, rest=QUICK))
     before = studies.db.read_bytes()
@@ -84,6 +85,8 @@ def test_closed_standard_output(tmp_path: Path, run: RunCommand) -> None:
     assert studies.db.read_bytes() == before
 
 
+@pytest.mark.slow
+@pytest.mark.integration
 def test_without_an_installation_there_is_a_version_all_the_same() -> None:
     code = (
         "import importlib.metadata as m, sys\n"

@@ -220,6 +220,7 @@ def installed() -> frozenset[str]:
     return frozenset(metadata.packages_distributions())
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("words", "allowed"),

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.cli.calls import RunCommand
 from tests.cli.processes import COMMAND, Command, lines, trials_below, wait_for
 from tests.engine.studies import CRASH_FROM_SIX, QUICK, crash_from_six, pause_while, wait_while
 
@@ -201,18 +202,14 @@ def test_what_cannot_be_run_is_said_without_a_traceback(
     assert "Traceback" not in done.stderr
 
 
-def test_a_missing_matrix_is_said_so(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*COMMAND, "run", "no-such-file.yaml"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "no-such-file.yaml" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_missing_matrix_is_said_so(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run("run", "no-such-file.yaml")
+    assert code == 2
+    assert "no-such-file.yaml" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.slow

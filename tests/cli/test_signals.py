@@ -17,8 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.cli.calls import RunCommand
 from tests.cli.processes import Command, wait_for
-from tests.engine.studies import crash_from_six
+from tests.engine.studies import Studies, crash_from_six
 
 pytestmark = pytest.mark.integration
 
@@ -45,13 +46,16 @@ def listener(greeting: bytes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
-def test_what_is_no_scheduler_is_said_to_be_none(tmp_path: Path, greeting: bytes) -> None:
-    command = Command(tmp_path, SLOW_CRASH)
+def test_what_is_no_scheduler_is_said_to_be_none(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch, greeting: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    matrix = Studies(tmp_path).matrix(SLOW_CRASH)
     with listener(greeting) as address:
-        done = command.run("--scheduler", address)
-    assert done.returncode == 6
-    assert "nothing that speaks Dask's protocol listens there" in done.stderr
-    assert "Traceback" not in done.stderr
+        code, _, err = run("run", str(matrix), "--db", "results.sqlite", "--scheduler", address)
+    assert code == 6
+    assert "nothing that speaks Dask's protocol listens there" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.slow
@@ -68,6 +72,7 @@ def test_what_says_nothing_is_no_scheduler_within_thirty_seconds(tmp_path: Path)
     assert "nothing that speaks Dask's protocol listens there" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_a_scheduler_is_waited_for_ends_the_command(
     tmp_path: Path, number: signal.Signals
@@ -137,6 +142,7 @@ def interrupt(
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_first_moments_says_a_word(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -285,6 +291,7 @@ def test_the_end_of_the_resource_tracker_is_no_news(tmp_path: Path, number: sign
     assert psutil.wait_procs([tracker], timeout=10)[1] == []
 
 
+@pytest.mark.slow
 def test_nohup_keeps_a_command_alive_and_a_shells_background_can_be_interrupted(tmp_path: Path) -> None:
     def without(*numbers: signal.Signals) -> None:
         for number in numbers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,11 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from bisect_env.trials.child_env import TRIAL_ID
 
 from bisect_env.containers.trial import Inside
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
 from bisect_env.trials.run import TrialCancelledError, run_trial
-from tests.trials.trial_support import make_spec, trial_processes
+from tests.trials.trial_support import make_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
@@ -37,7 +39,7 @@ def run(inside: Inside, code: str = "", **changes: object) -> TrialRecord:
     spec = make_spec(code, **changes)
     record = run_trial(spec, NOWHERE, inside=inside)
     assert record.outcome is not Outcome.HARNESS_ERROR, record.stack
-    assert trial_processes(spec.trial_id) == []
+    assert processes_of(spec.trial_id) == []
     return record
 
 
@@ -153,7 +155,7 @@ def test_cancel_reaches_the_container(inside: Inside) -> None:
     threading.Timer(1.0, cancelled.set).start()
     with pytest.raises(TrialCancelledError):
         run_trial(spec, NOWHERE, inside=inside, cancelled=cancelled.is_set)
-    assert trial_processes(spec.trial_id) == []
+    assert processes_of(spec.trial_id) == []
 
 
 def test_a_command_that_the_image_lacks(inside: Inside) -> None:
@@ -279,16 +281,24 @@ def is_inner(process: psutil.Process) -> bool:
     return process.name() == "conmon" or "init.py" in " ".join(process.cmdline()[-2:])
 
 
+def processes_of(trial_id: str) -> list[psutil.Process]:
+    """Living processes of a trial; those in a container are below its engine and not below this process."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            is_one = process.environ().get(TRIAL_ID) == trial_id
+            if is_one and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
 def scripts(trial_id: str) -> set[int]:
     """Processes of the script itself, in whatever container."""
     found = set()
-    for process in psutil.process_iter():
-        try:
-            ours = process.environ().get("BISECT_ENV_TRIAL_ID") == trial_id
-            if ours and process.cmdline()[-1:] == ["main.py"]:
+    for process in processes_of(trial_id):
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline()[-1:] == ["main.py"]:
                 found.add(process.pid)
-        except psutil.Error:
-            continue
     return found
 
 

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from bisect_env.trials.records import TrialRecord
 from bisect_env.trials.run import run_trial
-from tests.trials.trial_support import PREFIX, make_spec, trial_processes
+from tests.trials.trial_support import PREFIX, Living, make_spec, watched_trials
 
 
 def open_files() -> int:
@@ -24,7 +24,13 @@ def private_temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(private_temp: Path) -> Callable[..., TrialRecord]:
+def living() -> Iterator[Living]:
+    with watched_trials() as living:
+        yield living
+
+
+@pytest.fixture
+def run(private_temp: Path, living: Living) -> Callable[..., TrialRecord]:
     """Run a script as a trial and check that it leaves nothing behind."""
 
     def run_script(
@@ -33,7 +39,7 @@ def run(private_temp: Path) -> Callable[..., TrialRecord]:
         spec = make_spec(code, **changes)
         fds = open_files()
         record = run_trial(spec, prefix, gpus=gpus)
-        assert trial_processes(spec.trial_id) == []
+        assert living() == []
         assert list(private_temp.iterdir()) == []
         # The launcher's own socket appears with the first trial of the process.
         assert open_files() <= fds + 1

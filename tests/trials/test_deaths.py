@@ -20,7 +20,7 @@ from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
 from bisect_env.trials.run import run_trial
 from tests.trials import dying
 from tests.trials.conftest import open_files
-from tests.trials.trial_support import PREFIX, living, make_spec
+from tests.trials.trial_support import PREFIX, Living, make_spec
 
 pytestmark = pytest.mark.integration
 
@@ -132,7 +132,7 @@ import os, sys
 from pathlib import Path
 group = Path(sys.argv[1])
 (group / "cgroup.procs").write_text(str(os.getpid()))
-from tests.trials.trial_support import PREFIX, make_spec
+from tests.trials.trial_support import PREFIX, Living, make_spec
 from bisect_env.trials.run import run_trial
 code = "x = []\\nwhile True: x.append(bytearray(1 << 20))"
 record = run_trial(make_spec(code, timeout=60.0), PREFIX)
@@ -236,7 +236,7 @@ PLANTED = {
 }
 
 
-def die_often(number: int, seed: int, place: Path) -> None:
+def die_often(number: int, seed: int, place: Path, living: Living) -> None:
     """Run trials with seeds of their own, and see that each is what was planted and nothing is left."""
     print(f"seeds {seed} to {seed + number - 1}")
     launch.LAUNCHER.close()
@@ -266,15 +266,15 @@ def die_often(number: int, seed: int, place: Path) -> None:
         time.sleep(0.02)
     assert psutil.Process().num_threads() <= threads
     launch.LAUNCHER.close()
-    assert living({spec.trial_id for spec in specs}) == []
+    assert living() == []
     assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
 
 
-def test_sixty_trials_that_die_in_random_ways(private_temp: Path) -> None:
-    die_often(60, 1_000, private_temp)
+def test_sixty_trials_that_die_in_random_ways(private_temp: Path, living: Living) -> None:
+    die_often(60, 1_000, private_temp, living)
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
-def test_a_thousand_trials_that_die_in_random_ways(private_temp: Path) -> None:
-    die_often(1_000, 20_000, private_temp)
+def test_a_thousand_trials_that_die_in_random_ways(private_temp: Path, living: Living) -> None:
+    die_often(1_000, 20_000, private_temp, living)

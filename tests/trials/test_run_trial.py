@@ -23,7 +23,7 @@ from bisect_env.trials import launch
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
 from bisect_env.trials.run import TrialCancelledError, run_trial
 from bisect_env.trials.signature import matches
-from tests.trials.trial_support import PREFIX, make_spec, trial_processes
+from tests.trials.trial_support import PREFIX, Living, make_spec
 
 pytestmark = pytest.mark.integration
 
@@ -93,12 +93,12 @@ def test_segfaults_keep_their_stack_and_say_where(run: Run, code: str, phase: Ph
     assert matches(record.signature, run(files=files).signature)
 
 
-def test_a_kill_from_outside_is_not_a_crash(private_temp: Path) -> None:
+def test_a_kill_from_outside_is_not_a_crash(private_temp: Path, living: Living) -> None:
     spec = make_spec("import time; time.sleep(600)")
     with ThreadPoolExecutor(1) as pool:
         trial = pool.submit(run_trial, spec, PREFIX)
         deadline = time.monotonic() + 20
-        while not (found := trial_processes(spec.trial_id)) and time.monotonic() < deadline:
+        while not (found := living()) and time.monotonic() < deadline:
             time.sleep(0.02)
         psutil.Process(found[0]).send_signal(signal.SIGKILL)
         record = trial.result(timeout=30)
@@ -486,12 +486,12 @@ def test_copies_run_at_once_and_are_classified_each(run: Run, tmp_path: Path) ->
     assert "1 of 3 copies" in record.detail
 
 
-def test_cancel_ends_the_trial_at_once(private_temp: Path) -> None:
+def test_cancel_ends_the_trial_at_once(private_temp: Path, living: Living) -> None:
     spec = make_spec("import subprocess; subprocess.run(['sleep', '600'])", timeout=600)
     started = time.monotonic()
     with pytest.raises(TrialCancelledError):
         run_trial(spec, PREFIX, cancelled=lambda: time.monotonic() > started + 0.5)
-    assert trial_processes(spec.trial_id) == []
+    assert living() == []
     assert list(private_temp.iterdir()) == []
     assert time.monotonic() - started < 30
 
@@ -517,21 +517,58 @@ def test_directories_without_permissions_are_removed_all_the_same(run: Run) -> N
     )
 
 
-def test_a_killed_supervisor_is_a_harness_error_and_leaves_no_child() -> None:
+def test_a_killed_supervisor_is_a_harness_error_and_leaves_no_child(living: Living) -> None:
     spec = make_spec("import subprocess; subprocess.Popen(['sleep', '600']); import time; time.sleep(600)")
     with ThreadPoolExecutor(1) as pool:
         trial = pool.submit(run_trial, spec, PREFIX)
         deadline = time.monotonic() + 20
-        while len(found := trial_processes(spec.trial_id)) < 2 and time.monotonic() < deadline:
+        while len(found := living()) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         main = min((psutil.Process(pid) for pid in found), key=lambda process: process.create_time())
         main.parent().kill()
         record = trial.result(timeout=30)
     assert record.outcome is Outcome.HARNESS_ERROR
     deadline = time.monotonic() + 20
-    while trial_processes(spec.trial_id) and time.monotonic() < deadline:
+    while living() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert trial_processes(spec.trial_id) == []
+    assert living() == []
+
+
+def test_what_outlives_even_the_killed_server_is_seen_by_these_tests(living: Living) -> None:
+    """Else it would be for want of looking that no other test finds anything left behind."""
+    daemon = """
+        import os, sys, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execve(sys.executable, ["daemon", "-c", "import time; time.sleep(600)"], {})
+            os._exit(0)
+        time.sleep(600)
+    """
+    with ThreadPoolExecutor(1) as pool:
+        trial = pool.submit(run_trial, make_spec(daemon), PREFIX)
+        found: list[psutil.Process] = []
+        deadline = time.monotonic() + 20
+        while not found and time.monotonic() < deadline:
+            with contextlib.suppress(psutil.Error):  # those between it and the script end at once
+                processes = [psutil.Process(pid) for pid in living()]
+                found = [one for one in processes if one.cmdline()[0] == "daemon"]
+            time.sleep(0.02)
+        (outlives,) = found
+        server = launch.LAUNCHER.process
+        assert server is not None
+        (supervisor,) = psutil.Process(server.pid).children()
+        assert outlives.ppid() == supervisor.pid
+        server.kill()
+        supervisor.kill()
+        assert trial.result(timeout=30).outcome is Outcome.HARNESS_ERROR
+    deadline = time.monotonic() + 20
+    while living() != [outlives.pid] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert living() == [outlives.pid]
+    outlives.kill()
+    outlives.wait(20)
+    assert living() == []
 
 
 def test_a_killed_server_is_replaced(run: Run) -> None:
@@ -580,7 +617,9 @@ run_trial(make_spec({script!r}, timeout=600), PREFIX)
     assert list(tmp_path.glob("bisect-env-*")) == []
 
 
-def test_the_next_worker_removes_what_one_left_that_was_killed_with_its_supervisor(tmp_path: Path) -> None:
+def test_the_next_worker_removes_what_one_left_that_was_killed_with_its_supervisor(
+    tmp_path: Path, living: Living
+) -> None:
     program = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from tests.trials.trial_support import make_spec, PREFIX
@@ -601,7 +640,7 @@ run_trial(make_spec(sys.argv[2], timeout=600, trial_id=sys.argv[1]), PREFIX)
         for process in everything:
             process.kill()
     deadline = time.monotonic() + 20
-    while trial_processes(trial_id) and time.monotonic() < deadline:
+    while living() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(list(tmp_path.glob("bisect-env-*"))) == 1
     subprocess.run([sys.executable, "-c", program, "next", "pass"], env=env, check=True, timeout=60)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from bisect_env.matrix.grid import Combination
+from bisect_env.trials import launch
 from bisect_env.trials.records import TrialFile, TrialSpec
-from bisect_env.trials.workdir import TRIAL_ID
+from bisect_env.trials.supervisor import PR_SET_CHILD_SUBREAPER
 
 PREFIX = Path(sys.prefix)
+
+Living = Callable[[], list[int]]
+"""Tells the living processes of the trials of a test."""
 
 
 def make_spec(code: str = "", **changes: object) -> TrialSpec:
@@ -28,19 +36,43 @@ def make_spec(code: str = "", **changes: object) -> TrialSpec:
     return TrialSpec(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def trial_processes(trial_id: str) -> list[int]:
-    """Living processes that belong to a trial, wherever they went."""
-    return living({trial_id})
+@contextmanager
+def watched_trials() -> Iterator[Living]:
+    """Yields what tells the living processes of the trials that this process runs from here on.
+
+    They are found from their supervisors' server down, wherever they forked to and whatever they did to their
+    environment: a supervisor adopts what its trial leaves behind, the server what a killed supervisor leaves,
+    and this process, as long as it watches, what a killed server or a killed command leaves.
+    """
+    launch.LAUNCHER.prepare()
+    here = psutil.Process()
+    before = set(here.children())
+
+    def living() -> list[int]:
+        server = launch.LAUNCHER.process
+        found = []
+        for child in here.children():
+            if child in before and (server is None or child.pid != server.pid):
+                continue
+            for process in (child, *child.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):  # ended since it was listed
+                    is_ours = str(launch.SUPERVISOR) in process.cmdline()
+                    # What ends has given its memory back, and its command line with it.
+                    if not is_ours and process.memory_info().rss:
+                        found.append(process.pid)
+        return found
+
+    adopt_orphans(yes=True)
+    try:
+        yield living
+    finally:
+        adopt_orphans(yes=False)
+        for child in set(here.children()) - before:
+            with contextlib.suppress(psutil.Error, ChildProcessError):
+                if child.status() == psutil.STATUS_ZOMBIE:
+                    os.waitpid(child.pid, os.WNOHANG)
 
 
-def living(trial_ids: set[str]) -> list[int]:
-    """Living processes that belong to any of these trials."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            is_one = process.environ().get(TRIAL_ID) in trial_ids
-            if is_one and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        except (psutil.Error, OSError):
-            continue
-    return found
+def adopt_orphans(*, yes: bool) -> None:
+    """Whether orphans below this process come to it and not to the first process of the host."""
+    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0) == 0
