@@ -45,9 +45,9 @@ from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Direction, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import read_signature, shown
-from bisect_env.search.goals import Goal, search_towards
+from bisect_env.search.goals import Goal, search_towards, settings_of
 from bisect_env.search.multiple import is_coarsened
-from bisect_env.search.searcher import Search, SearchSettings, StudySearch
+from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import (
     BUILD_FAILED,
@@ -287,23 +287,10 @@ class StudyRunner:
         self._bad_end = None if self.grid.bad is None else self._prepared.groups.get(self.grid.bad)
         wanted = matrix.file.trial.bad.signature
         self._target = StudyTarget(target_of(matrix), wanted, store, study_id, self._bad_end)
-        settings = matrix.file.search
-        self.search: StudySearch = search_towards(
-            goal,
-            self.grid,
-            self._prepared.groups,
-            SearchSettings(
-                settings.confidence,
-                settings.min_crash_rate,
-                settings.max_trials,
-                clean_rate=settings.clean_rate,
-                crash_rate=settings.crash_rate,
-                quick=quick,
-                thrifty=of_commits(self.grid),
-                careful=careful,
-                leaves=leaves,
-            ),
+        settings = settings_of(
+            matrix.file.search, quick=quick, thrifty=of_commits(self.grid), careful=careful, leaves=leaves
         )
+        self.search: StudySearch = search_towards(goal, self.grid, self._prepared.groups, settings)
         self.state = StudyState(matrix, self._prepared, self.search)
         self._ends = self._both_ends()
         self._ways: dict[Index, dict[str, tuple[str, str]]] = {}
@@ -453,8 +440,9 @@ class StudyRunner:
         """
         budget = self._matrix.file.search.budget
         deadline = None if budget is None else self._clock() + budget
-        # Solvers begin while the place where trials run may still be starting.
-        self._lock(self.state.decide(2).lock)
+        # Solvers begin while the place where trials run may still be starting; what was begun knows more.
+        if not self._begun:
+            self._lock(self.state.decide(2).lock)
         try:
             self._runner = Runner(self._matrix, start(), lambda text: self._warn([text]))
         except StudyInterruptedError:
@@ -487,6 +475,9 @@ class StudyRunner:
         fits = fits and all(tallies[index] == Tally() and not self.state.elsewhere[index] for index in begun)
         if not fits or not self._start([*begun], begun=begun):
             self._runner.executor.cancel()
+        elif self.state.running:
+            # They may have ended long ago: nothing is decided before that is known.
+            self._handle(self._runner.wait(0.0))
 
     def _decide(self, deadline: float | None) -> None:
         while self._wants_more(deadline):
