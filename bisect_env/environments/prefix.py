@@ -337,7 +337,11 @@ _NONE, _WANTED = "none, until a second trial", "with the next trial"
 """What the marker of a prefix says of its bytecode where that is not made with the prefix."""
 
 
-def before_trial(prefix: Prefix, timeout: float = 900.0) -> Prefix:
+_COMPILED_LATER = 900.0
+"""Seconds for the modules of a prefix that a second trial is about to use."""
+
+
+def before_trial(prefix: Prefix) -> Prefix:
     """Have the modules of a small prefix compiled when a second trial is about to use it.
 
     Most environments of a certain failure see one trial, which compiles what it imports for itself; see
@@ -345,7 +349,6 @@ def before_trial(prefix: Prefix, timeout: float = 900.0) -> Prefix:
 
     Args:
         prefix: Leased by the caller.
-        timeout: Seconds.
 
     Returns:
         The prefix, with a note if its modules could not be compiled: trials are merely slower then.
@@ -355,7 +358,7 @@ def before_trial(prefix: Prefix, timeout: float = 900.0) -> Prefix:
         return prefix
     problem = ""
     try:
-        with file_locks().FileLock(_lock_path(prefix.path.parent, prefix.path.name), timeout=timeout):
+        with file_locks().FileLock(_lock_path(prefix.path.parent, prefix.path.name), timeout=_COMPILED_LATER):
             marker = _bare_marker(prefix.path)
             if marker is None:
                 return prefix
@@ -363,7 +366,7 @@ def before_trial(prefix: Prefix, timeout: float = 900.0) -> Prefix:
                 marker["bytecode"] = _WANTED
             else:
                 del marker["bytecode"]
-                problem, snapshot = _compile(prefix.path, str(marker["python"]), timeout)
+                problem, snapshot = _compile(prefix.path, str(marker["python"]), _COMPILED_LATER)
                 # Trials that began before are told by the old one that nothing else has changed.
                 marker |= {"snapshot": snapshot, "without_bytecode": marker["snapshot"]}
             text = json.dumps(marker, indent=1) + "\n"
