@@ -51,7 +51,7 @@ from bisect_env.environments.cache import (
 )
 from bisect_env.environments.commits import CommitBuilder
 from bisect_env.environments.download import archive_name, obtain
-from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, remember
+from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, write_manifests
 from bisect_env.environments.interpreters import (
     Interpreter,
     Interpreters,
@@ -547,7 +547,7 @@ class _Builder:
         self._mark(place, interpreter, snapshot, time.monotonic() - started)
 
     def _known(self, interpreter: Interpreter | None) -> dict[str, str]:
-        """Keys of the parts, none where there can be no parts."""
+        """Keys of the manifests, none where there can be no manifests."""
         # What a source distribution becomes depends on more than the archive.
         if any(package.is_source for package in self.packages):
             return {}
@@ -555,9 +555,11 @@ class _Builder:
         return install_manifest.keys(lock, self.cache, interpreter)
 
     def _assemble(self, place: Path, keys: dict[str, str]) -> str | None:
-        """Fill a prefix from parts, if all of them are known; gives its snapshot."""
+        """Fill a prefix from manifests, if all of them are known; gives its snapshot."""
         found = {
-            key: part for key in keys.values() if (part := install_manifest.load(self.cache, key)) is not None
+            key: manifest
+            for key in keys.values()
+            if (manifest := install_manifest.load(self.cache, key)) is not None
         }
         if not keys or len(found) < len(keys):
             return None
@@ -591,7 +593,7 @@ class _Builder:
                         if problem := bytecode.add(place, self.cache, keys, version, self.timeout):
                             # Trials are what they are without it, and slower.
                             self.notes.append(f"{self.lock.content_hash[:12]}: {problem}")
-                        if remember(place, self.final, self.cache, keys, self.packages, base):
+                        if write_manifests(place, self.final, self.cache, keys, self.packages, base):
                             bytecode.share(place, self.cache, keys)
                 self._write_lock(place)
                 return integrity.snapshot(place, ignore=(MARKER,), protect=True)
@@ -604,7 +606,7 @@ class _Builder:
         raise AssertionError("the second attempt ends one way or the other")
 
     def _damaged(self, place: Path) -> list[str]:
-        return [name for name, files in damage(place, cache=self.cache, remember=True) if files]
+        return [name for name, files in damage(place, cache=self.cache, skip_known=True) if files]
 
     def _hold_against_archives(self, place: Path, names: Collection[str]) -> bool:
         """Compare wheels that disagree with their own lists with their archives; whether any list was wrong.
