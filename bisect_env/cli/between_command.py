@@ -386,7 +386,6 @@ def diff(
 def _sides(
     before: str, after: str, reference: str | None, db: str | None
 ) -> tuple[tuple[str, Lock], tuple[str, Lock], Sequence[str]]:
-    from bisect_env.engine.stored import axis_packages
     from bisect_env.environments.lockfiles import read_lock
     from bisect_env.storage.store import Store
 
@@ -399,7 +398,7 @@ def _sides(
             (side, read_lock(file)) if file is not None else _stored(store, found, side)
             for side, file in zip((before, after), files, strict=True)
         ]
-        return sides[0], sides[1], axis_packages(found)
+        return sides[0], sides[1], found.definition.packages
 
 
 def _stored(store: Store, study: Study, side: str) -> tuple[str, Lock]:

@@ -384,15 +384,15 @@ def amplify(
     with Store.open(db) as store, closing(place):
         as_of = study_date(loaded, store, provider.as_of)
         grid = expand(loaded, provider.catalogue, as_of)
-        corners = ends(grid)
-        if corners is None and (bad is None or good is None):
+        known_ends = ends(grid)
+        if known_ends is None and (bad is None or good is None):
             raise UsageError(
                 "the directions of the axes do not say which ends are good and bad",
                 remedy="state `good` and `bad` in the matrix, or give --good and --bad",
             )
         texts = {"good": good, "bad": bad}
-        if corners is not None:
-            for end, index in zip(("good", "bad"), corners, strict=True):
+        if known_ends is not None:
+            for end, index in zip(("good", "bad"), known_ends, strict=True):
                 texts[end] = texts[end] or _text(grid, index)
         found_ends = {
             end: look_up(loaded, text, store=store, provider=provider, notify=heard, as_of=as_of)

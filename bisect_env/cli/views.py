@@ -584,10 +584,14 @@ def interesting(
     return [pair for _, pair in sorted(chosen, key=lambda item: item[0])]
 
 
-def bar(fraction: float, width: int = 20) -> str:
-    """A bar of `width` characters that is filled up to `fraction`."""
-    filled = round(fraction * width)
-    return "█" * filled + "░" * (width - filled) + f" {fraction:4.0%}"
+_BAR = 20
+"""Characters of a bar."""
+
+
+def bar(fraction: float) -> str:
+    """A bar that is filled up to `fraction`."""
+    filled = round(fraction * _BAR)
+    return "█" * filled + "░" * (_BAR - filled) + f" {fraction:4.0%}"
 
 
 def choose(*, as_json: bool, quiet: bool, plain: bool = False) -> View:

@@ -100,14 +100,14 @@ def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
 
 
 def ends(grid: Grid) -> tuple[Index, Index] | None:
-    """The good and the bad end, stated or by the directions' corners; None without either. Pure."""
+    """The good and the bad end, stated or told by the directions; None without either. Pure."""
     sides = {Direction.REGRESSION: (0, -1), Direction.FIXED: (-1, 0)}
     if grid.good is not None and grid.bad is not None:
         good, bad = grid.good, grid.bad
     elif all(axis.direction in sides or len(axis.values) == 1 for axis in grid.axes):
-        corner = [sides.get(axis.direction, (0, 0)) for axis in grid.axes]
+        places = [sides.get(axis.direction, (0, 0)) for axis in grid.axes]
         found = [
-            tuple(range(len(axis.values))[at[end]] for axis, at in zip(grid.axes, corner, strict=True))
+            tuple(range(len(axis.values))[at[end]] for axis, at in zip(grid.axes, places, strict=True))
             for end in (0, 1)
         ]
         good = found[0] if grid.good is None else grid.good

@@ -18,7 +18,7 @@ from bisect_env.engine.locking import SOLVERS, Prepared, environment_request
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.single import Single, SingleTrials
 from bisect_env.engine.state import Tally, build_cost
-from bisect_env.engine.stored import StoredCombination, axis_packages, stored_combination, stored_grid
+from bisect_env.engine.stored import StoredCombination, stored_combination, stored_grid
 from bisect_env.environments.difference import PackageChange, PackageState, difference
 from bisect_env.environments.lock import Lock, LockedPackage, LockResult
 from bisect_env.environments.lockfiles import make_lock
@@ -616,7 +616,7 @@ class CulpritStudy:
             )
         as_of = self.study.exclude_newer or self.study.created_at
         request = environment_request(self.matrix, bad.combination, as_of)
-        between = Between.of(good.lock, bad.lock, request, axis_packages(self.study))
+        between = Between.of(good.lock, bad.lock, request, self.study.definition.packages)
         if good.lock.image != bad.lock.image:
             raise UsageError(
                 f"{good.combination} and {bad.combination} are different container images",

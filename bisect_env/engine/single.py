@@ -306,7 +306,6 @@ def open_one(
     store: Store,
     provider: EnvironmentProvider,
     notify: Callable[[events.Event], None],
-    workers: int = 2,
 ) -> One:
     """Find a combination and lock it, in the study of its matrix, which is begun if there is none.
 
@@ -316,7 +315,6 @@ def open_one(
         store: Open for writing.
         provider: Solves.
         notify: Hears of the study and of warnings.
-        workers: Solvers at the same time.
 
     Raises:
         UsageError: No such combination.
@@ -324,7 +322,7 @@ def open_one(
         InfrastructureError: The index cannot be used.
     """
     named = _named(matrix, at, store, provider)
-    lock, warnings = _locked(matrix, named, store, provider, notify, workers)
+    lock, warnings = _locked(matrix, named, store, provider, notify)
     study = named.study or _begin(store, matrix, named.grid, named.as_of)
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
     index = named.grid.index(named.combination)
@@ -340,7 +338,6 @@ def look_up(
     provider: EnvironmentProvider,
     notify: Callable[[events.Event], None],
     as_of: datetime | None = None,
-    workers: int = 2,
 ) -> Looked:
     """Look up and lock a combination without recording a study.
 
@@ -351,7 +348,6 @@ def look_up(
         provider: Solves.
         notify: Hears of warnings.
         as_of: What "now" is where no study says; the present moment if None.
-        workers: Solvers at the same time.
 
     Raises:
         UsageError: No such combination.
@@ -359,7 +355,7 @@ def look_up(
         InfrastructureError: The index cannot be used.
     """
     named = _named(matrix, at, store, provider, as_of)
-    lock, _ = _locked(matrix, named, store, provider, notify, workers)
+    lock, _ = _locked(matrix, named, store, provider, notify)
     return Looked(named.study, _single(matrix, named, lock, store))
 
 
@@ -382,7 +378,6 @@ def _locked(
     store: Store,
     provider: EnvironmentProvider,
     notify: Callable[[events.Event], None],
-    workers: int,
 ) -> tuple[Lock, str]:
     """The lock of a combination, as its study has it or else solved now; what it warns of in one line."""
     grid, combination = named.grid, named.combination

@@ -91,13 +91,6 @@ def stored_grid(study: Study) -> Grid:
     )
 
 
-def axis_packages(study: Study) -> list[str]:
-    """Packages that the axes of a study move, in matrix order. Pure."""
-    # Studies of older releases say nothing of packages; an axis is mostly called as what it moves.
-    named = (axis.get("package", axis["name"]) for axis in study.definition.grid)
-    return [name for name in named if name]
-
-
 def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
     """`first-bad` and `last-good` of the verdict, as far as there is one. Pure."""
     verdict = study.verdict or {}

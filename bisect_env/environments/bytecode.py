@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bisect_env.environments import install_manifest
-from bisect_env.environments.install_manifest import Part
+from bisect_env.environments.install_manifest import InstallManifest
 from bisect_env.environments.integrity import BYTECODE
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.temporary import temporary
@@ -43,7 +43,7 @@ def add(place: Path, cache: Path, keys: Mapping[str, str], version: str, timeout
     Args:
         place: The prefix.
         cache: Our cache directory.
-        keys: See `parts.keys`.
+        keys: See `install_manifest.keys`.
         version: Of the prefix's interpreter.
         timeout: Seconds.
 
@@ -54,19 +54,19 @@ def add(place: Path, cache: Path, keys: Mapping[str, str], version: str, timeout
         OSError: A directory cannot be made.
     """
     for key in keys.values():
-        part = install_manifest.load(cache, key)
-        if part is None:
+        manifest = install_manifest.load(cache, key)
+        if manifest is None:
             continue
-        if install_manifest.is_current(part, cache):
-            _link(place, cache, part)
+        if install_manifest.is_current(manifest, cache):
+            _link(place, cache, manifest)
         else:
             # Its archive was fetched again since: the times of its modules are others.
             install_manifest.discard(cache, key)
     return compile_modules(place, tuple(int(piece) for piece in version.split(".")[:2]), timeout)
 
 
-def _link(place: Path, cache: Path, part: Part) -> None:
-    for links in part.links:
+def _link(place: Path, cache: Path, manifest: InstallManifest) -> None:
+    for links in manifest.links:
         if links.to.endswith(f"/{BYTECODE}") and links.of.startswith(f"{install_manifest.FOLDER}/"):
             folder = place / links.to
             folder.mkdir(exist_ok=True)
@@ -82,11 +82,11 @@ def share(place: Path, cache: Path, keys: Mapping[str, str]) -> None:
     Args:
         place: The prefix.
         cache: Our cache directory.
-        keys: See `parts.keys`.
+        keys: See `install_manifest.keys`.
     """
     for key in keys.values():
-        part = install_manifest.load(cache, key)
-        for links in part.links if part is not None else ():
+        manifest = install_manifest.load(cache, key)
+        for links in manifest.links if manifest is not None else ():
             if not links.to.endswith(f"/{BYTECODE}") or not links.of.startswith(
                 f"{install_manifest.FOLDER}/"
             ):

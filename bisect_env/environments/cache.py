@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from bisect_env.environments.install_manifest import all_parts, discard, remove_unfinished, stated_files
+from bisect_env.environments.install_manifest import all_manifests, discard, remove_unfinished, stated_files
 from bisect_env.environments.integrity import (
     Installed,
     Misstated,
@@ -258,20 +258,20 @@ def entries(cache: Path) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.last_used, entry.content_hash))
 
 
-def damage(prefix: Path, *, cache: Path, remember: bool = False) -> Iterator[tuple[str, list[Path]]]:
+def damage(prefix: Path, *, cache: Path, skip_known: bool = False) -> Iterator[tuple[str, list[Path]]]:
     """For each package of a prefix the files that are not what its archive holds.
 
     Args:
         prefix: Its directory.
         cache: Our cache directory.
-        remember: Whether to pass over what was read before, see `damaged_since`.
+        skip_known: Whether to pass over what was read before, see `damaged_since`.
     """
     known = misstated(cache)
     for stated in packages_in(prefix):
         package = corrected(stated, known)
         if not package.readable:
             yield package.name, [prefix]
-        elif remember:
+        elif skip_known:
             yield package.name, damaged_since(package, cache / "verified")
         else:
             yield package.name, damaged_files(package)
@@ -280,13 +280,13 @@ def damage(prefix: Path, *, cache: Path, remember: bool = False) -> Iterator[tup
 def drop_damaged_archives(cache: Path, packages: Iterable[LockedPackage]) -> int:
     """Remove unpacked archives of these packages whose files are not what they list; returns how many.
 
-    Parts with damaged files go too, whosever they are. The caller holds `archives` exclusively.
+    Manifests with damaged files go too, whosever they are. The caller holds `archives` exclusively.
     """
     names = {archive_label(p) for p in packages}
     known = misstated(cache)
     dropped = 0
-    for folder in all_parts(cache):
-        if (part := _kept(folder)) is None or damaged_files(part):
+    for folder in all_manifests(cache):
+        if (manifest := _kept(folder)) is None or damaged_files(manifest):
             discard(cache, folder.name)
     for folder in _archive_folders(cache):
         for package in _unpacked(folder, known):
@@ -342,10 +342,10 @@ def prune(
     if not cache.is_dir():
         return Pruned((), 0, 0, 0)
     remove_tree(cache / "trash")  # what somebody who was killed had begun to take away
-    parts = all_parts(cache)
+    manifests = all_manifests(cache)
     inodes: Inodes = {}
     owners: dict[Path, set[tuple[int, int]]] = {}
-    for folder in (*_prefixes(cache), *_archive_folders(cache), *parts):
+    for folder in (*_prefixes(cache), *_archive_folders(cache), *manifests):
         owners[folder] = _inodes(folder, inodes)
     _inodes(cache, inodes)
     shares: dict[tuple[int, int], int] = {}
@@ -367,7 +367,7 @@ def prune(
     def drop_orphans() -> None:
         nonlocal dropped
         # Archives that came after we had looked belong to somebody who is about to use them.
-        known = [f for f in (*_archive_folders(cache), *parts) if f in owners]
+        known = [f for f in (*_archive_folders(cache), *manifests) if f in owners]
         orphans = [f for f in known if all(shares[inode] == 1 for inode in owners[f])]
         for folder in sorted(orphans, key=lambda one: (one.parent.name in _DEAR, _age(one))):
             if limit is not None and left <= limit:
@@ -380,7 +380,7 @@ def prune(
                 if not dry_run:
                     _take_away(cache, folder)
             forget(folder)
-            dropped += folder not in parts
+            dropped += folder not in manifests
 
     with archives(cache, exclusive=True, timeout=_NO_WAIT) as alone:
         # While others install from the archives, they stay.
@@ -451,9 +451,9 @@ def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> It
                     _take_away(cache, folder)
                     removed = True
         yield Checked(str(folder.relative_to(cache)), damaged, removed)
-    for folder in () if only else all_parts(cache):
-        part = _kept(folder)
-        count = 1 if part is None else len(damaged_files(part))
+    for folder in () if only else all_manifests(cache):
+        manifest = _kept(folder)
+        count = 1 if manifest is None else len(damaged_files(manifest))
         removed = False
         if count and repair:
             with archives(cache, exclusive=True, timeout=_NO_WAIT) as alone:
@@ -461,7 +461,7 @@ def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> It
                     discard(cache, folder.name)
                     removed = True
         if count:
-            name = "what was kept of its installation" if part is None else part.name
+            name = "what was kept of its installation" if manifest is None else manifest.name
             yield Checked(str(folder.relative_to(cache))[:18], {name: count}, removed)
 
 
@@ -490,8 +490,8 @@ def _unpacked(folder: Path, known: Misstated) -> Iterator[Installed]:
         yield from (corrected(wheel, known) for wheel in wheels_in(folder))
 
 
-def _kept(part: Path) -> Installed | None:
-    stated = stated_files(part)
+def _kept(manifest: Path) -> Installed | None:
+    stated = stated_files(manifest)
     return None if stated is None else Installed(*stated)
 
 

@@ -1,4 +1,4 @@
-"""Remembers which files a package puts into a prefix, and builds later prefixes from hard links to them."""
+"""Lists which files a package puts into a prefix, and builds later prefixes from hard links to them."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.validation import Held
 
 # --------------------------------------------------------------------------------------------------
-# Parts: what each package puts into a prefix, remembered from the installer that put it there first.
+# Manifests: what each package puts into a prefix, as the installer did that put it there first.
 #
-# A part belongs to one archive (its address and sha256) installed in one way (see `keys`), and lists what
+# A manifest belongs to one archive (its address and sha256) installed in one way (see `keys`), and lists what
 # it puts where: hardlinks to files of the unpacked archive, which the cache holds anyway; hardlinks to the
 # few files that the installer made, which are kept beside the list; links; and files that name their
-# prefix. It is made from a prefix whose every file was found to be what its package lists. A part that
+# prefix. It is made from a prefix whose every file was found to be what its package lists. A manifest that
 # cannot be trusted is no error: it is removed, and the installer does its work again.
 
 FOLDER = "parts"
+"""Where caches have them."""
 KEPT = "files"
 BASE = ""
-"""The name of the part that belongs to no package: what every prefix of a kind begins with."""
+"""The name of the manifest that belongs to no package: what every prefix of a kind begins with."""
 
 _LIST = "part.json"
-_FORMAT = 1  # raise it when parts are written, or prefixes filled, differently
+_FORMAT = 1  # raise it when manifests are written, or prefixes filled, differently
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class PrefixedFile:
     """A file that names its prefix, or states the hash of one that does.
 
     Attributes:
@@ -74,7 +75,7 @@ class Moved:
         kept: Its name among the kept files, where it has the text of the prefix it was made for.
         digest: Hex sha256 of that text.
         mode: Permissions.
-        states: Whether it states hashes of other files of this part.
+        states: Whether it states hashes of other files of this manifest.
     """
 
     to: str
@@ -85,32 +86,32 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class InstallManifest:
     """The files that one package puts into a prefix.
 
     Attributes:
         package: Name, version and build, for people and for `dropping`.
-        home: Path of the prefix that it was made from; `Moved` files name it.
+        home: Path of the prefix that it was made from; `PrefixedFile` files name it.
         folders: Directories, parents before children.
         links: See there.
         moved: Those that state hashes come last.
         symlinks: Path in the prefix and target.
         kept: Hex sha256 of each kept file.
-        held: What a prefix says of itself because of this part.
+        held: What a prefix says of itself because of this manifest.
     """
 
     package: str
     home: str
     folders: list[str] = field(default_factory=list)
     links: list[Links] = field(default_factory=list)
-    moved: list[Moved] = field(default_factory=list)
+    moved: list[PrefixedFile] = field(default_factory=list)
     symlinks: list[tuple[str, str]] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     held: Held = field(default_factory=Held)
 
 
 def keys(lock: Lock, cache: Path, interpreter: Interpreter | None) -> dict[str, str]:
-    """Names of the parts of a lock's prefix: package name, or `BASE`, to a hex digest. Pure.
+    """Names of the manifests of a lock's prefix: package name, or `BASE`, to a hex digest. Pure.
 
     In a key is everything that can make the same archive become other files: the installer's version, the
     interpreter or, in conda environments, the Python package (which is nothing to conda packages that are
@@ -137,8 +138,8 @@ def keys(lock: Lock, cache: Path, interpreter: Interpreter | None) -> dict[str, 
     return found
 
 
-def load(cache: Path, key: str) -> Part | None:
-    """A part, None if there is none that can be read as it was written."""
+def load(cache: Path, key: str) -> InstallManifest | None:
+    """A manifest, None if there is none that can be read as it was written."""
     place = cache / FOLDER / key
     try:
         digest, _, text = (place / _LIST).read_bytes().partition(b"\n")
@@ -148,22 +149,22 @@ def load(cache: Path, key: str) -> Part | None:
         return None
     data = json.loads(text)
     data["links"] = [Links(*values) for values in data["links"]]
-    data["moved"] = [Moved(**values) for values in data["moved"]]
+    data["moved"] = [PrefixedFile(**values) for values in data["moved"]]
     data["held"] = Held(
         {name: (version, build) for name, (version, build) in data["held"]["conda"].items()},
         data["held"]["wheels"],
         data["held"]["torch_cuda"],
     )
-    return Part(**data)
+    return InstallManifest(**data)
 
 
-def store(cache: Path, key: str, part: Part, kept: Mapping[str, Path]) -> None:
-    """Write a part whole, or not at all.
+def store(cache: Path, key: str, manifest: InstallManifest, kept: Mapping[str, Path]) -> None:
+    """Write a manifest whole, or not at all.
 
     Args:
         cache: Our cache directory.
         key: See `keys`.
-        part: What to write.
+        manifest: What to write.
         kept: Name to the file that is kept under it, by a hardlink.
 
     Raises:
@@ -177,10 +178,10 @@ def store(cache: Path, key: str, part: Part, kept: Mapping[str, Path]) -> None:
         for name, path in kept.items():
             os.link(path, temporary / KEPT / name)
         # `asdict` would copy lists of many thousand names.
-        data = {each.name: getattr(part, each.name) for each in fields(part)}
-        data["links"] = [[getattr(links, each.name) for each in fields(links)] for links in part.links]
-        data["moved"] = [asdict(moved) for moved in part.moved]
-        data["held"] = asdict(part.held)
+        data = {each.name: getattr(manifest, each.name) for each in fields(manifest)}
+        data["links"] = [[getattr(links, each.name) for each in fields(links)] for links in manifest.links]
+        data["moved"] = [asdict(moved) for moved in manifest.moved]
+        data["held"] = asdict(manifest.held)
         text = json.dumps(data, separators=(",", ":")).encode()
         (temporary / _LIST).write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
         # Another one, who installed the same package for another prefix, may be faster, and shares what it
@@ -203,15 +204,15 @@ def _renamed(place: Path, final: Path) -> bool:
 
 
 def discard(cache: Path, key: str) -> None:
-    """Forget a part; never half of it."""
+    """Forget a manifest; never half of it."""
     aside = cache / FOLDER / f".old-{secrets.token_hex(8)}"
     with contextlib.suppress(FileNotFoundError):
         (cache / FOLDER / key).rename(aside)
         remove_tree(aside)
 
 
-def all_parts(cache: Path) -> list[Path]:
-    """Directories of all parts."""
+def all_manifests(cache: Path) -> list[Path]:
+    """Directories of all manifests."""
     return [path for path in sorted((cache / FOLDER).glob("*")) if not path.name.startswith(".")]
 
 
@@ -222,12 +223,12 @@ def remove_unfinished(cache: Path) -> None:
 
 
 def stated_files(place: Path) -> tuple[str, tuple[StatedFile, ...]] | None:
-    """Name of the package, and the kept files, of the part in a directory; None if it cannot be read."""
-    part = load(place.parent.parent, place.name)
-    if part is None:
+    """Name of the package, and the kept files, of the manifest in a directory; None if it cannot be read."""
+    manifest = load(place.parent.parent, place.name)
+    if manifest is None:
         return None
-    files = (StatedFile(place / KEPT / n, "sha256", bytes.fromhex(d)) for n, d in part.kept.items())
-    return part.package, tuple(files)
+    files = (StatedFile(place / KEPT / n, "sha256", bytes.fromhex(d)) for n, d in manifest.kept.items())
+    return manifest.package, tuple(files)
 
 
 def _digest(*facts: str) -> str:
@@ -238,18 +239,18 @@ package_version = functools.cache(metadata.version)
 
 
 # --------------------------------------------------------------------------------------------------
-# Filling a prefix from parts: one pass of hardlinks, in which every file is looked at once.
+# Filling a prefix from manifests: one pass of hardlinks, in which every file is looked at once.
 
 
 class _UnlikeError(Exception):
-    """A file is not the one that was looked at when its part was made."""
+    """A file is not the one that was looked at when its manifest was made."""
 
 
 class UnfitError(Exception):
-    """A part is not what it was when it was made, does not go with another one, or cannot be linked to.
+    """A manifest is not what it was when it was made, does not go with another one, or cannot be linked to.
 
     Args:
-        key: Of the part, None where none of them is to blame.
+        key: Of the manifest, None where none of them is to blame.
     """
 
     def __init__(self, key: str | None) -> None:
@@ -259,7 +260,7 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A prefix that was filled from parts.
+    """A prefix that was filled from manifests.
 
     Attributes:
         held: What it says of itself.
@@ -270,31 +271,31 @@ class Assembled:
     lines: list[str]
 
 
-def assemble(place: Path, final: Path, cache: Path, parts: Mapping[str, Part]) -> Assembled:
+def assemble(place: Path, final: Path, cache: Path, manifests: Mapping[str, InstallManifest]) -> Assembled:
     """Fill a directory; its files, and the directories below it, are read-only then.
 
     Args:
         place: Must not exist.
         final: Where it will be renamed to.
         cache: Our cache directory.
-        parts: By key.
+        manifests: By key.
 
     Raises:
         UnfitError: A file is gone, or has another size or time than when its hash was looked at; or two
-            parts have different files in one place.
+            manifests have different files in one place.
         OSError: No room, and the like.
     """
-    folders = sorted({folder for part in parts.values() for folder in part.folders})
+    folders = sorted({folder for manifest in manifests.values() for folder in manifest.folders})
     place.mkdir()
     for folder in folders:
         os.mkdir(f"{place}/{folder}")  # noqa: PTH102 -- see _link
     lines = [f"/{folder}\0directory\n" for folder in folders if not folder.endswith(BYTECODE)]
-    for key, part in parts.items():
+    for key, manifest in manifests.items():
         try:
-            for links in part.links:
+            for links in manifest.links:
                 _link(place, cache, links, lines)
-            _write_moved(place, final, cache / FOLDER / key / KEPT, part, lines)
-            for to, target in part.symlinks:
+            _write_prefixed(place, final, cache / FOLDER / key / KEPT, manifest, lines)
+            for to, target in manifest.symlinks:
                 (place / to).symlink_to(target)
                 lines.append(f"/{to}\0-> {target}\n")
         except (FileNotFoundError, _UnlikeError) as error:
@@ -308,12 +309,12 @@ def assemble(place: Path, final: Path, cache: Path, parts: Mapping[str, Part]) -
     for folder in folders:
         path = f"{place}/{folder}"
         os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) & ~WRITABLE)  # noqa: PTH101, PTH116 -- see _link
-    return Assembled(_together(parts), lines)
+    return Assembled(_together(manifests), lines)
 
 
-def is_current(part: Part, cache: Path) -> bool:
-    """Whether all files that a part links to are there, with the sizes and times that it states."""
-    for links in part.links:
+def is_current(manifest: InstallManifest, cache: Path) -> bool:
+    """Whether all files that a manifest links to are there, with the sizes and times that it states."""
+    for links in manifest.links:
         for source, size, time in zip(links.sources, links.sizes, links.times, strict=True):
             try:
                 known = os.lstat(f"{cache}/{links.of}/{source}")
@@ -353,9 +354,11 @@ def _link(place: Path, cache: Path, links: Links, lines: list[str]) -> None:
         lines.append(f"{shown}{name}\0{size} {time}\n")
 
 
-def _write_moved(place: Path, final: Path, kept: Path, part: Part, lines: list[str]) -> None:
-    changes = [(os.fsencode(part.home), os.fsencode(str(final)))]
-    for moved in part.moved:
+def _write_prefixed(
+    place: Path, final: Path, kept: Path, manifest: InstallManifest, lines: list[str]
+) -> None:
+    changes = [(os.fsencode(manifest.home), os.fsencode(str(final)))]
+    for moved in manifest.moved:
         old = (kept / moved.kept).read_bytes()
         if hashlib.sha256(old).hexdigest() != moved.digest:
             raise _UnlikeError
@@ -367,7 +370,7 @@ def _write_moved(place: Path, final: Path, kept: Path, part: Part, lines: list[s
         _write(place / moved.to, new, moved, lines)
 
 
-def _write(path: Path, content: bytes, moved: Moved, lines: list[str]) -> None:
+def _write(path: Path, content: bytes, moved: PrefixedFile, lines: list[str]) -> None:
     with path.open("xb") as stream:
         stream.write(content)
     path.chmod(moved.mode & ~WRITABLE)
@@ -381,14 +384,14 @@ def _digests(content: bytes) -> tuple[bytes, bytes]:
     return digest.hexdigest().encode(), base64.urlsafe_b64encode(digest.digest()).rstrip(b"=")
 
 
-def _together(parts: Mapping[str, Part]) -> Held:
+def _together(manifests: Mapping[str, InstallManifest]) -> Held:
     conda: dict[str, tuple[str, str]] = {}
     wheels: dict[str, str] = {}
     torch_cuda = None
-    for part in parts.values():
-        conda |= part.held.conda
-        wheels |= part.held.wheels
-        torch_cuda = part.held.torch_cuda if torch_cuda is None else torch_cuda
+    for manifest in manifests.values():
+        conda |= manifest.held.conda
+        wheels |= manifest.held.wheels
+        torch_cuda = manifest.held.torch_cuda if torch_cuda is None else torch_cuda
     return Held(conda, wheels, torch_cuda)
 
 
@@ -397,7 +400,7 @@ def _is_bytecode(folder: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Making parts from a prefix that installers have filled and whose files were compared with their lists.
+# Making manifests from a prefix that installers have filled and whose files were compared with their lists.
 
 CONDA_BASE = frozenset({"CACHEDIR.TAG", "conda-meta/history"})
 """What rattler puts into every prefix."""
@@ -457,7 +460,7 @@ class _Claim:
         site: The directory of the prefix that mirrors the archive of a wheel.
         folders: Directories that are empty, or may be in another prefix.
         lists: Those of the files that state hashes of others.
-        held: See `Part`.
+        held: See `InstallManifest`.
     """
 
     label: str
@@ -469,7 +472,7 @@ class _Claim:
     held: Held = field(default_factory=Held)
 
 
-def remember(
+def write_manifests(
     place: Path,
     final: Path,
     cache: Path,
@@ -477,7 +480,7 @@ def remember(
     packages: Iterable[LockedPackage],
     base: Contents,
 ) -> bool:
-    """Make the parts of a prefix that are not known yet.
+    """Make the manifests of a prefix that are not known yet.
 
     The caller holds `lease.archives`.
 
@@ -485,12 +488,12 @@ def remember(
         place: Where the prefix is; every file was compared with what its package lists.
         final: Where it will be renamed to.
         cache: Our cache directory.
-        keys: See `parts.keys`.
+        keys: See `keys`.
         packages: Of its lock.
         base: What was there before the first package.
 
     Returns:
-        Whether all of its parts are known now. False where they cannot be: no hardlinks, or files that no
+        Whether all of its manifests are known now. False where they cannot be: no hardlinks, or files that no
         package lists.
 
     Raises:
@@ -513,7 +516,7 @@ def remember(
         claims[BASE].folders = base.folders
         for name, claim in claims.items():
             if load(cache, keys[name]) is None:
-                store(cache, keys[name], *_part(place, final, cache, keys[name], claim))
+                store(cache, keys[name], *_manifest(place, final, cache, keys[name], claim))
     except _UnknownError:
         return False
     except OSError as error:
@@ -593,7 +596,9 @@ def _claim_of_conda(place: Path, own: str, label: str) -> _Claim:
     return _Claim(label, [*files, own], archive, lists=frozenset({own}))
 
 
-def _part(place: Path, final: Path, cache: Path, key: str, claim: _Claim) -> tuple[Part, dict[str, Path]]:
+def _manifest(
+    place: Path, final: Path, cache: Path, key: str, claim: _Claim
+) -> tuple[InstallManifest, dict[str, Path]]:
     origins: dict[int, str] = {}
     if claim.archive is not None:
         archive = os.path.relpath(claim.archive, cache)
@@ -602,7 +607,7 @@ def _part(place: Path, final: Path, cache: Path, key: str, claim: _Claim) -> tup
         for path, known in _scan(claim.archive).items():
             if known is not None and stat.S_ISREG(known.st_mode):
                 origins[known.st_ino] = f"{archive}/{path}"
-    part = Part(claim.label, str(final), held=claim.held)
+    manifest = InstallManifest(claim.label, str(final), held=claim.held)
     groups: dict[tuple[str, str], Links] = {}
     kept: dict[str, Path] = {}
     # What states hashes comes last: whether those change is known then.
@@ -612,7 +617,7 @@ def _part(place: Path, final: Path, cache: Path, key: str, claim: _Claim) -> tup
             target = str((place / path).readlink())
             if str(place) in target or str(final) in target:
                 raise _UnknownError
-            part.symlinks.append((path, target))
+            manifest.symlinks.append((path, target))
         elif (origin := origins.get(known.st_ino)) is not None:
             _add(groups, path, origin, known)
         elif (equal := _shared(place, claim, path)) is not None:
@@ -621,17 +626,17 @@ def _part(place: Path, final: Path, cache: Path, key: str, claim: _Claim) -> tup
             name = str(len(kept))
             kept[name] = place / path
             content = kept[name].read_bytes()
-            part.kept[name] = digest = hashlib.sha256(content).hexdigest()
+            manifest.kept[name] = digest = hashlib.sha256(content).hexdigest()
             states = path in claim.lists
             if os.fsencode(str(place)) in content:
                 raise _UnknownError
-            if os.fsencode(str(final)) in content or (states and part.moved):
-                part.moved.append(Moved(path, name, digest, stat.S_IMODE(known.st_mode), states))
+            if os.fsencode(str(final)) in content or (states and manifest.moved):
+                manifest.moved.append(PrefixedFile(path, name, digest, stat.S_IMODE(known.st_mode), states))
             else:
                 _add(groups, path, f"{FOLDER}/{key}/{KEPT}/{name}", known)
-    part.links.extend(groups.values())
-    part.folders.extend(sorted(_above(claim.files) | claim.folders | _above(claim.folders)))
-    return part, kept
+    manifest.links.extend(groups.values())
+    manifest.folders.extend(sorted(_above(claim.files) | claim.folders | _above(claim.folders)))
+    return manifest, kept
 
 
 def _above(paths: Iterable[str]) -> frozenset[str]:

@@ -51,7 +51,7 @@ from bisect_env.environments.cache import (
 )
 from bisect_env.environments.commits import CommitBuilder
 from bisect_env.environments.download import archive_name, obtain
-from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, remember
+from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, write_manifests
 from bisect_env.environments.interpreters import (
     Interpreter,
     Interpreters,
@@ -339,7 +339,11 @@ _FAILED: set[str] = set()
 """Prefixes whose modules this process could not compile."""
 
 
-def count_use(prefix: Prefix, timeout: float = 900.0, *, nice: int = 0) -> Prefix:
+_COMPILED_LATER = 900.0
+"""Seconds for the modules of a prefix that a second trial has used."""
+
+
+def count_use(prefix: Prefix, *, nice: int = 0) -> Prefix:
     """Note that a trial has used a small prefix, and compile its modules from the second one on.
 
     Most environments of a certain failure see one trial, which compiles what it imports for itself; see
@@ -347,7 +351,6 @@ def count_use(prefix: Prefix, timeout: float = 900.0, *, nice: int = 0) -> Prefi
 
     Args:
         prefix: Leased by the caller.
-        timeout: Seconds.
         nice: Niceness of the compilation.
 
     Returns:
@@ -358,14 +361,14 @@ def count_use(prefix: Prefix, timeout: float = 900.0, *, nice: int = 0) -> Prefi
         return prefix
     problem = ""
     try:
-        with file_locks().FileLock(_lock_path(prefix.path.parent, prefix.path.name), timeout=timeout):
+        with file_locks().FileLock(_lock_path(prefix.path.parent, prefix.path.name), timeout=_COMPILED_LATER):
             marker = _bare_marker(prefix.path)
             if marker is None:
                 return prefix
             if marker["bytecode"] == _NONE:
                 marker["bytecode"] = _WANTED
             else:
-                problem, snapshot = _compile(prefix.path, str(marker["python"]), timeout, nice)
+                problem, snapshot = _compile(prefix.path, str(marker["python"]), _COMPILED_LATER, nice)
                 if not problem:
                     # Trials that began before are told by the old one that nothing else has changed.
                     marker |= {"snapshot": snapshot, "without_bytecode": marker["snapshot"]}
@@ -556,7 +559,7 @@ class _Builder:
         self._mark(place, interpreter, snapshot, time.monotonic() - started)
 
     def _known(self, interpreter: Interpreter | None) -> dict[str, str]:
-        """Keys of the parts, none where there can be no parts."""
+        """Keys of the manifests, none where there can be no manifests."""
         # What a source distribution becomes depends on more than the archive.
         if any(package.is_source for package in self.packages):
             return {}
@@ -564,9 +567,11 @@ class _Builder:
         return install_manifest.keys(lock, self.cache, interpreter)
 
     def _assemble(self, place: Path, keys: dict[str, str]) -> str | None:
-        """Fill a prefix from parts, if all of them are known; gives its snapshot."""
+        """Fill a prefix from manifests, if all of them are known; gives its snapshot."""
         found = {
-            key: part for key in keys.values() if (part := install_manifest.load(self.cache, key)) is not None
+            key: manifest
+            for key in keys.values()
+            if (manifest := install_manifest.load(self.cache, key)) is not None
         }
         if not keys or len(found) < len(keys):
             return None
@@ -600,7 +605,7 @@ class _Builder:
                         if problem := bytecode.add(place, self.cache, keys, version, self.timeout):
                             # Trials are what they are without it, and slower.
                             self.notes.append(f"{self.lock.content_hash[:12]}: {problem}")
-                        if remember(place, self.final, self.cache, keys, self.packages, base):
+                        if write_manifests(place, self.final, self.cache, keys, self.packages, base):
                             bytecode.share(place, self.cache, keys)
                 self._write_lock(place)
                 return integrity.snapshot(place, ignore=(MARKER,), protect=True)
@@ -613,7 +618,7 @@ class _Builder:
         raise AssertionError("the second attempt ends one way or the other")
 
     def _damaged(self, place: Path) -> list[str]:
-        return [name for name, files in damage(place, cache=self.cache, remember=True) if files]
+        return [name for name, files in damage(place, cache=self.cache, skip_known=True) if files]
 
     def _hold_against_archives(self, place: Path, names: Collection[str]) -> bool:
         """Compare wheels that disagree with their own lists with their archives; whether any list was wrong.

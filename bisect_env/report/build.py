@@ -829,9 +829,7 @@ def _difference(study: Study, good: Lock | None, bad: Lock | None) -> Difference
         return None
     prefixes = default_cache_dir() / "prefixes"
     urls = project_urls(prefixes / lock.content_hash for lock in (good, bad))
-    # Studies of older releases say nothing of packages; an axis is mostly called as what it moves.
-    named = (axis.get("package", axis["name"]) for axis in study.definition.grid)
-    changes = difference(good, bad, [name for name in named if name], urls)
+    changes = difference(good, bad, study.definition.packages, urls)
     return DifferenceReport(
         before=study.verdict["last_good"],
         after=study.verdict["first_bad"],

@@ -228,11 +228,11 @@ class CoarsenedSearch(StudySearch):
             ):
                 self._search = None
         if self._search is None:
-            self._zoom()
+            self._refine()
         assert self._search is not None
         return self._search
 
-    def _zoom(self) -> None:
+    def _refine(self) -> None:
         needed = [self._needed(axis) for axis in range(len(self._families))]
         search = self._over(needed)
         active = []

@@ -84,6 +84,13 @@ class StudyDefinition:
     user: str = ""
     fresh: bool = False
 
+    @property
+    def packages(self) -> list[str]:
+        """Packages that the axes move, in matrix order."""
+        # Studies of older releases say nothing of packages; an axis is mostly called as what it moves.
+        named = (axis.get("package", axis["name"]) for axis in self.grid)
+        return [name for name in named if name]
+
 
 @dataclass(frozen=True, slots=True)
 class Study:

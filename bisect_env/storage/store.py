@@ -880,15 +880,10 @@ class Store:
             found.append(self._places[key])
         return found
 
-    def trials(self, study_id: str, *, after: int = 0) -> list[StoredTrial]:
-        """Trials that a study recorded, in the order of recording, without logs.
-
-        Args:
-            study_id: Which one.
-            after: Only those with a larger `sequence`.
-        """
+    def trials(self, study_id: str) -> list[StoredTrial]:
+        """Trials that a study recorded, in the order of recording, without logs."""
         with self.reading() as session:
-            return _trials_of(session, study_id, after)
+            return _trials_of(session, study_id)
 
     def trial(self, trial_id: str) -> WholeTrial | None:
         """One trial with its logs."""

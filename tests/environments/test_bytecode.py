@@ -183,7 +183,7 @@ def test_conda_packages_too(tmp_path, cache, python):
         remove_tree(prefix.path)
         forget()
         prefix = ensure_prefix(wanted, cache_dir=cache)
-    assert len(install_manifest.all_parts(cache)) == 4
+    assert len(install_manifest.all_manifests(cache)) == 4
     assert [c for c in verify(cache) if c.damaged] == []
 
 

@@ -142,7 +142,7 @@ class TestWheels:
         for name in ("left", "right"):
             index.add(name, "1.0", modules={"same.py": f"x = '{name}'\n"})
             ensure_prefix(locked(index, python, name), cache_dir=cache)
-        known = {p.name: install_manifest.load(cache, p.name) for p in install_manifest.all_parts(cache)}
+        known = {p.name: install_manifest.load(cache, p.name) for p in install_manifest.all_manifests(cache)}
         with pytest.raises(UnfitError):
             assemble(cache / "prefixes" / "place", cache / "prefixes" / ("0" * 64), cache, known)
 
@@ -151,7 +151,7 @@ class TestWheels:
         source = make_lock(python, host_platform(), [made])
         ensure_prefix(source, cache_dir=cache, allow_source=True)
         rebuilt(source, cache, allow_source=True)
-        assert (len(installs), install_manifest.all_parts(cache)) == (2, [])
+        assert (len(installs), install_manifest.all_manifests(cache)) == (2, [])
 
     def test_an_environment_without_packages(self, cache, python, no_installers):
         empty = make_lock(python, host_platform(), [])
@@ -193,7 +193,7 @@ class TestDoubt:
 
     def test_a_list_that_was_damaged(self, lock, cache, installs):
         seen = everything(ensure_prefix(lock, cache_dir=cache).path)
-        for place in install_manifest.all_parts(cache):
+        for place in install_manifest.all_manifests(cache):
             listing = place / "part.json"
             listing.write_bytes(listing.read_bytes().replace(b"demo", b"dema"))
         assert len([c for c in verify(cache) if c.damaged]) >= 1
@@ -230,10 +230,10 @@ class TestDoubt:
         with monkeypatch.context() as patched:
             patched.setattr(os, "link", refuse)
             ensure_prefix(lock, cache_dir=cache)
-            assert install_manifest.all_parts(cache) == []
+            assert install_manifest.all_manifests(cache) == []
         ensure_prefix(lock, cache_dir=cache)
         rebuilt(lock, cache)
-        assert install_manifest.all_parts(cache)
+        assert install_manifest.all_manifests(cache)
         monkeypatch.setattr(os, "link", refuse)
         rebuilt(lock, cache)
         assert len(installs) == 3
@@ -244,7 +244,7 @@ def test_parts_go_with_what_they_were_made_for(lock, cache):
     prefix = ensure_prefix(lock, cache_dir=cache)
     (cache / "parts" / ".new-left-by-somebody-killed").mkdir()
     prune(cache)
-    assert len(install_manifest.all_parts(cache)) == 3, "the prefix is in use"
+    assert len(install_manifest.all_manifests(cache)) == 3, "the prefix is in use"
     prefix.release()
     prune(cache)
     assert list((cache / "parts").iterdir()) == []
@@ -371,7 +371,7 @@ class TestConda:
         channel.write()
         both = _locked_conda(channel, cache, python, "left", "right")
         ensure_prefix(both, cache_dir=cache)
-        assert (len(installs), len(install_manifest.all_parts(cache))) == (1, 0)
+        assert (len(installs), len(install_manifest.all_manifests(cache))) == (1, 0)
         for name in ("left", "right"):
             ensure_prefix(_locked_conda(channel, cache, python, name), cache_dir=cache)
         rebuilt(both, cache)
