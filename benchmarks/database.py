@@ -26,7 +26,7 @@ from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.report.build import load_report
 from bisect_env.report.text import report_text
-from bisect_env.storage.connect import open_any_schema
+from bisect_env.storage.backend import open_any_schema
 from bisect_env.storage.query import ask, condition, package_condition
 from bisect_env.storage.rows import lock_row, package_rows
 from bisect_env.storage.store import Store

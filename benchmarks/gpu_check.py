@@ -40,9 +40,9 @@ from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError
-from bisect_env.matrix.catalogue import VersionCatalogue
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import load_matrix
+from bisect_env.matrix.versions import VersionCatalogue
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome, TrialFile, TrialRecord, TrialSpec
 

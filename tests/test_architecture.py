@@ -1,10 +1,15 @@
 """The import table of the design: data flows one way, and nothing downstream is imported upstream."""
 
 import ast
+import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
+import typer
+
 import bisect_env
+from bisect_env.cli.app import application
 from tools.import_graph import source
 
 ROOT = Path(bisect_env.__file__).parent
@@ -99,6 +104,48 @@ def test_a_name_means_one_thing() -> None:
             if not name.startswith("_"):
                 places[name].append(where)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def commands() -> set[tuple[str, str]]:
+    """Module and function of every command: what its parameters are is said by its help."""
+    found, left = set(), [typer.main.get_command(application())]
+    while left:
+        one = left.pop()
+        left += getattr(one, "commands", {}).values()
+        if one.callback is not None:
+            found.add((one.callback.__module__, one.callback.__name__))
+    return found
+
+
+def functions(node: ast.AST) -> Iterator[ast.FunctionDef]:
+    """Public functions of a module and of its public classes."""
+    for one in ast.iter_child_nodes(node):
+        if isinstance(one, ast.FunctionDef | ast.ClassDef) and not one.name.startswith("_"):
+            if isinstance(one, ast.FunctionDef):
+                yield one
+            else:
+                yield from functions(one)
+
+
+def test_what_takes_four_arguments_or_more_says_what_they_are() -> None:
+    """In `Args`, or by the name of what it fulfils or extends (see `Search.ask`)."""
+    exempt, silent = commands(), []
+    for path in SOURCES:
+        module = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+        for one in functions(ast.parse(path.read_text("utf-8"))):
+            names = [each.arg for each in (*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs)]
+            said = ast.get_docstring(one) or ""
+            is_said = "Args:" in said or re.search(r"([Ss]ee|as for) `\w+\.\w+`", said)
+            has_many = len(set(names) - {"self", "cls"}) >= 4
+            if has_many and not is_said and (module, one.name) not in exempt:
+                silent.append(f"{module}: {one.name}")
+    assert silent == []
+
+
+def test_a_module_says_its_subject_in_its_first_sentence() -> None:
+    subjects = [source(path).subject for path in SOURCES if path.stem != "__init__"]
+    assert [subject for subject in subjects if not re.match(r".+[.?]$", subject)] == []
+    assert len(set(subjects)) == len(subjects)
 
 
 OWN = {"self", "cls", "os", "sys"}

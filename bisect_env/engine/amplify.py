@@ -264,17 +264,13 @@ class Amplifier:
         return not self._signature or matches(record.signature, self._signature)
 
     def _prepare(self, combination: Combination, lock: Lock) -> None:
-        self._runner.prepare(lock)
-        while True:
-            self._check()
-            for answer in self._runner.wait():
-                if isinstance(answer, BuildFailed):
-                    raise NoEnvironmentError(
-                        f"{combination}: its environment cannot be made: {answer.message}",
-                        remedy="state other ends in the matrix, or leave amplifying out",
-                    )
-                if isinstance(answer, PrefixReady):
-                    return
+        for answer in self._runner.answers(lock, lambda: None, self.stopped):
+            if isinstance(answer, BuildFailed):
+                raise NoEnvironmentError(
+                    f"{combination}: its environment cannot be made: {answer.message}",
+                    remedy="state other ends in the matrix, or leave amplifying out",
+                )
+        self._check()
 
     def _batch(
         self, end: tuple[Combination, Lock], perturbation: Perturbation, trials: int
@@ -284,25 +280,26 @@ class Amplifier:
         runner = self._runner
         records: list[TrialRecord] = []
         spoilt = 0
+
+        def start() -> None:
+            room = min(runner.slots, trials - len(records)) - len(runner.running)
+            for _ in range(room):
+                runner.submit(uuid.uuid4().hex, combination, lock, perturbation=perturbation)
+
         started = time.monotonic()
         try:
-            while len(records) < trials:
-                room = min(runner.slots, trials - len(records)) - len(runner.running)
-                for _ in range(room):
-                    runner.submit(uuid.uuid4().hex, combination, lock, perturbation=perturbation)
-                self._check()
-                for answer in runner.wait():
-                    match answer:
-                        case TrialCompleted(record):
-                            self._trials += 1
-                            if self._evidence(record) is not Evidence.VOID:
-                                records.append(record)
-                                continue
-                        case PrefixReady() | PrefixProgress():
+            for answer in runner.answers(None, start, self.stopped):
+                match answer:
+                    case PrefixReady() | PrefixProgress():
+                        continue
+                    case TrialCompleted(record):
+                        self._trials += 1
+                        if self._evidence(record) is not Evidence.VOID:
+                            records.append(record)
                             continue
-                        case _:
-                            pass
-                    spoilt += 1
+                    case BuildFailed():
+                        runner.prepare(lock)
+                spoilt += 1
                 if spoilt >= SPOILT:
                     raise InfrastructureError(
                         f"{spoilt} trials at {combination} were spoilt",
@@ -310,6 +307,7 @@ class Amplifier:
                     )
         finally:
             runner.end()
+        self._check()
         return records, time.monotonic() - started
 
     def _check(self) -> None:

@@ -25,8 +25,7 @@ from bisect_env.trials.cores import Debug, of_gdb, under_gdb
 from bisect_env.trials.harness_marks import LINGER
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord, TrialSpec
 from bisect_env.trials.run import run_trial
-from bisect_env.trials.stacks import sentences
-from bisect_env.trials.tools import find_tool
+from bisect_env.trials.stacks import find_tool, sentences
 from bisect_env.trials.tracebacks import PythonFrame, final_traceback, parse_fatal_dump
 
 IN_GDB = 20

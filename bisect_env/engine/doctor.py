@@ -22,7 +22,7 @@ import psutil
 
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import BisectEnvError
-from bisect_env.trials.tools import find_tool, run_tool
+from bisect_env.trials.stacks import find_tool, run_tool
 
 LITTLE_DISK = 10 * 1024**3
 """Bytes: a CUDA environment takes about so much."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bisect_env.cluster.protocol import (
@@ -192,6 +192,30 @@ class Runner:
                 else "trials have a GPU each from now on"
             )
             self._warn(f"{reason}; it is run again, and {shown}")
+
+    def answers(
+        self, lock: Lock | None, start: Callable[[], None], stopped: Callable[[], bool]
+    ) -> Iterator[Completion]:
+        """Run trials in one environment until none runs and none is wanted, or somebody wants to stop.
+
+        Args:
+            lock: The environment, which is made first; None where it is there.
+            start: Sends off what is wanted now; asked whenever the environment is there.
+            stopped: Looked at twice a second.
+        """
+        is_ready = lock is None
+        if lock is not None:
+            self.prepare(lock)
+        while not stopped():
+            if is_ready:
+                start()
+                if not self.running:
+                    return
+            for answer in self.wait():
+                is_ready = isinstance(answer, PrefixReady) or (
+                    is_ready and not isinstance(answer, BuildFailed)
+                )
+                yield answer
 
     def end(self) -> list[TrialCompleted]:
         """End what runs; gives the trials that had come to their end before that."""

@@ -143,46 +143,40 @@ class SingleTrials:
         """
         tally = Tally()
         runner = self._runner
-        ready = False
+
+        def start() -> None:
+            self._submit(single, wanted(tally, len(runner.running)), ids)
+
         self._notify(events.Said(MAKING))
-        runner.prepare(single.lock)
         try:
-            while True:
-                if ready:
-                    self._submit(single, wanted(tally, len(runner.running)), ids)
-                if (ready and not runner.running) or self._stopped():
-                    return tally
-                for completion in runner.wait():
-                    match completion:
-                        case PrefixProgress(lock_hash, step):
-                            self._notify(events.Building(lock_hash, step, 0, 1))
-                        case PrefixReady():
-                            ready = True
-                            self._made(single, completion)
-                        case BuildFailed():
-                            ready = False
-                            tally.failed_builds += 1
-                            self._build_failed(single, completion, tally.failed_builds)
-                        case TrialCompleted(record, build_seconds, notes):
-                            self._warn(notes)
-                            on_evidence(self._record(single, record, tally, build_seconds))
-                        case TrialLost(_, _, host, crowded):
-                            if crowded:
-                                # Our own doing, and of all that shared the GPU at once: not a row of voids.
-                                self._voids = -1
-                            else:
-                                tally.lost_on |= {host} - {""}
-                            on_evidence(self._record(single, _lost(single, completion), tally))
+            for completion in runner.answers(single.lock, start, self._stopped):
+                match completion:
+                    case PrefixProgress(lock_hash, step):
+                        self._notify(events.Building(lock_hash, step, 0, 1))
+                    case PrefixReady():
+                        self._made(single, completion)
+                    case BuildFailed():
+                        tally.failed_builds += 1
+                        self._build_failed(single, completion, tally.failed_builds)
+                    case TrialCompleted(record, build_seconds, notes):
+                        self._warn(notes)
+                        on_evidence(self._record(single, record, tally, build_seconds))
+                    case TrialLost(_, _, host, crowded):
+                        if crowded:
+                            # Our own doing, and of all that shared the GPU at once: not a row of voids.
+                            self._voids = -1
+                        else:
+                            tally.lost_on |= {host} - {""}
+                        on_evidence(self._record(single, _lost(single, completion), tally))
         finally:
             # What had come to its end before it could be ended is recorded, too.
             for ended in runner.end():
                 evidence = self._target.judge(single.combination, ended.record, repeated=tally.void > 0)
                 self._store.record_trial(self._study_id, ended.record, evidence, trial_key=single.key)
                 tally.count(evidence)
+        return tally
 
     def _submit(self, single: Single, more: int, ids: Iterator[str] | None) -> None:
-        if self._stopped():
-            return
         room = in_flight(self.slots, self._seconds) - len(self._runner.running)
         for _ in range(min(more, room)):
             trial_id = uuid.uuid4().hex if ids is None else next(ids)

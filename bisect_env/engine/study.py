@@ -34,11 +34,11 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
-from bisect_env.matrix.catalogue import VersionCatalogue
 from bisect_env.matrix.expand import expand, laid_out, refined, to_refine
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
+from bisect_env.matrix.versions import VersionCatalogue
 from bisect_env.report.sentence import how_many
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import Search, StudySearch

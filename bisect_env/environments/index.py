@@ -30,9 +30,8 @@ from bisect_env.environments.interpreters import (
 from bisect_env.environments.lock import PackageNotFoundError
 from bisect_env.environments.settings import configured_index
 from bisect_env.errors import IndexUnavailableError, UsageError
-from bisect_env.matrix.catalogue import Release
 from bisect_env.matrix.secrets import without_credentials
-from bisect_env.matrix.versions import Manager
+from bisect_env.matrix.versions import Manager, Release
 
 # --------------------------------------------------------------------------------------------------
 # Which of a release's wheels an interpreter on this host would install. Pure but for the host's libc.

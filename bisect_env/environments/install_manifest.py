@@ -183,14 +183,23 @@ def store(cache: Path, key: str, part: Part, kept: Mapping[str, Path]) -> None:
         data["held"] = asdict(part.held)
         text = json.dumps(data, separators=(",", ":")).encode()
         (temporary / _LIST).write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
-        discard(cache, key)
-        temporary.rename(folder / key)
-    except OSError as error:
-        # Another one, who installed the same package for another prefix, was faster.
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
+        # Another one, who installed the same package for another prefix, may be faster, and shares what it
+        # stored: only what cannot be read is replaced.
+        while not _renamed(temporary, folder / key) and load(cache, key) is None:
+            discard(cache, key)
     finally:
         remove_tree(temporary)
+
+
+def _renamed(place: Path, final: Path) -> bool:
+    """Rename a directory, unless there is another one of that name."""
+    try:
+        place.rename(final)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        return False
+    return True
 
 
 def discard(cache: Path, key: str) -> None:

@@ -34,11 +34,10 @@ from bisect_env.environments import (
     install_manifest,
     integrity,
     lockfiles,
-    pieces,
     progress,
     validation,
 )
-from bisect_env.environments.bundle import Bundle
+from bisect_env.environments.bundle import Bundle, piece_address, served_pieces
 from bisect_env.environments.cache import (
     MARKER,
     Lease,
@@ -764,12 +763,12 @@ class _Builder:
             return
         bundle = Bundle(self.offline)
         wheels = [package for package in self.lock.packages if not (package.is_conda or package.is_source)]
-        there = {pieces.address(p.sha256, archive_name(p)): bundle.pieces(p) for p in wheels}
+        there = {piece_address(p.sha256, archive_name(p)): bundle.pieces(p) for p in wheels}
         cut = {url: paths for url, paths in there.items() if paths and not url.endswith(f"/{paths[0].name}")}
         if not cut:
             yield {}
             return
-        with pieces.served(cut) as variables:
+        with served_pieces(cut) as variables:
             yield variables
 
 

@@ -33,10 +33,9 @@ from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.validation import provided_to_pypi
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.catalogue import Release, VersionCatalogue
 from bisect_env.matrix.history import CommitDetails, History
 from bisect_env.matrix.secrets import public_channel, without_credentials
-from bisect_env.matrix.versions import Manager, host_platform
+from bisect_env.matrix.versions import Manager, Release, VersionCatalogue, host_platform
 
 # --------------------------------------------------------------------------------------------------
 # What there is to choose from: releases on a PyPI-like index and in conda channels, commits of a repository.

@@ -10,7 +10,6 @@ from datetime import datetime
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.matrix.catalogue import Release, VersionCatalogue
 from bisect_env.matrix.contradictions import end_value_problem, listed_values
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
@@ -19,7 +18,14 @@ from bisect_env.matrix.problems import Problem, matrix_error
 from bisect_env.matrix.rules import RuleSet, matching
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, CommitAxis, PackageAxis
-from bisect_env.matrix.versions import Manager, between, newest_of_each, parse_range
+from bisect_env.matrix.versions import (
+    Manager,
+    Release,
+    VersionCatalogue,
+    between,
+    newest_of_each,
+    parse_range,
+)
 
 MAX_COMBINATIONS = 250_000
 """Each is locked, stored and reported: more take too long, and such a matrix is a slip of the pen."""

@@ -96,7 +96,7 @@ class StudySearch(Protocol):
         only: Collection[Index] | None = None,
         worth: float = 0.0,
     ) -> list[Index]:
-        """The next trials, at most `count` of them, and none where none is worth its time."""
+        """The next trials, at most `count`, and none where none is worth its time; see `Search.ask`."""
 
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None

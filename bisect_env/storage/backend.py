@@ -1,4 +1,4 @@
-"""What both database back ends share: location, schema, views and error messages."""
+"""Opens the database that a user names, and holds what both back ends share: schema, views, messages."""
 
 from __future__ import annotations
 
@@ -477,3 +477,46 @@ class Database:
     def of(cls, engine: Engine, shown: str, folder: Path | None = None) -> Database:
         """With the reader that belongs to an engine."""
         return cls(engine, engine.execution_options(**{READING: True}), shown, folder)
+
+
+# --------------------------------------------------------------------------------------------------
+# Opening the database that a user names.
+
+
+def open_database(reference: str | None, *, read_only: bool) -> Database:
+    """Open the results database; make it first if it is to be written and is not there.
+
+    Args:
+        reference: As `database_location` takes it.
+        read_only: Whether to open it for reading alone; it must exist then.
+
+    Raises:
+        UsageError: The reference cannot be understood.
+        StorageError: There is no database that this release could use.
+    """
+    database = open_any_schema(reference, read_only=read_only)
+    try:
+        with speaking(database.shown), database.reader.connect() as connection:
+            check_version(stored_version(connection, database.shown), database.shown)
+    except StorageError:
+        database.engine.dispose()
+        raise
+    return database
+
+
+def open_any_schema(reference: str | None, *, read_only: bool = False) -> Database:
+    """Open a database of any schema, for `maintenance` alone.
+
+    Raises:
+        UsageError: The reference cannot be understood.
+        StorageError: There is no database of ours.
+    """
+    # The back ends import this module; and a user has one of the two.
+    location = database_location(reference)
+    if isinstance(location, Path):
+        from bisect_env.storage.sqlite import open_file
+
+        return open_file(location, read_only=read_only)
+    from bisect_env.storage.postgres import open_server
+
+    return open_server(location, read_only=read_only)

@@ -9,7 +9,12 @@ from enum import StrEnum
 from typing import Any
 
 from bisect_env.matrix.grid import Combination
-from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence, Machine, Outcome, Phase, TrialRecord
+from bisect_env.trials.records import (
+    Evidence,
+    Outcome,
+    TrialFacts,
+    TrialRecord,
+)
 
 
 class StudyStatus(StrEnum):
@@ -130,48 +135,25 @@ class CombinationState:
     lock_hash: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTrial:
-    """A trial without its logs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTrial(TrialFacts):
+    """A trial as a study reads thousands of them: without its logs, but with what it says there.
 
     Attributes:
         sequence: Grows in the order of recording.
         study_id: Its study.
         evidence: What it says in that study.
         recorded_at: UTC.
-        trial_id, combination, lock_hash, outcome, detail, returncode, phase, started_at, duration, signature,
-            killed_by_us, hash_seed, copies, iterations, host, worker, gpu, machine: As in `TrialRecord`.
     """
 
     sequence: int
     study_id: str
-    trial_id: str
-    combination: Combination
-    lock_hash: str
-    outcome: Outcome
     evidence: Evidence
-    detail: str
-    returncode: int | None
-    phase: Phase
-    started_at: datetime
-    duration: float
-    signature: str
-    killed_by_us: bool
-    hash_seed: int
-    copies: Mapping[Outcome, int]
-    host: str
-    worker: str
-    gpu: str
     recorded_at: datetime
-    machine: Machine = UNKNOWN_MACHINE
-    iterations: int = 0
 
     def record(self, **logs: Any) -> TrialRecord:
         """The trial's record, with the given logs."""
-        return TrialRecord(**{name: getattr(self, name) for name in _IN_BOTH}, **logs)
-
-
-_IN_BOTH = {one.name for one in fields(StoredTrial)} & {one.name for one in fields(TrialRecord)}
+        return TrialRecord(**{one.name: getattr(self, one.name) for one in fields(TrialFacts)}, **logs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from sqlmodel import select as select_rows
 
 from bisect_env.errors import StorageError
 from bisect_env.storage import backend, rows
-from bisect_env.storage.backend import ANOTHER, speaking
-from bisect_env.storage.connect import open_any_schema, open_database
+from bisect_env.storage.backend import ANOTHER, open_any_schema, open_database, speaking
 from bisect_env.storage.tables import (
     METADATA,
     SCHEMA_VERSION,

@@ -14,8 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from bisect_env.errors import UsageError
-from bisect_env.storage.backend import storage_error
-from bisect_env.storage.connect import open_database
+from bisect_env.storage.backend import open_database, storage_error
 
 # --------------------------------------------------------------------------------------------------
 # From what a person types to a condition in SQL on `v_trials`. Pure.

@@ -39,8 +39,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage import blobs, rows
-from bisect_env.storage.backend import LOG_LIMIT, Database, speaking
-from bisect_env.storage.connect import open_database
+from bisect_env.storage.backend import LOG_LIMIT, Database, open_database, speaking
 from bisect_env.storage.entries import (
     TARGET,
     CombinationState,

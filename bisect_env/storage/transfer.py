@@ -20,8 +20,7 @@ from sqlmodel import Session, col, select
 
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage import blobs, maintenance, rows
-from bisect_env.storage.backend import Database, speaking
-from bisect_env.storage.connect import open_any_schema, open_database
+from bisect_env.storage.backend import Database, open_any_schema, open_database, speaking
 from bisect_env.storage.entries import CombinationStatus
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import (

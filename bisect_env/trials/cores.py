@@ -12,8 +12,7 @@ from pathlib import Path
 
 from bisect_env.trials import stacks
 from bisect_env.trials.classify import ExitRecord
-from bisect_env.trials.stacks import live_stacks, with_gdb
-from bisect_env.trials.tools import find_tool, go_on, is_stopped, run_tool
+from bisect_env.trials.stacks import find_tool, go_on, is_stopped, live_stacks, run_tool, with_gdb
 
 # --------------------------------------------------------------------------------------------------
 # Core files: where this host leaves them, and what gdb and py-spy read in them.

@@ -231,8 +231,8 @@ class TrialSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialRecord:
-    """The result of one trial, which never changes.
+class TrialFacts:
+    """The result of one trial without its logs.
 
     Attributes:
         trial_id: As in the spec.
@@ -244,9 +244,6 @@ class TrialRecord:
         phase: Where it ended.
         started_at: UTC.
         duration: Seconds of wall time.
-        stdout: Kept part of the output, decoded with replacement characters.
-        stderr: Likewise.
-        stack: The stack that explains the outcome, or "".
         signature: What makes two failures the same, or "".
         killed_by_us: Whether the watcher ended it (deadline or cancel).
         hash_seed: `PYTHONHASHSEED` of the child.
@@ -257,8 +254,6 @@ class TrialRecord:
         worker: Name of the worker on it.
         gpu: UUIDs of the GPUs seen, comma-separated, or "".
         machine: On what class of machine it ran.
-        imported: Distribution to the version that the script's interpreter really imported, and `python`;
-            empty where no harness ran.
     """
 
     trial_id: str
@@ -270,9 +265,6 @@ class TrialRecord:
     phase: Phase
     started_at: datetime
     duration: float
-    stdout: str = ""
-    stderr: str = ""
-    stack: str = ""
     signature: str = ""
     killed_by_us: bool = False
     hash_seed: int = 0
@@ -282,4 +274,21 @@ class TrialRecord:
     worker: str = ""
     gpu: str = ""
     machine: Machine = UNKNOWN_MACHINE
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord(TrialFacts):
+    """The result of one trial, which never changes.
+
+    Attributes:
+        stdout: Kept part of the output, decoded with replacement characters.
+        stderr: Likewise.
+        stack: The stack that explains the outcome, or "".
+        imported: Distribution to the version that the script's interpreter really imported, and `python`;
+            empty where no harness ran.
+    """
+
+    stdout: str = ""
+    stderr: str = ""
+    stack: str = ""
     imported: Mapping[str, str] = field(default_factory=dict)

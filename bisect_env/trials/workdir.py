@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from bisect_env.containers.engine import ask
 from bisect_env.matrix.secrets import passed_on
 from bisect_env.temporary import TRIAL, Once, left_behind, make_held
 from bisect_env.trials.records import TrialFile
-from bisect_env.trials.tools import run_tool
 
 # --------------------------------------------------------------------------------------------------
 # A trial's private directories: made fresh, filled, and gone afterwards, whoever then removes them.
@@ -24,6 +24,10 @@ from bisect_env.trials.tools import run_tool
 REMOVAL = "removal.json"
 """File with commands that remove what a trial has outside of its directory, and make what is in it removable,
 should nobody be left to."""
+
+
+_REMOVAL_LIMIT = 20.0
+"""Seconds for each of these commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def sweep() -> None:
         with contextlib.suppress(OSError):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 for argv in json.loads((old / REMOVAL).read_text("utf-8")):
-                    run_tool(argv)
+                    ask(argv, _REMOVAL_LIMIT)
             _remove(old)
 
 

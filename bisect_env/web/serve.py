@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.storage.backend import database_location, shown_location
-from bisect_env.storage.connect import open_database
+from bisect_env.storage.backend import database_location, open_database, shown_location
 from bisect_env.storage.transfer import export
 from bisect_env.temporary import temporary
 

@@ -20,7 +20,7 @@ from bisect_env.matrix.signatures import read_signature
 from bisect_env.storage.store import Store
 from bisect_env.trials import cores
 from bisect_env.trials.harness_marks import LINGER
-from bisect_env.trials.tools import find_tool
+from bisect_env.trials.stacks import find_tool
 from tests.cli.calls import RunCommand
 from tests.trials.test_stacks import DEADLOCK
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from bisect_env.trials.child_env import TRIAL_ID
 
 from bisect_env.containers.trial import Inside
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
 from bisect_env.trials.run import TrialCancelledError, run_trial
+from bisect_env.trials.workdir import TRIAL_ID
 from tests.trials.trial_support import make_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]

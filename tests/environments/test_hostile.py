@@ -289,7 +289,9 @@ def refuse_bomb(
     return str(refused.value)
 
 
-@pytest.mark.parametrize("stated", [None, 1000], ids=["honest", "lying"])
+@pytest.mark.parametrize(
+    "stated", [pytest.param(None, marks=pytest.mark.slow), 1000], ids=["honest", "lying"]
+)
 def test_a_wheel_that_unpacks_to_gigabytes_is_stopped(
     index: IndexServer, cache: Path, python: str, monkeypatch: pytest.MonkeyPatch, stated: int | None
 ) -> None:
@@ -300,6 +302,7 @@ def test_a_wheel_that_unpacks_to_gigabytes_is_stopped(
     assert "BISECT_ENV_BUILD_SIZE" in words
 
 
+@pytest.mark.slow
 def test_a_source_distribution_that_unpacks_to_gigabytes_is_stopped(
     index: IndexServer, cache: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +326,7 @@ def test_a_source_distribution_that_unpacks_to_gigabytes_is_stopped(
     assert stored_bytes(cache) < ALLOWED // 4
 
 
+@pytest.mark.slow
 def test_a_conda_package_that_unpacks_to_gigabytes_is_stopped(
     cache: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.matrix.catalogue import Release
 from bisect_env.matrix.load import Matrix, load_matrix
-from bisect_env.matrix.versions import Manager
+from bisect_env.matrix.versions import Manager, Release
 
 
 class FakeCatalogue:

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from bisect_env.errors import MatrixError, UsageError
-from bisect_env.matrix.catalogue import Release
 from bisect_env.matrix.expand import expand, refined, select_releases, to_refine
 from bisect_env.matrix.grid import AxisKind, Combination, Direction
 from bisect_env.matrix.load import skipping
 from bisect_env.matrix.rules import RuleSet
 from bisect_env.matrix.schema import PackageAxis, Rule
-from bisect_env.matrix.versions import CondaVersion, Step, newest_of_each
+from bisect_env.matrix.versions import CondaVersion, Release, Step, newest_of_each
 from tests.matrix.conftest import FakeCatalogue
 
 

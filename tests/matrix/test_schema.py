@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.matrix.catalogue import Release
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import KEYS_AT, load_matrix
 from bisect_env.matrix.schema import MatrixFile, PackageAxis, matrix_json_schema, schema_text
+from bisect_env.matrix.versions import Release
 from tests.matrix.conftest import FakeCatalogue
 
 ROOT = Path(__file__).resolve().parents[2]

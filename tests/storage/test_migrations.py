@@ -17,7 +17,7 @@ from sqlalchemy import inspect
 
 from bisect_env.errors import StorageError
 from bisect_env.storage import backend, maintenance
-from bisect_env.storage.connect import open_any_schema
+from bisect_env.storage.backend import open_any_schema
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA, SCHEMA_VERSION
 from tests.storage.samples import opened_study

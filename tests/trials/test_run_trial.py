@@ -142,7 +142,8 @@ def test_a_hang_that_ignores_sigterm_is_ended_with_its_stack(run: Run) -> None:
     assert "in wait_for_ever" in record.stack
 
 
-def test_a_hang_that_ignores_sigabrt_too_is_killed(run: Run) -> None:
+def test_a_hang_that_ignores_sigabrt_too_is_killed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "ABORT_GRACE", 0.2)
     record = run("import signal, time; signal.signal(6, signal.SIG_IGN); time.sleep(600)", timeout=2.0)
     assert (record.outcome, record.returncode) == (Outcome.HANG, -signal.SIGKILL)
     assert record.killed_by_us

@@ -16,9 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.trials import stacks, tools
+from bisect_env.trials import stacks
 from bisect_env.trials.records import Outcome, TrialRecord
-from bisect_env.trials.stacks import Frame, Thread, explain, interpreter_data, of_py_spy, where_main_is
+from bisect_env.trials.stacks import (
+    Frame,
+    Thread,
+    explain,
+    find_tool,
+    interpreter_data,
+    of_py_spy,
+    where_main_is,
+)
 
 Run = Callable[..., TrialRecord]
 
@@ -96,7 +104,7 @@ def test_all_threads_with_gdb_where_py_spy_is_not(
         pytest.skip("gdb is not installed")
     pid = process("import threading\nthreading.Thread(target=threading.Event().wait).start()")
     until(lambda: psutil.Process(pid).num_threads() == 2)
-    monkeypatch.setattr(stacks, "find_tool", lambda name: None if name == "py-spy" else tools.find_tool(name))
+    monkeypatch.setattr(stacks, "find_tool", lambda name: None if name == "py-spy" else find_tool(name))
     text = stacks.live_stacks(pid)
     assert text.startswith(f"Process {pid}, by gdb:")
     assert text.count("\nThread ") == 2

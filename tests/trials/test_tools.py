@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from bisect_env.trials.tools import run_tool
+from bisect_env.trials.stacks import run_tool
 
 
 @pytest.mark.parametrize(

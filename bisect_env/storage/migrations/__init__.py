@@ -1,1 +1,0 @@
-"""Migrations of the database: one Alembic revision for each schema, named by its number."""

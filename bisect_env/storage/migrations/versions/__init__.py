@@ -1,1 +1,0 @@
-"""The Alembic revisions; a released one is never changed."""
