@@ -74,6 +74,8 @@ SAVE_EVERY = 5.0
 """Seconds between two verdicts stored on the way, for those who look at a running study."""
 FORETOLD, FORETELL_EVERY = 64, 4.0
 """Combinations up to which it is played what would end a study without failures; seconds between plays."""
+FORETELL_SHARE = 25
+"""How many times as long as the last play took is waited, too: trials wait for whoever plays."""
 _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
 _PAUSE = 0.02
@@ -305,7 +307,7 @@ class StudyRunner:
         self._alone = Alone(self.grid, matrix.file.trial.gpus, store.decisions(study_id))
         self._trials_alone: set[str] = set()
         self._foretold: int | None = None
-        self._foretold_at = float("-inf")
+        self._foretell_from = float("-inf")
         self._crowded: set[str] = set()
 
     def _both_ends(self) -> tuple[Index, Index] | None:
@@ -871,10 +873,11 @@ class StudyRunner:
             return None
         if len(self.state.members) > FORETOLD or search.finished:
             return None
-        if now >= self._foretold_at + FORETELL_EVERY:
-            self._foretold_at = now
+        if now >= self._foretell_from:
             left = search.passes_left()
             self._foretold = None if left is None else search.trials + left
+            ended = self._clock()
+            self._foretell_from = ended + max(FORETELL_EVERY, FORETELL_SHARE * (ended - now))
         if self._foretold is None or self._foretold <= search.trials:
             return None
         return self._foretold - search.trials, self._matrix.file.search.min_crash_rate

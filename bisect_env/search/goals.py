@@ -32,7 +32,15 @@ def settings_of(
     careful: bool = False,
     leaves: bool = False,
 ) -> SearchSettings:
-    """When a search stops that a matrix describes; the rest as for `SearchSettings`."""
+    """The settings of a search that a matrix describes.
+
+    Args:
+        limits: As the matrix has them.
+        quick: As for `SearchSettings`, as are the others.
+        thrifty: Likewise.
+        careful: Likewise.
+        leaves: Likewise.
+    """
     return SearchSettings(
         limits.confidence,
         limits.min_crash_rate,

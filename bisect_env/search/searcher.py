@@ -368,7 +368,8 @@ class Search:
         chance = float(self._bisection.probability_bad()[open_[0]])
         likely = {True: chance, False: 1.0 - chance}
         wanted: list[Index] = []
-        for bad in sorted(likely, key=lambda bad: -likely[bad]):
+        # Of equally likely ones that first which has failed already.
+        for bad in sorted(likely, key=lambda bad: (-round(likely[bad], 6), bad)):
             if likely[bad] < _LIKELY:
                 continue
             found = self._bisection.supposing({open_[0]: bad}).found
