@@ -148,6 +148,11 @@ def test_a_module_says_its_subject_in_its_first_sentence() -> None:
     assert len(set(subjects)) == len(subjects)
 
 
+def test_three_tests_of_the_default_start_the_whole_command() -> None:
+    texts = [path.read_text("utf-8") for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sum(len(re.findall(r"^@pytest\.mark\.whole_command$", text, re.MULTILINE)) for text in texts) == 3
+
+
 OWN = {"self", "cls", "os", "sys"}
 
 

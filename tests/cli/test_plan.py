@@ -78,6 +78,7 @@ def test_a_large_matrix_is_counted_not_listed(large: Path, run: RunCommand) -> N
     assert "no forecast of trials" in out
 
 
+@pytest.mark.slow
 def test_the_counts_are_there_before_studies_are_played(large: Path) -> None:
     command = [*COMMAND, "plan", str(large), "--crash-rate", "0.01", "--forecast", "120"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

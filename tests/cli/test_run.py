@@ -20,6 +20,7 @@ from tests.engine.studies import CRASH_FROM_SIX, QUICK, crash_from_six, pause_wh
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.whole_command
 def test_the_last_json_event_is_the_verdict(tmp_path: Path) -> None:
     done = Command(tmp_path, CRASH_FROM_SIX, rest=QUICK).run("--json", "--workers", "2")
     assert done.returncode == 0, done.stderr
@@ -39,6 +40,7 @@ def test_people_get_one_sentence_on_stdout_and_progress_on_stderr(tmp_path: Path
     assert "study" not in done.stdout.splitlines()[0]
 
 
+@pytest.mark.whole_command
 def test_a_killed_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -71,6 +73,7 @@ def test_a_killed_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert sorted(command.stored()) == sorted([*before, *again])
 
 
+@pytest.mark.whole_command
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     slow.touch()

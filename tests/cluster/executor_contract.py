@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -79,13 +80,24 @@ def trial_id(answer: Completion) -> str:
 
 
 def processes_of(trial: str) -> list[psutil.Process]:
+    """Living processes of a trial below this process, which starts or is an ancestor of every worker here."""
+    return with_mark(trial, psutil.Process().children(recursive=True))
+
+
+def left_of(trial: str) -> list[psutil.Process]:
+    """Living processes of a trial anywhere: what a killed worker leaves is below no process of ours.
+
+    Every process of the host is looked at: for what has to be gone, not for what is waited for.
+    """
+    return with_mark(trial, psutil.process_iter())
+
+
+def with_mark(trial: str, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     found = []
-    for process in psutil.process_iter():
-        try:
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(TRIAL_ID) == trial and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except (psutil.Error, OSError):
-            continue
     return found
 
 
@@ -213,7 +225,7 @@ class ExecutorContract:
         answers = collect(executor, 5)
         assert all(isinstance(answer, TrialLost) and "cancelled" in answer.reason for answer in answers)
         assert {trial_id(answer) for answer in answers} == {one.spec.trial_id for one in requests}
-        assert not any(processes_of(one.spec.trial_id) for one in requests)
+        assert not any(left_of(one.spec.trial_id) for one in requests)
         executor.submit(request())
         (later,) = collect(executor, 1)
         assert isinstance(later, TrialCompleted)

@@ -23,6 +23,7 @@ from tests.cluster.executor_contract import (
     ExecutorContract,
     build,
     collect,
+    left_of,
     processes_of,
     request,
     until,
@@ -78,7 +79,7 @@ class TestLocalExecutor(ExecutorContract):
         wait_until(lambda: not any(process.is_running() for process in processes))
         # Nothing is run again behind our back, and the worker comes back.
         assert executor.wait(1.0) == []
-        assert not processes_of(one.spec.trial_id)
+        assert not left_of(one.spec.trial_id)
         wait_until(lambda: executor.slots == 2)
         # The worker that came back has the settings of the one that was there.
         wait_until(lambda: len(settings_of(executor)) == 2)
@@ -165,7 +166,7 @@ if __name__ == "__main__":
         everything = psutil.Process(command.pid).children(recursive=True)
         command.send_signal(how)
     wait_until(lambda: not any(process.is_running() for process in everything))
-    assert not processes_of(one.spec.trial_id)
+    assert not left_of(one.spec.trial_id)
     # The trial's directory goes with its supervisor, which may outlive those above by a moment; the cluster's
     # own is left to the next cluster.
     wait_until(
@@ -190,7 +191,7 @@ def test_closing_an_inline_executor_ends_its_trials() -> None:
     before = time.monotonic()
     executor.close()
     executor.close()
-    assert not processes_of(one.spec.trial_id)
+    assert not left_of(one.spec.trial_id)
     assert time.monotonic() - before < 30
     with pytest.raises(InfrastructureError, match="closed"):
         executor.submit(one)

@@ -26,6 +26,7 @@ from tests.cluster.executor_contract import (
     ExecutorContract,
     build,
     collect,
+    left_of,
     prepared,
     processes_of,
     request,
@@ -75,7 +76,7 @@ class TestRemoteExecutor(ExecutorContract):
         with subprocess.Popen([sys.executable, script]) as command:
             wait_until(lambda: processes_of(one.spec.trial_id))
             command.kill()
-        wait_until(lambda: not processes_of(one.spec.trial_id))
+        wait_until(lambda: not left_of(one.spec.trial_id))
         # Its place is free for others.
         for _ in range(2):
             executor.submit(request())
@@ -103,7 +104,7 @@ def test_workers_join_and_leave_while_trials_run(tmp_path: Path) -> None:
         assert isinstance(lost, TrialLost)
         assert lost.trial_id == long.spec.trial_id
         assert lost.host == socket.gethostname()
-        wait_until(lambda: not processes_of(long.spec.trial_id))
+        wait_until(lambda: not left_of(long.spec.trial_id))
         executor.submit(request())
         (answer,) = collect(executor, 1)
         assert isinstance(answer, TrialCompleted)
@@ -197,7 +198,7 @@ def test_a_lost_scheduler_is_an_error_that_says_what_to_do_and_leaves_no_trial_r
                     executor.submit(request())
         assert "start the same command again" in str(error.value)
         assert [type(answer) for answer in answers] == [TrialLost]
-        wait_until(lambda: not processes_of(one.spec.trial_id))
+        wait_until(lambda: not left_of(one.spec.trial_id))
         # As a client is that closes by itself while it is asked; what a thread raises fails the test.
         executor.client.scheduler = None
         executor.cancel()
@@ -384,7 +385,7 @@ def test_a_host_that_vanishes_loses_its_trial_and_may_come_back(tmp_path: Path) 
         executor.submit(request())
         assert isinstance(collect(executor, 1)[0], TrialCompleted)
         # The vanished host notices too, and does not go on with what nobody waits for.
-        wait_until(lambda: not processes_of(one.spec.trial_id))
+        wait_until(lambda: not left_of(one.spec.trial_id))
         far.ip("link", "set", far.link, "up")
         # Dask ends a worker that lost its scheduler; whoever started it starts another.
         end_tree(away.pid)

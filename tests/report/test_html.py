@@ -205,6 +205,7 @@ BROKEN = r"""() => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("width", [400, 1200])
 def test_versions_stay_whole_and_a_map_that_fits_is_not_moved(
