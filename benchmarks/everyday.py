@@ -3,8 +3,9 @@
 Real packages that certainly fail from some release on, every release of the range, asked in turns in one run
 by `bisect-env run` and by the loop that people write: a bisection in shell with `uv run --with NAME==X`.
 Cold means that neither has anything cached but the interpreters, warm that both have asked the same before.
-Of protobuf both ends work, and 4.21.0 to 4.21.4 fail: no bisection finds that, so that its loop tries one
-release after the other until one fails.
+Of one case all wheels lie in a folder besides, with which neither asks an index; what counts is how much
+longer ours takes. Of protobuf both ends work, and 4.21.0 to 4.21.4 fail: no bisection finds that, so that its
+loop tries one release after the other until one fails.
 
     python -m benchmarks.everyday                  # all cases, five turns, benchmarks/results/everyday.json
     python -m benchmarks.everyday --case click --turns 1
@@ -82,6 +83,9 @@ CASES = {
     ),
     "click": Case("click", ">=7.0,<=8.2.1", "import click\nclick.get_terminal_size()\n", "8.1.0"),
 }
+
+FROM_A_FOLDER = ("marshmallow",)
+"""Cases of which all wheels are fetched into a folder as well."""
 
 LOOP = r"""#!/bin/bash
 # Usage: loop.sh PACKAGE SCRIPT [--with REQUIREMENT]... < versions, oldest first
@@ -209,21 +213,30 @@ def play(name: str, turns: int, folder: Path) -> dict[str, Any]:
     path = matrix(case, place)
     versions = versions_of(path, folder / "plan")
     row: dict[str, Any] = {"releases": len(versions), "first_bad": case.first_bad}
-    for kind in ("cold", "warm"):
+    for kind in ("cold", "warm", *(("folder",) if name in FROM_A_FOLDER else ())):
         pairs = []
-        for turn in range(turns):
-            cache = place / "cache"
+        bundle, wheels = place / "bundle", place / "wheels"
+        options: tuple[str, ...] = ()
+        if kind == "folder":
+            fetch(path, bundle, place / "cache")
+            copy_wheels(bundle, wheels)
+            options = ("--offline", str(bundle))
+        # What is unpacked out of a folder is there from the second time on, which is the first that counts.
+        for turn in range(-1 if options else 0, turns):
+            cache = place / ("cache-of-folder" if options else "cache")
             if kind == "cold":
                 shutil.rmtree(cache, ignore_errors=True)
             # Whoever goes second finds a warmer machine: in turns.
-            mine = ours(path, cache) if turn % 2 == 0 else None
-            theirs = loop(case, path, versions, cache)
-            pairs.append((mine or ours(path, cache), theirs))
+            mine = ours(path, cache, options) if turn % 2 == 0 else None
+            theirs = loop(case, path, versions, cache, wheels=str(wheels) if options else "")
+            pairs.append((mine or ours(path, cache, options), theirs))
+        pairs = pairs[-turns:]
         row[kind] = {
             "answer": _spread([mine.answer for mine, _ in pairs]),
             "prompt": _spread([mine.prompt for mine, _ in pairs]),
             "loop": _spread([theirs.answer for _, theirs in pairs]),
             "ratio": round(statistics.median(mine.answer / theirs.answer for mine, theirs in pairs), 2),
+            "longer": round(statistics.median(mine.answer - theirs.answer for mine, theirs in pairs), 2),
             "trials": pairs[-1][0].trials,
             "right": all(mine.first_bad == theirs.first_bad == case.first_bad for mine, theirs in pairs),
             "phases": pairs[-1][0].timings,
@@ -232,10 +245,24 @@ def play(name: str, turns: int, folder: Path) -> dict[str, Any]:
         print(
             f"{name:12} {len(versions):3} releases {kind}: answer {found['answer']['median']:6.2f} s, prompt "
             f"{found['prompt']['median']:6.2f} s, loop {found['loop']['median']:6.2f} s, ratio "
-            f"{found['ratio']:5.2f}, {found['trials']} trials, {'right' if found['right'] else 'WRONG'}",
+            f"{found['ratio']:5.2f}, {found['longer']:+.2f} s, {found['trials']} trials, "
+            f"{'right' if found['right'] else 'WRONG'}",
             flush=True,
         )
     return row
+
+
+def fetch(path: Path, bundle: Path, cache: Path) -> None:
+    """Put everything that a matrix can need into a directory."""
+    command = [sys.executable, "-m", "bisect_env", "fetch", str(path), "--to", str(bundle), "--no-pythons"]
+    subprocess.run([*command, "--cache", str(cache)], capture_output=True, check=True)
+
+
+def copy_wheels(bundle: Path, wheels: Path) -> None:
+    """Put the wheels of a fetched directory into one folder, for uv."""
+    wheels.mkdir(exist_ok=True)
+    for archive in bundle.glob("archives/*/*.whl"):
+        shutil.copy(archive, wheels)
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:
@@ -265,9 +292,7 @@ def offline(
     case = replace(CASES[name], versions=versions_asked or CASES[name].versions)
     path = matrix(case, folder / name, python)
     wheels = folder / "wheels"
-    wheels.mkdir(exist_ok=True)
-    for archive in bundle.glob("archives/*/*.whl"):
-        shutil.copy(archive, wheels)
+    copy_wheels(bundle, wheels)
     known = {archive.name.split("-")[1] for archive in wheels.glob(f"{case.package}-*.whl")}
     versions = sorted(SpecifierSet(case.versions).filter(known), key=Version)
     plain = [

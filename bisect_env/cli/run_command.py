@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import shlex
@@ -347,6 +348,9 @@ def answer(
     from bisect_env.errors import EndsNotAsStatedError, StudyInterruptedError
     from bisect_env.search.goals import Goal
     from bisect_env.storage.store import Store
+
+    # What was imported stays: Python need not look through it for cycles while a first trial is waited for.
+    gc.freeze()
 
     def heard(event: events.Event) -> None:
         notify(event)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from bisect_env.cluster.perform import PrefixBuilder, perform, prepare, refuse_gpus
+from bisect_env.cluster.perform import BYTECODE, PrefixBuilder, perform, prepare, refuse_gpus
 from bisect_env.cluster.protocol import Completion, PrefixProgress, PrefixRequest, TrialRequest
 from bisect_env.environments.uv_tool import end_running
 from bisect_env.errors import InfrastructureError
@@ -100,6 +100,7 @@ class PoolExecutor:
             return
         self._closed = True
         self.cancel()
+        BYTECODE.give_up()
         end_running()
         for _ in self._workers:
             self._trials.put(None)

@@ -1,16 +1,18 @@
-"""Begins a study before its database is open: locks both ends, makes their environments, starts their trials.
+"""Begins a study before its database is open: locks what comes first, makes environments, starts trials.
 
-To import what opens the database takes longer than a quick trial. Nothing is recorded here and nothing is
-told: what was begun is taken over by the study, which claims it as its own, or it is ended unseen. That is
-decided by what the database knows, never by what a trial did.
+What comes first are both ends, and what the search asks for while nobody knows what they show. To import what
+opens the database takes longer than a quick trial. Nothing is recorded here and nothing is told: what was
+begun is taken over by the study, which claims it as its own, or it is ended unseen. That is decided by what
+the database knows, never by what a trial did.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,6 +32,12 @@ _log = logging.getLogger(__name__)
 
 _LOOK = 0.05
 """Seconds between two looks at whether somebody wants to stop."""
+_PATIENCE = 0.2
+"""Seconds that a study which has both ends waits for the locks of what comes after them."""
+_SMALL = 4096
+"""Combinations up to which the search is asked what comes after both ends."""
+_MOST = 8
+"""How many of these are begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +84,14 @@ class Ahead:
         self._executor = executor
         self._may_try = may_try if _is_tried_at_both_ends(matrix) else None
         self._only_bad = quick or matrix.file.trial.bad.signature == FROM_BAD_END
+        self._asks = may_try is not None and not self._only_bad
         self._grid: Grid | None = None
+        self._lock = threading.Lock()
+        self._is_over = False
         self._locks: dict[Index, Lock] = {}
         self._trials: dict[Index, str] = {}
+        self._ends_known = threading.Event()
         self._known = threading.Event()
-        self._dropped = threading.Event()
 
     def begin(self) -> threading.Thread:
         """Start the thread, which ends when the environments are made; what cannot be had is said later."""
@@ -95,16 +106,21 @@ class Ahead:
             grid: Of the study.
             stopped: Whether the user wants to stop, and to wait for nothing.
         """
-        while not self._known.wait(_LOOK) and not stopped():
+        while not self._ends_known.wait(_LOOK) and not stopped():
             pass
-        if not self._known.is_set() or self._grid is None or not _is_same(self._grid, grid):
+        if self._ends_known.is_set():
+            self._known.wait(_PATIENCE)
+        with self._lock:
+            self._is_over = True
+        if not self._ends_known.is_set() or self._grid is None or not _is_same(self._grid, grid):
             self.drop()
             return Begun()
         return Begun(self._locks, self._trials)
 
     def drop(self) -> None:
         """End the trials: the study does not want them."""
-        self._dropped.set()
+        with self._lock:
+            self._is_over = True
         if self._trials:
             self._executor().cancel()
 
@@ -115,6 +131,7 @@ class Ahead:
             except Exception as error:  # noqa: BLE001 - the study asks again, and says what it meets
                 _log.info("begun before the study, and given up: %r", error)
             finally:
+                self._ends_known.set()
                 self._known.set()
 
     def _begin(self, pool: ThreadPoolExecutor) -> None:
@@ -129,19 +146,69 @@ class Ahead:
         self._grid = grid
         locking = Locking(matrix, grid, self._provider, self.as_of)
         try:
+            asks = self._asks and good != bad and math.prod(grid.shape) <= _SMALL
+            groups = locking.prepared.groups
+            after = pool.submit(self._after, grid, groups, (good, bad)) if asks else None
             for index in dict.fromkeys((good, bad)):
-                lock = locking.lock_now(index)
-                self._locks |= locking.prepared.locks
-                if not isinstance(lock, Lock) or any(one.is_source for one in lock.packages):
+                if (lock := self._locked(locking, index)) is None:
                     continue
                 if not self._try(grid, index, lock, is_bad=index == bad):
                     pool.submit(self._make, lock)
+            self._ends_known.set()
+            if after is not None:
+                self._go_on(locking, grid, *after.result())
         finally:
             locking.close()
 
+    def _after(
+        self, grid: Grid, groups: Mapping[Index, Index], ends: Sequence[Index]
+    ) -> tuple[list[Index], Iterator[Index]]:
+        """What the search asks for while both ends are tried, and what it may ask for after that."""
+        # Imported here, for it takes a while, and while a solver is waited for.
+        from bisect_env.engine.state import build_cost
+        from bisect_env.search.goals import Goal, search_towards, settings_of
+
+        refining = any(axis.passed_over for axis in grid.axes)
+        search = search_towards(
+            Goal.FIRST_BAD, grid, groups, settings_of(self._matrix.file.search, quick=refining)
+        )
+        pending = dict.fromkeys(ends, 1)
+        if len(pending) < 2 or any(end not in groups for end in pending):
+            return [], iter(())
+        slots = self._executor().slots if self._may_try is not None else 2
+        room = min(max(slots, 2), _MOST, self._matrix.file.search.max_trials - len(pending))
+        costs = {index: build_cost(None, None) for index in groups if index not in pending}
+        chosen = search.ask(room, pending=pending, build_cost=costs) if room > 0 else []
+        chosen = [index for index in dict.fromkeys(chosen) if index not in pending]
+        return chosen, (i for i in search.foresee({**pending, **dict.fromkeys(chosen, 1)}, costs))
+
+    def _go_on(self, locking: Locking, grid: Grid, chosen: Sequence[Index], then: Iterator[Index]) -> None:
+        """Lock and try what comes after both ends, then lock what may follow, until the study opens."""
+        locking.want(chosen)
+        for index in chosen:
+            if self._is_over:
+                return
+            if (lock := self._locked(locking, index)) is not None and not self._is_over:
+                self._try(grid, index, lock, is_bad=False)
+        self._known.set()
+        for index in then:
+            if self._is_over:
+                return
+            self._locked(locking, index)
+
+    def _locked(self, locking: Locking, index: Index) -> Lock | None:
+        """The lock of a combination of which everything comes as wheels."""
+        lock = locking.lock_now(index)
+        with self._lock:
+            if not self._is_over:
+                self._locks |= locking.prepared.locks
+        if not isinstance(lock, Lock) or any(one.is_source for one in lock.packages):
+            return None
+        return lock
+
     def _try(self, grid: Grid, index: Index, lock: Lock, *, is_bad: bool) -> bool:
-        """Start the trial of an end, which makes its environment, if it may be started."""
-        if self._may_try is None or (self._only_bad and not is_bad) or self._dropped.is_set():
+        """Start a trial, which makes its environment, if it may be started."""
+        if self._may_try is None or (self._only_bad and not is_bad):
             return False
         if not self._may_try(lock):
             self._may_try = None
@@ -150,10 +217,10 @@ class Ahead:
         files = trial_files(self._matrix)
         spec = trial_spec(self._matrix, grid.combination(index), lock, trial_id, files)
         executor = self._executor()
-        executor.submit(TrialRequest(spec, lock, allowed_sources(self._matrix)))
-        self._trials[index] = trial_id
-        if self._dropped.is_set():
-            executor.cancel()
+        with self._lock:
+            if not self._is_over:
+                executor.submit(TrialRequest(spec, lock, allowed_sources(self._matrix)))
+                self._trials[index] = trial_id
         return True
 
     def _make(self, lock: Lock) -> None:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
@@ -16,7 +17,6 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import FROM_BAD_END, SIGNATURE_VERSION, read_signature
-from bisect_env.storage.store import Store
 from bisect_env.trials.records import (
     NONE,
     Evidence,
@@ -28,6 +28,10 @@ from bisect_env.trials.records import (
     TrialSpec,
 )
 from bisect_env.trials.signature import matches, signed_again
+
+if TYPE_CHECKING:
+    # The first trials are described before the database is open: see `engine/ahead.py`.
+    from bisect_env.storage.store import Store
 
 # --------------------------------------------------------------------------------------------------
 # The trials of a study, and what is recorded for a lost one. Pure.

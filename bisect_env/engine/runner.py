@@ -45,9 +45,9 @@ from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Direction, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import read_signature, shown
-from bisect_env.search.goals import Goal, search_towards
+from bisect_env.search.goals import Goal, search_towards, settings_of
 from bisect_env.search.multiple import is_coarsened
-from bisect_env.search.searcher import Search, SearchSettings, StudySearch
+from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import (
     BUILD_FAILED,
@@ -74,6 +74,8 @@ SAVE_EVERY = 5.0
 """Seconds between two verdicts stored on the way, for those who look at a running study."""
 FORETOLD, FORETELL_EVERY = 64, 4.0
 """Combinations up to which it is played what would end a study without failures; seconds between plays."""
+FORETELL_SHARE = 25
+"""How many times as long as the last play took is waited, too: trials wait for whoever plays."""
 _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
 _PAUSE = 0.02
@@ -287,23 +289,10 @@ class StudyRunner:
         self._bad_end = None if self.grid.bad is None else self._prepared.groups.get(self.grid.bad)
         wanted = matrix.file.trial.bad.signature
         self._target = StudyTarget(target_of(matrix), wanted, store, study_id, self._bad_end)
-        settings = matrix.file.search
-        self.search: StudySearch = search_towards(
-            goal,
-            self.grid,
-            self._prepared.groups,
-            SearchSettings(
-                settings.confidence,
-                settings.min_crash_rate,
-                settings.max_trials,
-                clean_rate=settings.clean_rate,
-                crash_rate=settings.crash_rate,
-                quick=quick,
-                thrifty=of_commits(self.grid),
-                careful=careful,
-                leaves=leaves,
-            ),
+        settings = settings_of(
+            matrix.file.search, quick=quick, thrifty=of_commits(self.grid), careful=careful, leaves=leaves
         )
+        self.search: StudySearch = search_towards(goal, self.grid, self._prepared.groups, settings)
         self.state = StudyState(matrix, self._prepared, self.search)
         self._ends = self._both_ends()
         self._ways: dict[Index, dict[str, tuple[str, str]]] = {}
@@ -318,7 +307,7 @@ class StudyRunner:
         self._alone = Alone(self.grid, matrix.file.trial.gpus, store.decisions(study_id))
         self._trials_alone: set[str] = set()
         self._foretold: int | None = None
-        self._foretold_at = float("-inf")
+        self._foretell_from = float("-inf")
         self._crowded: set[str] = set()
 
     def _both_ends(self) -> tuple[Index, Index] | None:
@@ -453,8 +442,9 @@ class StudyRunner:
         """
         budget = self._matrix.file.search.budget
         deadline = None if budget is None else self._clock() + budget
-        # Solvers begin while the place where trials run may still be starting.
-        self._lock(self.state.decide(2).lock)
+        # Solvers begin while the place where trials run may still be starting; what was begun knows more.
+        if not self._begun:
+            self._lock(self.state.decide(2).lock)
         try:
             self._runner = Runner(self._matrix, start(), lambda text: self._warn([text]))
         except StudyInterruptedError:
@@ -487,6 +477,9 @@ class StudyRunner:
         fits = fits and all(tallies[index] == Tally() and not self.state.elsewhere[index] for index in begun)
         if not fits or not self._start([*begun], begun=begun):
             self._runner.executor.cancel()
+        elif self.state.running:
+            # They may have ended long ago: nothing is decided before that is known.
+            self._handle(self._runner.wait(0.0))
 
     def _decide(self, deadline: float | None) -> None:
         while self._wants_more(deadline):
@@ -880,10 +873,11 @@ class StudyRunner:
             return None
         if len(self.state.members) > FORETOLD or search.finished:
             return None
-        if now >= self._foretold_at + FORETELL_EVERY:
-            self._foretold_at = now
+        if now >= self._foretell_from:
             left = search.passes_left()
             self._foretold = None if left is None else search.trials + left
+            ended = self._clock()
+            self._foretell_from = ended + max(FORETELL_EVERY, FORETELL_SHARE * (ended - now))
         if self._foretold is None or self._foretold <= search.trials:
             return None
         return self._foretold - search.trials, self._matrix.file.search.min_crash_rate

@@ -631,6 +631,9 @@ class StudyState:
         known = (self.search.trials, len(self.running), len(self.ready), sum(pending.values()))
         if len(self.building) >= room or not pending or len(self.members) > THOUGHT_THROUGH:
             return []
+        if not costs:
+            # Every environment is there: nothing is left to prepare.
+            return []
         if self._of_commits and not self._builds_ahead:
             # A trial takes less time than a build, which would be for nothing every other time.
             return []

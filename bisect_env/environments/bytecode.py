@@ -28,8 +28,8 @@ _TESTS = frozenset({"test", "tests"})
 """Names of directories in packages."""
 _MANY = 300  # modules: below, starting processes takes longer than what they save
 SMALL = 16_000_000
-"""Bytes of source that are compiled only when a second trial wants it (numpy and pandas have 11 million):
-that takes two seconds at most, and where a failure is certain most environments see one trial. More is
+"""Bytes of source that are compiled only after a second trial (numpy and pandas have 11 million): that takes
+two seconds at most, and where a failure is certain most environments see one trial. More is
 compiled before the first, which could otherwise take longer than its time limit."""
 _TIMEOUT = 900.0
 _HEAD = 16  # bytes: magic number, flags, time and size of the source
@@ -110,7 +110,7 @@ def _head(path: Path) -> bytes:
         return stream.read(_HEAD)
 
 
-def compile_modules(place: Path, release: tuple[int, ...], timeout: float) -> str:
+def compile_modules(place: Path, release: tuple[int, ...], timeout: float, nice: int = 0) -> str:
     """Compile what is in the `site-packages` of a prefix and has no bytecode yet, but for tests.
 
     Bytecode that a package brings stays, as its list states it, even where Python will not use it. Modules
@@ -120,6 +120,7 @@ def compile_modules(place: Path, release: tuple[int, ...], timeout: float) -> st
         place: The prefix.
         release: Of its interpreter.
         timeout: Seconds.
+        nice: Niceness of what compiles.
 
     Returns:
         "" or why it could not be done to the end.
@@ -138,7 +139,8 @@ def compile_modules(place: Path, release: tuple[int, ...], timeout: float) -> st
         def compile_some(number: int) -> Finished:
             listing = aside / str(number)
             listing.write_text("".join(f"{path}\n" for path in modules[number::processes]), "utf-8")
-            return run_tool([*args, "-i", listing], env=env, cwd=place, timeout=min(timeout, _TIMEOUT))
+            limit = min(timeout, _TIMEOUT)
+            return run_tool([*args, "-i", listing], env=env, cwd=place, timeout=limit, nice=nice)
 
         with ThreadPoolExecutor(processes) as pool:
             try:
@@ -165,7 +167,7 @@ def bare_modules(place: Path) -> list[str]:
 
 
 def is_small(place: Path) -> bool:
-    """Whether the modules of a prefix without bytecode are compiled when a second trial wants it."""
+    """Whether the modules of a prefix without bytecode are compiled after a second trial only."""
     return sum(Path(path).stat().st_size for path in bare_modules(place)) <= SMALL
 
 

@@ -333,28 +333,31 @@ def ensure_prefix(
         ) from error
 
 
-_NONE, _WANTED = "none, until a second trial", "with the next trial"
+_NONE, _WANTED = "none, until a second trial", "after the next trial"
 """What the marker of a prefix says of its bytecode where that is not made with the prefix."""
+_FAILED: set[str] = set()
+"""Prefixes whose modules this process could not compile."""
 
 
 _COMPILED_LATER = 900.0
-"""Seconds for the modules of a prefix that a second trial is about to use."""
+"""Seconds for the modules of a prefix that a second trial has used."""
 
 
-def before_trial(prefix: Prefix) -> Prefix:
-    """Have the modules of a small prefix compiled when a second trial is about to use it.
+def count_use(prefix: Prefix, *, nice: int = 0) -> Prefix:
+    """Note that a trial has used a small prefix, and compile its modules from the second one on.
 
     Most environments of a certain failure see one trial, which compiles what it imports for itself; see
     `bytecode.SMALL`. A trial that runs meanwhile takes no notice, nor does `is_still`.
 
     Args:
         prefix: Leased by the caller.
+        nice: Niceness of the compilation.
 
     Returns:
         The prefix, with a note if its modules could not be compiled: trials are merely slower then.
     """
     marker = _bare_marker(prefix.path)
-    if marker is None or not os.access(prefix.path, os.W_OK):
+    if marker is None or str(prefix.path) in _FAILED or not os.access(prefix.path, os.W_OK):
         return prefix
     problem = ""
     try:
@@ -365,17 +368,26 @@ def before_trial(prefix: Prefix) -> Prefix:
             if marker["bytecode"] == _NONE:
                 marker["bytecode"] = _WANTED
             else:
-                del marker["bytecode"]
-                problem, snapshot = _compile(prefix.path, str(marker["python"]), _COMPILED_LATER)
-                # Trials that began before are told by the old one that nothing else has changed.
-                marker |= {"snapshot": snapshot, "without_bytecode": marker["snapshot"]}
-            text = json.dumps(marker, indent=1) + "\n"
-            _write(prefix.path / MARKER, text.encode(), 0o644)
+                problem, snapshot = _compile(prefix.path, str(marker["python"]), _COMPILED_LATER, nice)
+                if not problem:
+                    # Trials that began before are told by the old one that nothing else has changed.
+                    marker |= {"snapshot": snapshot, "without_bytecode": marker["snapshot"]}
+                    del marker["bytecode"]
+            if not problem:
+                text = json.dumps(marker, indent=1) + "\n"
+                _write(prefix.path / MARKER, text.encode(), 0o644)
     except (OSError, file_locks().Timeout) as error:
         problem = f"modules cannot be compiled: {error}"
     if not problem:
         return prefix
+    # What there is of it by now is as good as any that Python writes by itself.
+    _FAILED.add(str(prefix.path))
     return replace(prefix, notes=(*prefix.notes, f"{prefix.path.name[:12]}: {problem}"))
+
+
+def lacks_bytecode(prefix: Prefix) -> bool:
+    """Whether `count_use` has something to note or to do."""
+    return _bare_marker(prefix.path) is not None and str(prefix.path) not in _FAILED
 
 
 def _bare_marker(place: Path) -> dict[str, object] | None:
@@ -386,12 +398,12 @@ def _bare_marker(place: Path) -> dict[str, object] | None:
     return None
 
 
-def _compile(place: Path, version: str, timeout: float) -> tuple[str, str]:
+def _compile(place: Path, version: str, timeout: float, nice: int) -> tuple[str, str]:
     for folder in {Path(path).parent for path in bytecode.bare_modules(place)}:
         folder.chmod(folder.stat().st_mode | stat.S_IWUSR)
     try:
         release = tuple(int(piece) for piece in version.split(".")[:2])
-        problem = bytecode.compile_modules(place, release, timeout)
+        problem = bytecode.compile_modules(place, release, timeout, nice)
     finally:
         snapshot = integrity.snapshot(place, ignore=(MARKER,), protect=True)
     return problem, snapshot

@@ -63,6 +63,7 @@ def run_tool(
     room: Room | None = None,
     heard: Callable[[str], None] | None = None,
     keep: int | None = _KEEP,
+    nice: int = 0,
     holding: int | None = None,
 ) -> Finished:
     """Run a command without a shell in its own process group.
@@ -78,6 +79,7 @@ def run_tool(
         room: What it may write, after which its process group is killed, too; None is no limit.
         heard: Called with each line of its errors, a moment after it was written.
         keep: Bytes of output that are kept, from its end; None for all.
+        nice: Niceness, where nobody waits for it.
         holding: A descriptor that it inherits: what is locked by it stays so until the command has ended,
             even if this process is killed before.
 
@@ -97,6 +99,9 @@ def run_tool(
         )
         with _lock:
             _running.add(process.pid)
+        if nice:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         ended, stopped, unfinished = False, "", list[Path]()
         try:
             lines = None if heard is None else _Lines(err.fileno(), heard)

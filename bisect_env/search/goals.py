@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from bisect_env.matrix.grid import Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.coarsening import search_for
 from bisect_env.search.multiple import SearchAll
 from bisect_env.search.searcher import SearchSettings, StudySearch
@@ -21,6 +22,36 @@ class Goal(StrEnum):
     """The same, and where else it does."""
     TABLE = "table"
     """Which combinations fail, and which do not."""
+
+
+def settings_of(
+    limits: SearchLimits,
+    *,
+    quick: bool = False,
+    thrifty: bool = False,
+    careful: bool = False,
+    leaves: bool = False,
+) -> SearchSettings:
+    """The settings of a search that a matrix describes.
+
+    Args:
+        limits: As the matrix has them.
+        quick: As for `SearchSettings`, as are the others.
+        thrifty: Likewise.
+        careful: Likewise.
+        leaves: Likewise.
+    """
+    return SearchSettings(
+        limits.confidence,
+        limits.min_crash_rate,
+        limits.max_trials,
+        clean_rate=limits.clean_rate,
+        crash_rate=limits.crash_rate,
+        quick=quick,
+        thrifty=thrifty,
+        careful=careful,
+        leaves=leaves,
+    )
 
 
 def search_towards(

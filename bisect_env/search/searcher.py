@@ -68,6 +68,8 @@ _SPARE = 6
 """Trials beyond one for each combination until which that is doubted."""
 _FAILURES = 2
 """How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly."""
+_LIKELY = 0.4
+"""Chance of what a look may show from which on its consequences are prepared by trials."""
 _UNSEEN = 8
 """Trials of a bad end that nobody stated before other combinations are tried, too, for any failure at all."""
 _FAR_BETTER = 25.0
@@ -350,7 +352,33 @@ class Search:
                 lacking = wanted - self.counts(cell)[1] - pending.get(cell, 0)
                 if only is None or cell in only:
                     chosen += [cell] * min(max(lacking, 0), count - len(chosen))
+        if not chosen:
+            repeats = self._repeats_beside(pending)
+            chosen = [cell for cell in repeats if only is None or cell in only][:count]
         return chosen
+
+    def _repeats_beside(self, pending: Mapping[Index, int]) -> list[Index]:
+        """First bad combinations of the answers that the last open look leaves, where they lack a failure.
+
+        It is wanted whatever the look shows, as `_to_certify` says; beside it, it costs no round of its own.
+        """
+        open_ = [cell for cell, running in pending.items() if running and cell not in self._bisection.labels]
+        if self.settings.quick or self.settings.thrifty or len(open_) != 1:
+            return []
+        chance = float(self._bisection.probability_bad()[open_[0]])
+        likely = {True: chance, False: 1.0 - chance}
+        wanted: list[Index] = []
+        # Of equally likely ones that first which has failed already.
+        for bad in sorted(likely, key=lambda bad: (-round(likely[bad], 6), bad)):
+            if likely[bad] < _LIKELY:
+                continue
+            found = self._bisection.supposing({open_[0]: bad}).found
+            first = found.answers[0].first_bad if found.settled else None
+            if first is not None:
+                cell = self._narrow.representative_of(first)
+                lacking = _FAILURES - self.counts(cell)[1] - pending.get(cell, 0)
+                wanted += [cell] * max(lacking, 0)
+        return wanted
 
     @property
     def _seldom_failed(self) -> Index | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -122,18 +124,20 @@ def study(folder: Path, path: Path, *, fresh: bool = False, quick: bool = True) 
     return Studied(begun, recorded, runs, conclusion.report["verdict"]["first_bad"]["app"])
 
 
-def test_trials_of_both_ends_begin_before_the_database_is_open(index: IndexServer, tmp_path: Path) -> None:
+def test_trials_of_both_ends_and_what_comes_after_begin_before_the_database_is_open(
+    index: IndexServer, tmp_path: Path
+) -> None:
     """They are recorded as all others, and a study that goes on begins none."""
     path = question(tmp_path, index)
     first = study(tmp_path, path)
-    assert len(first.begun) == 2
+    assert len(first.begun) == 3, "both ends, and the only version between them"
     assert first.begun <= {*first.recorded}
     assert first.first_bad == "2.0"
     assert first.runs == len(first.recorded), "every trial that ran was recorded"
     again = study(tmp_path, path)
     assert (again.begun, again.recorded, again.runs) == (set(), first.recorded, first.runs)
     anew = study(tmp_path, path, fresh=True)
-    assert len(anew.begun) == 2
+    assert len(anew.begun) == 3
     assert anew.begun <= {*anew.recorded}
 
 
@@ -169,12 +173,23 @@ def test_trials_that_were_begun_in_vain_are_ended(index: IndexServer, tmp_path: 
             matrix, provider, datetime.now(UTC), executor=lambda: executor, may_try=lambda _lock: True
         )
         ahead.begin()
-        assert len(ahead.take(expand(matrix, provider.catalogue, datetime.now(UTC))).trials) == 2
+        begun = ahead.take(expand(matrix, provider.catalogue, datetime.now(UTC))).trials
+        assert set(begun) == {(0, 0), (0, 1), (0, 2)}
         ahead.drop()
         ended: list[Completion] = []
-        while len(ended) < 2:
+        while len(ended) < 3:
             ended += executor.wait(20)
     assert {type(one) for one in ended} == {TrialLost}
+
+
+def test_what_begins_before_the_database_is_open_does_not_load_what_opens_it() -> None:
+    code = (
+        "import sys, bisect_env.cli.run_command, bisect_env.engine.ahead, bisect_env.cluster.choose, "
+        "bisect_env.cluster.pool\n"
+        "print({'numpy', 'sqlalchemy', 'sqlmodel', 'alembic', 'scipy', 'distributed'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_another_grid_takes_nothing_over(index: IndexServer, tmp_path: Path) -> None:

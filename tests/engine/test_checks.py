@@ -43,6 +43,7 @@ def test_checks_end_after_their_time_or_share_of_the_study_whichever_is_longer(
     assert took < answered.seconds + 5.0
 
 
+@pytest.mark.checked
 @pytest.mark.integration
 def test_short_trials_are_checked_to_the_end_in_environments_that_exist(studies: Studies) -> None:
     verdict = studies.run(studies.matrix(crash_from_six())).report["verdict"]

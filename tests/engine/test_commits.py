@@ -112,6 +112,7 @@ def test_a_merge_whose_sides_are_both_good_is_the_culprit_itself(studies: Studie
     assert f"{commits[4]} (a merge)" in report_text(report)
 
 
+@pytest.mark.checked
 def test_commits_of_merged_branches_take_as_many_builds_as_git_does(studies: Studies) -> None:
     case = merges(1.0)
     place, commits = repository(studies, case.changes)
@@ -128,7 +129,6 @@ def test_commits_of_merged_branches_take_as_many_builds_as_git_does(studies: Stu
     assert again.report["trials"] == conclusion.report["trials"]
 
 
-@pytest.mark.slow
 def test_a_study_of_merged_branches_goes_on_where_it_was_stopped(studies: Studies) -> None:
     case = merges(1.0)
     place, commits = repository(studies, case.changes)
@@ -160,9 +160,7 @@ def test_a_flaky_failure_of_a_merged_branch_is_traced_line_by_line(studies: Stud
     assert builds(studies) <= 20
 
 
-@pytest.mark.parametrize(
-    "dynamic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["stated", "worked-out"]
-)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["stated", "worked-out"])
 def test_a_commit_is_built_once_whenever_that_is(studies: Studies, dynamic: bool) -> None:
     changes = pure("demo", 12, 8, files=in_tree("demo", version="" if dynamic else "1.0"))
     changes[8].files["broken"] = "x"  # type: ignore[index]
@@ -191,9 +189,7 @@ def test_builds_are_made_ahead_where_that_is_wanted(studies: Studies) -> None:
     assert len(begun) <= 2 * 5
 
 
-@pytest.mark.parametrize(
-    "dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["stated", "worked-out"]
-)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["stated", "worked-out"])
 def test_commits_that_do_not_build_are_told_with_their_log(studies: Studies, dynamic: bool) -> None:
     changes = pure("demo", 12, 8, files=in_tree("demo", version="" if dynamic else "1.0"))
     changes[5].files["broken"] = "frobnicate.c:12"  # type: ignore[index]
@@ -216,7 +212,6 @@ def test_commits_that_do_not_build_are_told_with_their_log(studies: Studies, dyn
     assert any("cannot compile frobnicate.c:12" in reason for reason in reasons)
 
 
-@pytest.mark.slow
 def test_a_commit_is_found_that_fails_with_one_value_beside_it_alone(studies: Studies) -> None:
     place, commits = repository(studies, pure("demo", 8, 5, files=in_tree("demo")))
     script = "import demo, sys\nassert demo.works() or sys.argv[1] == 'slow', 'planted'\n"
@@ -230,9 +225,7 @@ def test_a_commit_is_found_that_fails_with_one_value_beside_it_alone(studies: St
     assert sorted(found["culprit_axes"]) == ["demo", "mode"]
 
 
-@pytest.mark.parametrize(
-    "ends", [*(pytest.param(end, marks=pytest.mark.slow) for end in ("the first", "the last")), "both"]
-)
+@pytest.mark.parametrize("ends", ["the first", "the last", "both"])
 def test_ends_that_do_not_build_leave_an_answer_between_those_that_do(studies: Studies, ends: str) -> None:
     changes = pure("demo", 10, 6, files=in_tree("demo"))
     if ends != "the last":

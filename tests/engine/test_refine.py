@@ -36,6 +36,7 @@ def question(studies: Studies, index: IndexServer, more: str = "") -> Path:
     return path
 
 
+@pytest.mark.checked
 @pytest.mark.integration
 def test_releases_around_the_answer_are_looked_at(studies: Studies, index: IndexServer) -> None:
     path = question(studies, index)

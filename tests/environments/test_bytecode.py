@@ -6,15 +6,17 @@ import importlib.util
 import os
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from bisect_env.cluster.perform import BytecodeQueue
 from bisect_env.environments import bytecode, install_manifest
 from bisect_env.environments.cache import verify
 from bisect_env.environments.integrity import remove_tree
-from bisect_env.environments.prefix import before_trial, ensure_prefix, is_still, state_of
+from bisect_env.environments.prefix import count_use, ensure_prefix, is_still, lacks_bytecode, state_of
 from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.uv_tool import Finished
@@ -229,32 +231,54 @@ class TestSmall:
         """None of these is."""
 
     def test_the_first_trial_does_without_and_the_second_has_it_made(self, lock, cache, compiled):
-        prefix = before_trial(ensure_prefix(lock, cache_dir=cache))
+        prefix = count_use(ensure_prefix(lock, cache_dir=cache))
         assert compiled == []
         assert imports(prefix, "demo") is None
         state = state_of(prefix.path)
-        second = before_trial(ensure_prefix(lock, cache_dir=cache))
+        second = count_use(ensure_prefix(lock, cache_dir=cache))
         assert sorted(compiled) == ["below.py", "demo.py"]
         module = module_of(second, "demo")
         assert imports(second, "demo") == bytecode_of(module)
         assert not (bytecode_of(module).stat().st_mode | module.parent.stat().st_mode) & 0o222
         assert is_still(prefix.path, state), "the first trial has not changed it, and nobody else"
         forget()
-        third = before_trial(ensure_prefix(lock, cache_dir=cache))
+        third = count_use(ensure_prefix(lock, cache_dir=cache))
         assert third.build_seconds == 0
         assert third.notes == ()
         assert len(compiled) == 2
 
     def test_two_at_once_compile_once(self, lock, cache, compiled):
-        before_trial(ensure_prefix(lock, cache_dir=cache))
+        count_use(ensure_prefix(lock, cache_dir=cache))
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda _: before_trial(ensure_prefix(lock, cache_dir=cache)), range(8)))
+            found = list(pool.map(lambda _: count_use(ensure_prefix(lock, cache_dir=cache)), range(8)))
         assert sorted(compiled) == ["below.py", "demo.py"]
         assert all(imports(prefix, "demo") for prefix in found)
 
+    def test_no_trial_waits_for_it(self, lock, cache, compiled, monkeypatch):
+        may_compile, run_tool = threading.Event(), bytecode.run_tool
+
+        def later(argv, **options):
+            assert may_compile.wait(30)
+            return run_tool(argv, **options)
+
+        monkeypatch.setattr(bytecode, "run_tool", later)
+        queue, path = BytecodeQueue(), ensure_prefix(lock, cache_dir=cache).path
+        for _ in range(4):
+            assert queue.used(ensure_prefix(lock, cache_dir=cache))
+        state = state_of(path)
+        assert is_still(path, state), "a trial that ends meanwhile finds nothing changed"
+        may_compile.set()
+        done = time.monotonic() + 20
+        while lacks_bytecode(prefix := ensure_prefix(lock, cache_dir=cache)) and time.monotonic() < done:
+            prefix.release()
+            time.sleep(0.02)
+        assert imports(prefix, "demo") == bytecode_of(module_of(prefix, "demo"))
+        assert is_still(path, state)
+        assert not queue.used(prefix), "there is nothing left to do"
+
     def test_what_was_written_to_is_noticed(self, lock, cache):
         for _ in range(2):
-            prefix = before_trial(ensure_prefix(lock, cache_dir=cache))
+            prefix = count_use(ensure_prefix(lock, cache_dir=cache))
         state = state_of(prefix.path)
         spoil(bytecode_of(module_of(prefix, "demo")))
         assert not is_still(prefix.path, state)
@@ -264,8 +288,8 @@ class TestSmall:
 
     def test_trials_go_on_where_it_cannot_be_made(self, lock, cache, monkeypatch):
         monkeypatch.setattr(bytecode, "run_tool", lambda *_, **__: Finished(-9, "", "", timed_out=True))
-        before_trial(ensure_prefix(lock, cache_dir=cache))
-        prefix = before_trial(ensure_prefix(lock, cache_dir=cache))
+        count_use(ensure_prefix(lock, cache_dir=cache))
+        prefix = count_use(ensure_prefix(lock, cache_dir=cache))
         (note,) = prefix.notes
         assert "compiling modules took longer than" in note
         assert run(prefix, "import demo, below; print(below.version)") == "2.0"

@@ -253,6 +253,22 @@ def test_what_could_come_next_is_known_while_a_trial_runs() -> None:
     assert set(search.ask(1)) <= set(ahead)
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_a_failure_that_is_wanted_again_is_repeated_beside_the_last_look(last: bool) -> None:
+    search = Search(grid((4,)), alone(grid((4,))))
+    for cell, bad in ((0, False), (3, True), (2, True)):
+        search.tell((cell,), hit=bad)
+    assert search.ask(1) == [(1,)]
+    beside = search.ask(8, pending={(1,): 1})
+    assert beside
+    assert set(beside) <= {(1,), (2,)}, "whichever of them turns out to be the first bad one"
+    assert search.ask(8, pending={(1,): 1, **dict.fromkeys(beside, 2)}) == [], "and once at most"
+    assert not search.answered
+    search.tell((1,), hit=last)
+    search.tell((1,) if last else (2,), hit=True)
+    assert search.answered
+
+
 # -- any truth ---------------------------------------------------------------------------------------------
 
 
