@@ -25,18 +25,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.hot_path import OneEnvironment
 from bisect_env.cluster.local import LocalExecutor
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import run_study
-from bisect_env.environments.lock import Lock, LockResult
+from bisect_env.environments.lock import Lock, LockedPackage, LockResult
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
-from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
 from bisect_env.matrix.load import load_matrix
-from bisect_env.matrix.versions import VersionCatalogue
+from bisect_env.matrix.versions import host_platform
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import TrialSpec
@@ -51,9 +52,11 @@ def machine_prefix(lock: Lock, *, allow_source: bool | frozenset[str] = False) -
     return Prefix(Path(sys.prefix), Path(sys.executable))
 
 
-def _lock(name: str = "") -> Lock:
-    text = f"metadata: {{}}\npackage: []\nversion: 1\n# {name}\n"
-    return Lock(hashlib.sha256(text.encode()).hexdigest(), platform.python_version(), "linux-64", (), text)
+def _lock(version: str = "0") -> Lock:
+    """A lock of its own for each version; what it names is never installed."""
+    url = f"https://index.invalid/level-{version}-py3-none-any.whl"
+    package = LockedPackage("level", version, "pip", url, hashlib.sha256(url.encode()).hexdigest())
+    return make_lock(platform.python_version(), host_platform(), [package])
 
 
 def overhead(trials: int = 120) -> tuple[float, str]:
@@ -92,16 +95,8 @@ def overhead(trials: int = 120) -> tuple[float, str]:
     return ratio, f"{ours * 1000:.0f} ms of a worker per trial, {workers} workers"
 
 
-class PlantedEnvironments:
+class PlantedEnvironments(OneEnvironment):
     """One environment for each value of a package-less axis, all of them this interpreter."""
-
-    def __init__(self) -> None:
-        self.catalogue: VersionCatalogue = Environments().catalogue
-
-    @property
-    def as_of(self) -> None:
-        """Any day will do."""
-        return
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
         """The same lock for all."""
@@ -117,13 +112,6 @@ class PlantedEnvironments:
     ) -> list[LockResult]:
         """A lock of its own for each."""
         return [_lock(str(number)) for number, _ in enumerate(requests)]
-
-    def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
-        """Not used: the executor has its own builder."""
-        raise NotImplementedError
-
-    def requirements(self, lock: Lock) -> None:
-        """Not known."""
 
 
 class SlowBuilder:

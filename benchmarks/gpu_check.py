@@ -28,21 +28,19 @@ from typing import Any
 
 import psutil
 
+from benchmarks.hot_path import OneEnvironment
 from bisect_env import __version__
 from bisect_env.cluster.gpus import Gpu, Nvml, choose_gpus, group_gpus, open_nvml
 from bisect_env.cluster.local import GpuExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import run_study
-from bisect_env.environments.lock import Lock, LockResult
+from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
-from bisect_env.environments.provider import Environments
-from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import load_matrix
-from bisect_env.matrix.versions import VersionCatalogue
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome, TrialFile, TrialRecord, TrialSpec
 
@@ -79,40 +77,6 @@ PLANTED = (
     Fault("out_of_memory", Outcome.CUDA_OOM),
     Fault("gil_deadlock", Outcome.HANG, timeout=8),
 )
-
-
-class MachineEnvironments:
-    """An `EnvironmentProvider` whose every environment is one interpreter of this machine."""
-
-    def __init__(self) -> None:
-        self.catalogue: VersionCatalogue = Environments().catalogue
-
-    @property
-    def as_of(self) -> None:
-        """Any day will do."""
-        return
-
-    def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
-        """An empty lock."""
-        return _lock()
-
-    def lock_many(
-        self,
-        requests: Sequence[EnvironmentRequest],
-        workers: int = 2,
-        on_done: Callable[[int, Any], None] | None = None,
-        *,
-        prefer: Sequence[Sequence[int]] | None = None,
-    ) -> list[LockResult]:
-        """An empty lock for each."""
-        return [_lock() for _ in requests]
-
-    def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
-        """Not used: the executor has its own builder."""
-        raise NotImplementedError
-
-    def requirements(self, lock: Lock) -> None:
-        """Not known."""
 
 
 def _lock() -> Lock:
@@ -220,7 +184,7 @@ class Check:
             conclusion = run_study(
                 load_matrix(matrix),
                 store=store,
-                provider=MachineEnvironments(),
+                provider=OneEnvironment(),
                 make_executor=make,
                 lockfiles=folder / "lockfiles",
                 notify=notify,

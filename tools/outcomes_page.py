@@ -12,7 +12,7 @@ from pathlib import Path
 from bisect_env.engine.evidence import DEFAULT_OUTCOMES, NEVER_TARGET, SKIPPED, VOID
 from bisect_env.trials import classify, gpu_errors
 from bisect_env.trials.classify import Rule
-from bisect_env.trials.gpu_errors import CUDA_ERRORS, Table
+from bisect_env.trials.gpu_errors import CUDA_ERRORS, ErrorTable
 from bisect_env.trials.records import Outcome
 
 PAGE = Path(__file__).parent.parent / "docs" / "outcomes.md"
@@ -101,7 +101,7 @@ def xid_table() -> str:
     return f"{_source(gpu_errors.XID_TABLE)}\n\n{_markdown(('Xid', 'NVIDIA says', 'the trial'), rows)}"
 
 
-def _source(table: Table) -> str:
+def _source(table: ErrorTable) -> str:
     return f"Source: {table.source}; {table.read.partition(' by ')[0]}."
 
 

@@ -134,7 +134,7 @@ def between(
     pair = Pair(
         wholes[0], wholes[1], question, tuple(channel or ()) or ends.channels, allow_source=allow_source
     )
-    session = _Session(
+    session = _Comparison(
         ends,
         pair,
         travelling,
@@ -145,7 +145,7 @@ def between(
     session.run(save, versions=not no_versions, hashes=not no_hashes)
 
 
-class _Session:
+class _Comparison:
     """One `between`: three studies in one database, and the place where they run."""
 
     def __init__(

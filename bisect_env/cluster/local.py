@@ -340,7 +340,7 @@ def refuse_without_dask_cuda() -> Any:
 def _cluster_class() -> Any:
     dask_cuda = refuse_without_dask_cuda()
 
-    class _Cluster(dask_cuda.LocalCUDACluster):  # type: ignore[misc,name-defined]
+    class _CudaCluster(dask_cuda.LocalCUDACluster):  # type: ignore[misc,name-defined]
         def __init__(self, *, groups: dict[str, tuple[str, ...]], **options: Any) -> None:
             self.groups = groups
             super().__init__(**options)
@@ -366,4 +366,4 @@ def _cluster_class() -> Any:
             }
             return {name: spec}
 
-    return _Cluster
+    return _CudaCluster

@@ -81,7 +81,7 @@ class Monitor(Protocol):
         ...
 
 
-class _Watch:
+class _XidWatch:
     """What one trial's classification hears of its GPUs."""
 
     def __init__(self, heard: Xids, uuids: Sequence[str]) -> None:
@@ -215,7 +215,7 @@ class HostGpus:
             self._put_aside(bad)
             raise GpuUnavailableError(_say(bad))
         with self._monitor.watch(uuids) as heard:
-            record = trial(uuids, _Watch(heard, uuids))
+            record = trial(uuids, _XidWatch(heard, uuids))
         model, driver = self._monitor.describe(uuids)
         record = replace(record, machine=replace(record.machine, gpu_model=model, driver=driver))
         after = {uuid: self._monitor.read(uuid) for uuid in uuids}

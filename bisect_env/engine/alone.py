@@ -26,7 +26,7 @@ _RATES = (0.02, 0.63)
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Counts:
     good: int = 0
     bad: int = 0
 
@@ -42,7 +42,7 @@ class Alone:
 
     def __init__(self, grid: Grid, gpus: float, decisions: list[Decision]) -> None:
         self._is_needed = 0 < gpus < 1
-        self._seen: defaultdict[Index, _Seen] = defaultdict(_Seen)
+        self._seen: defaultdict[Index, _Counts] = defaultdict(_Counts)
         for decision in decisions if self._is_needed else ():
             if decision.kind == ALONE:
                 index = grid.find(Combination.of(decision.payload["combination"]))
@@ -66,7 +66,7 @@ class Alone:
         if not self._is_needed or search.verdict.status is not Status.CONFIRMED:
             return []
         chosen: list[Index] = []
-        if best.last_good is not None and self._seen[best.last_good] == _Seen():
+        if best.last_good is not None and self._seen[best.last_good] == _Counts():
             chosen.append(best.last_good)
         if best.first_bad is not None and not self._seen[best.first_bad].bad:
             left = self._most(search, best.first_bad) - self._seen[best.first_bad].good

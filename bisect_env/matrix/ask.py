@@ -396,13 +396,13 @@ def travelling(
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class _AskedAxis:
     name: str
     range: str
     text: str
 
 
-def _axis(spec: str) -> _Axis:
+def _axis(spec: str) -> _AskedAxis:
     found = _requirement(spec, "-p")
     if found.extras:
         raise UsageError(
@@ -411,7 +411,7 @@ def _axis(spec: str) -> _Axis:
         )
     if found.marker is not None or found.url:
         raise UsageError(f"-p {spec}: an axis is a name with a range", remedy="write it like 'torch>=2.5'")
-    return _Axis(found.name, str(found.specifier), spec.strip())
+    return _AskedAxis(found.name, str(found.specifier), spec.strip())
 
 
 def _requirement(text: str, where: str) -> Requirement:
@@ -435,7 +435,7 @@ def _requirements(texts: Iterable[str], axes: Sequence[str]) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def _package_axis(axis: _Axis, question: AskedQuestion) -> list[str]:
+def _package_axis(axis: _AskedAxis, question: AskedQuestion) -> list[str]:
     name = str(canonicalize_name(axis.name))
     good, bad = question.good.get(name), question.bad.get(name)
     bounds = [axis.range] if axis.range else []
@@ -466,7 +466,7 @@ def _package_axis(axis: _Axis, question: AskedQuestion) -> list[str]:
     return [f"  {_key(axis.name)}: {{{', '.join([*facts, f'direction: {direction}'])}}}"]
 
 
-def _ends(axes: Sequence[_Axis], question: AskedQuestion) -> list[str]:
+def _ends(axes: Sequence[_AskedAxis], question: AskedQuestion) -> list[str]:
     """The stated ends, where they say something of every axis that has several values."""
     lines = []
     for flag, stated in (("good", question.good), ("bad", question.bad)):

@@ -38,7 +38,7 @@ class Source:
 
 def parse(text: str) -> Source:
     """Read one YAML document."""
-    reader = _Reader()
+    reader = _TreeBuilder()
     data: Any = None
     try:
         data = reader.document(text)
@@ -63,7 +63,7 @@ class _StopReadingError(Exception):
     """Going on would only repeat the problem that was just noted."""
 
 
-class _Reader:
+class _TreeBuilder:
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {(): 1}
         self.problems: list[Problem] = []

@@ -536,7 +536,7 @@ def _tag(one: CombinationReport, report: Report) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
+class _HeatCell:
     """One cell of a heat map.
 
     Attributes:
@@ -552,7 +552,7 @@ class _Cell:
     lines: tuple[tuple[str, str], ...]
 
 
-def _cell(one: CombinationReport, report: Report) -> _Cell:
+def _cell(one: CombinationReport, report: Report) -> _HeatCell:
     tag = _tag(one, report)
     styles = {"first bad": ["first-bad"], "last good": ["last-good"]}.get(tag, [])
     background = ""
@@ -564,7 +564,7 @@ def _cell(one: CombinationReport, report: Report) -> _Cell:
         colour, share = ("heat", 12 + 88 * math.sqrt(one.rate)) if one.rate else ("good", 22.0)
         background = f"background: color-mix(in srgb, var(--{colour}) {share:.0f}%, var(--paper))"
     lines = [*([("strong", tag)] if tag else []), *_lines(one)]
-    return _Cell(cell_words(one, report), background, " ".join(styles), tuple(lines))
+    return _HeatCell(cell_words(one, report), background, " ".join(styles), tuple(lines))
 
 
 def _lines(one: CombinationReport) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from bisect_env.trials.records import Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ErrorTable:
     """One table.
 
     Attributes:
@@ -29,10 +29,10 @@ class Table:
     rows: tuple[dict[str, str], ...]
 
 
-def _load(name: str) -> Table:
+def _load(name: str) -> ErrorTable:
     with (Path(__file__).parent / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
         source, read = (stream.readline().removeprefix("# ").rstrip("\n") for _ in range(2))
-        return Table(source, read, tuple(csv.DictReader(stream)))
+        return ErrorTable(source, read, tuple(csv.DictReader(stream)))
 
 
 # --------------------------------------------------------------------------------------------------

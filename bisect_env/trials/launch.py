@@ -431,7 +431,7 @@ class TrialCancelledError(Exception):
 
 
 @dataclass
-class _Watch:
+class _Process:
     """One process under way: the state that the loop of `run_process` moves."""
 
     control: socket.socket
@@ -554,7 +554,7 @@ def run_process(
                 os.close(writer)
         streams = {reader: HeadTail(output_limit) for reader in readers}
         with control:
-            watch = _Watch(control, streams, timeout, on_deadline, contained)
+            watch = _Process(control, streams, timeout, on_deadline, contained)
             _pump(watch, cancelled)
         for reader in readers:
             _drain(reader, streams[reader])
@@ -566,7 +566,7 @@ def run_process(
     return _exit_record(watch, [streams[reader].text() for reader in readers], oom_kills() - kills_before)
 
 
-def _pump(watch: _Watch, cancelled: Callable[[], bool]) -> None:
+def _pump(watch: _Process, cancelled: Callable[[], bool]) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(watch.control, selectors.EVENT_READ)
         for reader in watch.streams:
@@ -600,7 +600,7 @@ def _drain(fd: int, sink: HeadTail) -> None:
         pass
 
 
-def _exit_record(watch: _Watch, output: list[str], kills: int) -> ExitRecord:
+def _exit_record(watch: _Process, output: list[str], kills: int) -> ExitRecord:
     stdout, stderr = output
     failed = watch.events.get("failed")
     if failed is not None:
