@@ -236,9 +236,9 @@ def test_the_table_keeps_what_is_open_in_the_grids_order() -> None:
     assert [c["pkg"] for c, _ in shown] == ["1", "2", "3"] or [c["pkg"] for c, _ in shown] == ["2", "3", "4"]
 
 
-@pytest.mark.parametrize(("fraction", "filled"), [(0.0, 0), (0.5, 5), (1.0, 10)])
+@pytest.mark.parametrize(("fraction", "filled"), [(0.0, 0), (0.5, 10), (1.0, 20)])
 def test_bar(fraction: float, filled: int) -> None:
-    assert bar(fraction, 10).count("█") == filled
+    assert bar(fraction).count("█") == filled
 
 
 def test_the_clock_of_timings_starts_with_the_process() -> None:
