@@ -20,6 +20,7 @@ from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.doubts import (
     advice,
+    good_side_warnings,
     machine_warnings,
     other_failures,
     rate_warnings,
@@ -512,6 +513,7 @@ def build_report(
             *verdict_warnings(verdict),
             *several_failures(verdict, axes, [*reused, *trials]),
             *rate_warnings(study.definition.settings.get("crash_rate"), *_of_bad_ones(verdict, counts)),
+            *_good_side(verdict, axes, counts, study.definition.settings),
             *stability_warnings(steady),
             *machine_warnings(trials),
             *_warnings(counts),
@@ -681,6 +683,19 @@ def _failure(group: FailureGroup, example: WholeTrial) -> FailureReport:
         detail=record.detail,
         stack=stack if len(stack) <= STACK_LIMIT else stack[:STACK_LIMIT] + "\n…",
     )
+
+
+def _good_side(
+    verdict: Mapping[str, Any],
+    axes: Sequence[AxisInfo],
+    counts: Mapping[Combination, EvidenceCounts],
+    settings: Mapping[str, Any],
+) -> list[str]:
+    found = counts.get(Combination.of(verdict["last_good"])) if verdict.get("last_good") else None
+    if found is None:
+        return []
+    least = float(settings.get("min_crash_rate") or 0.02)
+    return good_side_warnings(verdict, axes, found.bad, found.counted, least)
 
 
 def _of_bad_ones(verdict: Mapping[str, Any], counts: Mapping[Combination, EvidenceCounts]) -> tuple[int, int]:

@@ -150,6 +150,31 @@ def rate_warnings(stated: float | None, bad: int, trials: int) -> list[str]:
     return [f"it was said to fail in {percent(stated)} of runs, and {seen}: the answer goes by what was seen"]
 
 
+def good_side_warnings(
+    verdict: Mapping[str, Any], axes: Sequence[AxisInfo], bad: int, trials: int, least: float
+) -> list[str]:
+    """Warns if the last good combination fails, too, though less often.
+
+    Args:
+        verdict: The verdict document.
+        axes: Of the study.
+        bad: Bad trials of the last good combination.
+        trials: All of its trials that count.
+        least: `search.min_crash_rate`; below it nobody asked.
+    """
+    culprits, good = list(verdict.get("culprit_axes") or ()), verdict.get("last_good")
+    if not culprits or not good or not trials or clopper_pearson(bad, trials)[0] < least:
+        return []
+    seen = (
+        f"the last good combination fails, too ({bad} of {trials}, {interval(*clopper_pearson(bad, trials))})"
+    )
+    if not any(axis.name not in culprits and len(axis.values) > 1 for axis in axes):
+        return [f"{seen}: the answer is where that becomes more frequent, not where it begins"]
+    held = ", ".join(f"{name} at {clean(str(good[name]))} alone" for name in culprits if name in good)
+    remedy = f"to find where it begins, ask again with {held}"
+    return [f"{seen}: the answer is where that becomes more frequent; {remedy}"]
+
+
 def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:
     """Warnings that follow from the verdict itself."""
     warnings = []

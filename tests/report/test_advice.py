@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bisect_env.matrix.grid import Combination
-from bisect_env.report.doubts import advice, several_failures
+from bisect_env.report.doubts import advice, good_side_warnings, several_failures
 from bisect_env.report.model import AxisInfo, FailureReport
 from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome, Phase
@@ -122,6 +122,19 @@ def test_an_answer_whose_bad_values_fail_in_two_ways_says_so() -> None:
     assert several_failures(answer, AXES, [*two, trial("1", "TypeError")]) == []
     assert several_failures(answer, AXES, two[1:]) == []
     assert several_failures({**answer, "status": "none"}, AXES, two) == []
+
+
+def test_a_last_good_combination_that_fails_too_is_told_with_what_to_ask() -> None:
+    answer = {"culprit_axes": ["python"], "last_good": {"lib": "2", "python": "3.8"}}
+    axes = (AXES[0], AxisInfo(name="python", values=("3.6", "3.8"), direction="fixed"))
+    (text,) = good_side_warnings(answer, axes, 9, 142, 0.02)
+    assert "fails, too (9 of 142, " in text
+    assert "python at 3.8 alone" in text
+    (text,) = good_side_warnings(answer, axes[1:], 9, 142, 0.02)
+    assert "ask again" not in text, "nothing else was varied"
+    assert good_side_warnings(answer, axes, 3, 142, 0.02) == [], "less often than anybody asked about"
+    assert good_side_warnings(answer, axes, 0, 60, 0.02) == []
+    assert good_side_warnings({"culprit_axes": ["python"], "last_good": None}, axes, 0, 0, 0.02) == []
 
 
 def stored(value: str, signature: str, evidence: Evidence = Evidence.BAD) -> StoredTrial:
