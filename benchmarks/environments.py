@@ -31,8 +31,8 @@ ROOT = Path(__file__).parent.parent
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 MANY = "jupyterlab==4.3.4"
 """Brings some ninety packages."""
-WHEELS = {"numpy": "2.2.1", "pandas": "2.2.3"}
-"""Some 120 MB."""
+WHEELS = {"numpy": "2.2.1", "pandas": "2.2.3", "scipy": "1.14.1", "sympy": "1.13.3"}
+"""Some 300 MB, more source than is compiled only after a second trial (`bytecode.SMALL`)."""
 SMALL = ("1.10.0", "1.11.0", "1.12.0", "1.13.0", "1.14.0", "1.15.0", "1.16.0", "1.17.0")
 """Versions of six, in which eight environments differ."""
 
