@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import socket
@@ -113,8 +114,10 @@ class BytecodeQueue:
     def give_up(self) -> None:
         """Begin nothing more of what waits."""
         with self._lock:
-            while not self._queue.empty():
-                self._queue.get().release()
+            # The thread takes from it as well, and without the lock: nothing is waited for here.
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._queue.get_nowait().release()
             for prefix in self._waiting:
                 prefix.release()
             self._waiting.clear()
