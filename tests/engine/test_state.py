@@ -169,10 +169,15 @@ def test_whatever_answers_first_the_study_comes_to_its_answer(
     first = int(rng.integers(1, 10))
     rates = np.where(np.arange(10) >= first, rate, 0.0)
     hosts = Hosts(study, rates, slots, rng, shared)
+    at_once = bool(rng.integers(2))
     for _ in range(3000):
         if study.search.finished:
             break
-        hosts.carry_out(study.state.decide(slots))
+        if at_once:
+            hosts.carry_out(study.state.decide(slots))
+        else:  # as a study does it, whose trials need not wait for what is thought of after them
+            hosts.carry_out(study.state.decide_now(slots))
+            hosts.carry_out(study.state.decide_ahead(slots))
         hosts.answer()
     assert study.search.finished
     if rate == 1.0:
