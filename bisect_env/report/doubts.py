@@ -163,11 +163,10 @@ def good_side_warnings(
         least: `search.min_crash_rate`; below it nobody asked.
     """
     culprits, good = list(verdict.get("culprit_axes") or ()), verdict.get("last_good")
-    if not culprits or not good or not trials or clopper_pearson(bad, trials)[0] < least:
+    low, high = clopper_pearson(bad, trials)
+    if not culprits or not good or low < least:
         return []
-    seen = (
-        f"the last good combination fails, too ({bad} of {trials}, {interval(*clopper_pearson(bad, trials))})"
-    )
+    seen = f"the last good combination fails, too ({bad} of {trials}, {interval(low, high)})"
     if not any(axis.name not in culprits and len(axis.values) > 1 for axis in axes):
         return [f"{seen}: the answer is where that becomes more frequent, not where it begins"]
     held = ", ".join(f"{name} at {clean(str(good[name]))} alone" for name in culprits if name in good)
