@@ -94,6 +94,21 @@ def test_a_prefix_holds_what_its_lock_says_and_is_built_once(lock, cache, index)
     assert leftovers(cache) == []
 
 
+def test_uv_starts_the_python_of_no_further_environment(lock, cache, index, python):
+    """To ask it for facts, of which uv keeps a file for each path."""
+
+    def known():
+        return {path for path in (cache / "uv").glob("interpreter-*/**/*") if path.is_file()}
+
+    ensure_prefix(lock, cache_dir=cache)
+    before = known()
+    assert before
+    for name in ("demo", "below"):
+        other = ensure_prefix(locked(index, python, name), cache_dir=cache)
+        assert run(other, "import sys; print(sys.prefix)") == str(other.path)
+    assert known() == before
+
+
 def test_nothing_but_the_lock_is_asked_for(lock, cache, index):
     ensure_prefix(lock, cache_dir=cache)
     assert not [path for path in index.requests if path.startswith("/simple")]
