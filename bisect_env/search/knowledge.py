@@ -131,15 +131,7 @@ class Knowledge:
 
     def forget(self, *, classes: bool = True) -> None:
         """Drop what followed from earlier counts, and with `classes` from what could be tried."""
-        for name in (
-            "_belief",
-            "_masses",
-            "_sure",
-            "_required",
-            "_clean",
-            "verdict",
-            *(("_classes", "_plain_classes", "_visible", "_ends", "_spread") if classes else ()),
-        ):
+        for name in ("_belief", "_masses", *(("_classes", "_plain_classes", "_visible") if classes else ())):
             self.__dict__.pop(name, None)
 
     def representative_of(self, index: Index) -> Index:

@@ -232,6 +232,12 @@ class Question(Knowledge):
         hits, trials = int(self._counts.hits[bad]), int(self._counts.trials[bad])
         return hits < _END_FAILURES and hits < trials and ahead.trials[bad] < _END_TRIALS
 
+    def forget(self, *, classes: bool = True) -> None:
+        """Drop what followed from earlier counts here, too."""
+        super().forget(classes=classes)
+        for name in ("_sure", "_required", "_clean", "verdict", *(("_ends", "_spread") if classes else ())):
+            self.__dict__.pop(name, None)
+
     @cached_property
     def _ends(self) -> tuple[Index | None, Index | None]:
         """The stated ends, else the cells of which the prior is sure."""
