@@ -32,6 +32,8 @@ def main() -> None:
     # The search multiplies small matrices: with more threads they take as long, and cores that trials could
     # have. Trials see nothing of it, since their environment is built from an allow-list.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Nor plugins of pydantic: to look for them is to read what every installed package says of itself.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     code = _exit_code()
     signals.finish()
     signals.leave_in_time(code)

@@ -147,13 +147,14 @@ class Ahead:
         locking = Locking(matrix, grid, self._provider, self.as_of)
         try:
             asks = self._asks and good != bad and math.prod(grid.shape) <= _SMALL
-            groups = locking.prepared.groups
-            after = pool.submit(self._after, grid, groups, (good, bad)) if asks else None
+            after = None
             for index in dict.fromkeys((good, bad)):
-                if (lock := self._locked(locking, index)) is None:
-                    continue
-                if not self._try(grid, index, lock, is_bad=index == bad):
+                lock = self._locked(locking, index)
+                if lock is not None and not self._try(grid, index, lock, is_bad=index == bad):
                     pool.submit(self._make, lock)
+                if asks and after is None:
+                    # Not before: to import the search takes from the first solver what that needs to start.
+                    after = pool.submit(self._after, grid, locking.prepared.groups, (good, bad))
             self._ends_known.set()
             if after is not None:
                 self._go_on(locking, grid, *after.result())

@@ -285,16 +285,18 @@ class Locking:
         self._matrix, self._grid, self._provider, self._as_of = matrix, grid, provider, as_of
         self._images = images
         self._requests: dict[Index, EnvironmentRequest] = {}
+        # What may not be wanted gets no more than a core each, which builds and trials want, too.
+        self._most_ahead = max(1, workers)
         # A solver of wheels mostly waits for the index; one of conda packages has a core's worth to do.
-        if not matrix.file.channels:
-            workers = max(SOLVERS, workers)
-        self._pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="lock")
+        self._most = max(1, workers if matrix.file.channels else max(SOLVERS, workers))
+        self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="lock")
         self.on_done: Callable[[], None] = lambda: None
         self._locks: dict[Index, Lock] = dict((known if whole is None else whole.locks) or {})
         self._unsolvable = unfit(matrix, grid) if whole is None else dict(whole.unsolvable)
         self._warnings: dict[Index, tuple[str, ...]] = {} if whole is None else dict(whole.warnings)
         self._running: dict[Index, Future[LockResult]] = {}
         self._waiting: dict[Index, None] = {}
+        self._ahead: tuple[Index, ...] = ()
         self._done: queue.SimpleQueue[Index] = queue.SimpleQueue()
         # Without days on an axis no two combinations can turn out to be the same environment with the same
         # values: each names other versions, or is asked for as such.
@@ -317,10 +319,19 @@ class Locking:
 
     def want(self, indices: Iterable[Index]) -> None:
         """Begin to lock combinations; those that are known or under way already are left as they are."""
-        for index in indices:
-            if index not in self._locks and index not in self._unsolvable and index not in self._running:
-                self._waiting[index] = None
+        self._waiting |= {index: None for index in indices if self._is_open(index)}
         self._start()
+
+    def want_ahead(self, indices: Iterable[Index]) -> None:
+        """Lock what may be wanted, the most likely first, as far as there is room beside what is wanted.
+
+        It takes the place of what was given before and is not begun: by now other things are likely.
+        """
+        self._ahead = tuple(indices)
+        self._start()
+
+    def _is_open(self, index: Index) -> bool:
+        return not (index in self._locks or index in self._unsolvable or index in self._running)
 
     def take(self) -> list[Index]:
         """Combinations that were answered since the last call; see `prepared` for the answers.
@@ -360,20 +371,21 @@ class Locking:
 
     def _start(self) -> None:
         solving = {self._request(index).key for index in self._running}
-        todo = [*self._waiting]
+        todo = [(index, self._most) for index in self._waiting]
+        todo += [(index, self._most_ahead) for index in self._ahead]
         while todo:
-            index = todo.pop(0)
+            index, most = todo.pop(0)
             key = self._request(index).key
-            if key in solving:
+            if len(self._running) >= most or key in solving or not self._is_open(index):
                 continue
             missing, model = self._model(index)
             if missing is None:
-                del self._waiting[index]
+                self._waiting.pop(index, None)
                 solving.add(key)
                 self._submit(index, model)
             elif missing not in self._running and missing not in self._waiting:
                 self._waiting[missing] = None
-                todo.append(missing)
+                todo.append((missing, self._most))
 
     def _model(self, index: Index) -> tuple[Index | None, Lock | None]:
         """What has to be locked before, None if nothing; and the lock to be like, None if there is none."""

@@ -73,7 +73,8 @@ SHOW_EVERY = 0.2
 SAVE_EVERY = 5.0
 """Seconds between two verdicts stored on the way, for those who look at a running study."""
 FORETOLD, FORETELL_EVERY = 64, 4.0
-"""Combinations up to which it is played what would end a study without failures; seconds between plays."""
+"""Combinations up to which it is played what would end a study without failures; seconds before the first
+play, and between two."""
 FORETELL_SHARE = 25
 """How many times as long as the last play took is waited, too: trials wait for whoever plays."""
 _CLAIMS = 4
@@ -307,7 +308,8 @@ class StudyRunner:
         self._alone = Alone(self.grid, matrix.file.trial.gpus, store.decisions(study_id))
         self._trials_alone: set[str] = set()
         self._foretold: int | None = None
-        self._foretell_from = float("-inf")
+        # Whoever is answered within seconds need not wait for a play.
+        self._foretell_from = self._began_at + FORETELL_EVERY
         self._crowded: set[str] = set()
 
     def _both_ends(self) -> tuple[Index, Index] | None:
@@ -553,7 +555,8 @@ class StudyRunner:
             self._build(wanted)
             if self._start(wanted.start):
                 ahead = self.state.decide_ahead(slots)
-                self._lock(ahead.lock)
+                if ahead.lock:
+                    self._locking.want_ahead(ahead.lock)
                 self._build(ahead)
                 return
             # Others are faster: what they did decides what is worth asking now.

@@ -26,6 +26,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bisect_env.containers.trial import Inside
 from bisect_env.environments import (
@@ -37,7 +38,6 @@ from bisect_env.environments import (
     progress,
     validation,
 )
-from bisect_env.environments.bundle import Bundle, piece_address, served_pieces
 from bisect_env.environments.cache import (
     MARKER,
     Lease,
@@ -49,8 +49,6 @@ from bisect_env.environments.cache import (
     hold,
     normal_label,
 )
-from bisect_env.environments.commits import CommitBuilder
-from bisect_env.environments.download import archive_name, obtain
 from bisect_env.environments.install_manifest import CONDA_BASE, Contents, contents, write_manifests
 from bisect_env.environments.interpreters import (
     Interpreter,
@@ -67,6 +65,9 @@ from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_wo
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
 from bisect_env.temporary import file_locks, replacing
+
+if TYPE_CHECKING:
+    from bisect_env.environments.bundle import Bundle
 
 # --------------------------------------------------------------------------------------------------
 # Commands in a prefix that is made in one place and used in another.
@@ -150,9 +151,42 @@ def make_empty(uv: Uv, place: Path, interpreter: Interpreter, timeout: float) ->
     Raises:
         UnbuildableError: uv cannot.
     """
-    # Relocatable, for scripts in bin/ are to work after the rename.
+    made = (str(interpreter.path), interpreter.version, Path(interpreter.path).stat().st_mtime_ns)
+    if (known := _EMPTY.get(made)) is not None:
+        _put(known, place)
+        return
+    # Relocatable, for scripts in bin/ are to work after the rename: so nothing in it says where it is.
     args: list[str | Path] = ["venv", "--relocatable", "--no-project", "--quiet"]
     _run(uv, [*args, "-p", interpreter.path, place], place.parent, timeout, builds=False)
+    _EMPTY[made] = _taken(place)
+
+
+_EMPTY: dict[tuple[str, str, int], dict[str, bytes | str | None]] = {}
+"""What uv puts into an environment without packages, for each Python that this process has had it do so for:
+what is in a file, where a link leads to, and None for a folder. To start uv takes longer than to copy it."""
+
+
+def _taken(place: Path) -> dict[str, bytes | str | None]:
+    found: dict[str, bytes | str | None] = {}
+    for path in sorted(place.rglob("*")):
+        name = str(path.relative_to(place))
+        if path.is_symlink():
+            found[name] = str(path.readlink())
+        else:
+            found[name] = None if path.is_dir() else path.read_bytes()
+    return found
+
+
+def _put(content: Mapping[str, bytes | str | None], place: Path) -> None:
+    place.mkdir()
+    for name, what in content.items():
+        match what:
+            case None:
+                (place / name).mkdir()
+            case str():
+                (place / name).symlink_to(what)
+            case _:
+                (place / name).write_bytes(what)
 
 
 def install(
@@ -521,6 +555,9 @@ class _Builder:
             return
         if interpreter is None:
             raise UnbuildableError("commits are not built for conda's Python", transient=False)
+        # Here, as what reads a fetched directory and archives is below: most environments need none of it.
+        from bisect_env.environments.commits import CommitBuilder
+
         commits = CommitBuilder(self.cache, self._uv_tool())
         packages = []
         for package in self.lock.packages:
@@ -648,7 +685,9 @@ class _Builder:
 
     def _archive(self, package: LockedPackage, folder: Path) -> Path:
         if self.offline is not None:
-            return Bundle(self.offline).path(package, folder)
+            return _bundle(self.offline).path(package, folder)
+        from bisect_env.environments.download import obtain
+
         return obtain(package, folder)
 
     @contextlib.contextmanager
@@ -736,7 +775,7 @@ class _Builder:
     def _conda_archives(self, joined: Path) -> dict[str, Path]:
         if self.offline is None:
             return {}
-        bundle = Bundle(self.offline)
+        bundle = _bundle(self.offline)
         packages = [package for package in self.lock.packages if package.is_conda]
         return {p.url: bundle.path(p, joined) for p in packages}
 
@@ -745,7 +784,7 @@ class _Builder:
         packages = tuple(package for package in self.packages if not package.is_conda)
         if self.offline is None:
             return packages
-        bundle = Bundle(self.offline)
+        bundle = _bundle(self.offline)
         return tuple(bundle.here(p, self.lock.python) for p in packages)
 
     def _uv_tool(self, variables: Mapping[str, str] | None = None) -> Uv:
@@ -766,7 +805,10 @@ class _Builder:
         if self.offline is None:
             yield {}
             return
-        bundle = Bundle(self.offline)
+        from bisect_env.environments.bundle import piece_address, served_pieces
+        from bisect_env.environments.download import archive_name
+
+        bundle = _bundle(self.offline)
         wheels = [package for package in self.lock.packages if not (package.is_conda or package.is_source)]
         there = {piece_address(p.sha256, archive_name(p)): bundle.pieces(p) for p in wheels}
         cut = {url: paths for url, paths in there.items() if paths and not url.endswith(f"/{paths[0].name}")}
@@ -775,6 +817,12 @@ class _Builder:
             return
         with served_pieces(cut) as variables:
             yield variables
+
+
+def _bundle(root: Path) -> Bundle:
+    from bisect_env.environments.bundle import Bundle
+
+    return Bundle(root)
 
 
 def _lock_path(folder: Path, key: str) -> Path:

@@ -10,9 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from bisect_env.environments.bundle import Bundle, BundledAnswers, request_digest
 from bisect_env.environments.cache import requirements_here
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.image_lock import ensure_environment, locked_image, without_image
@@ -36,6 +35,9 @@ from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.history import CommitDetails, History
 from bisect_env.matrix.secrets import public_channel, without_credentials
 from bisect_env.matrix.versions import Manager, Release, VersionCatalogue, host_platform
+
+if TYPE_CHECKING:
+    from bisect_env.environments.bundle import BundledAnswers
 
 # --------------------------------------------------------------------------------------------------
 # What there is to choose from: releases on a PyPI-like index and in conda channels, commits of a repository.
@@ -508,6 +510,9 @@ class OfflineEnvironments:
     """
 
     def __init__(self, root: Path, matrix: str, cache_dir: Path | None = None) -> None:
+        # Imported here, and below: a study with a network has nothing to do with what was fetched.
+        from bisect_env.environments.bundle import Bundle
+
         self._bundle = Bundle(root)
         self._cache_dir = (cache_dir or default_cache_dir()).absolute()
         self._answers: BundledAnswers = self._bundle.read(matrix)
@@ -556,6 +561,8 @@ class OfflineEnvironments:
         Raises:
             InfrastructureError: The directory was fetched for another matrix.
         """
+        from bisect_env.environments.bundle import request_digest
+
         answer = self._answers.locks.get(request_digest(request))
         if answer is None:
             wanted = ", ".join(request.requirements) or "no packages"

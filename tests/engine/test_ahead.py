@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -21,10 +23,12 @@ from bisect_env.cluster.protocol import Completion, Executor, TrialLost
 from bisect_env.engine.ahead import Ahead, Begun
 from bisect_env.engine.locking import Locking, environment_request, unfit
 from bisect_env.engine.study import run_study
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
+from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.matrix.expand import expand
+from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.entries import CombinationStatus
 from bisect_env.storage.glance import Glance
@@ -264,4 +268,40 @@ def test_what_the_index_has_for_no_such_python_is_known_before_a_solver_is_asked
     assert set(grid.indices()) - set(locking.prepared.groups) == set(found)
     assert locking.prepared.state((0, 3, 1)).status == CombinationStatus.UNSOLVABLE
     assert locking.under_way == 0
+    locking.close()
+
+
+def test_what_is_wanted_does_not_wait_for_what_may_be(index: IndexServer, tmp_path: Path) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(
+        f"version: 1\nname: ahead\nindex: {index.url}\nsolver: {{dependencies: newest}}\naxes:\n"
+        f"  python: {{package: python, versions: ['{HERE}']}}\n"
+        "  app: {package: app, versions: '>=1', step: every}\ntrial: {command: python -c 'import app'}\n"
+    )
+    matrix = load_matrix(path)
+    go_on = threading.Event()
+    asked: list[str] = []
+
+    class Slow(Environments):
+        def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+            asked.append(request.requirements[0])
+            assert go_on.wait(30)
+            return super().lock(request, prefer)
+
+    provider = Slow(tmp_path / "cache", index=matrix.file.index)
+    grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+    locking = Locking(matrix, grid, provider, datetime.now(UTC), workers=1)
+    locking.want_ahead([(0, 0), (0, 1)])
+    locking.want_ahead([(0, 0), (0, 2), (0, 1)])
+    locking.want([(0, 1)])
+    patience = time.monotonic() + 30
+    while len(asked) < 2 and time.monotonic() < patience:
+        time.sleep(0.01)
+    assert [one.rpartition("==")[2] for one in asked] == ["1.0", "2.0"], "one of each kind"
+    go_on.set()
+    found: list[Index] = []
+    while len(found) < 3 and time.monotonic() < patience:
+        locking.wait(1.0)
+        found += locking.take()
+    assert set(found) == set(locking.prepared.locks) == {(0, 0), (0, 1), (0, 2)}
     locking.close()

@@ -109,6 +109,32 @@ def test_uv_starts_the_python_of_no_further_environment(lock, cache, index, pyth
     assert known() == before
 
 
+def test_every_environment_is_made_like_the_first_of_its_process(lock, cache, tmp_path):
+    """What uv puts into an environment is copied from the second one on."""
+    (tmp_path / "lock.yml").write_text(lock.text)
+    command = [sys.executable, "-c", BUILD, tmp_path / "lock.yml", tmp_path / "other"]
+    first = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
+    ensure_prefix(lock, cache_dir=cache)
+    again = ensure_prefix(lock, cache_dir=tmp_path / "again").path
+
+    def content(prefix):
+        found = {}
+        for path in prefix.rglob("*"):
+            mode = path.lstat().st_mode
+            is_link = path.is_symlink()
+            what = (
+                path.readlink()
+                if is_link
+                else path.is_dir() or path.read_bytes().replace(os.fsencode(prefix), b"")
+            )
+            found[path.relative_to(prefix)] = (mode, what)
+        return found
+
+    ours, uvs = content(again), content(first)
+    unlike = {path.name for path in ours.keys() | uvs.keys() if ours.get(path) != uvs.get(path)}
+    assert unlike <= {MARKER, "RECORD", "direct_url.json"}, "times, and places"
+
+
 def test_nothing_but_the_lock_is_asked_for(lock, cache, index):
     ensure_prefix(lock, cache_dir=cache)
     assert not [path for path in index.requests if path.startswith("/simple")]
