@@ -19,6 +19,7 @@ from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageErro
 from bisect_env.matrix.grid import AxisKind, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
+from bisect_env.search.bisect import BUILT_AT_ONCE
 from bisect_env.search.searcher import StudySearch
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
@@ -44,7 +45,7 @@ BACKFILLS, MUCH = 10, 0.2
 this share: where a trial takes a second and a build a minute they would pile up."""
 BUILDERS = 4
 """Places for trials for each build that is made ahead; hosts make about as many at the same time."""
-BUILDS_AT_ONCE = (2, 6)
+BUILDS_AT_ONCE = (2, BUILT_AT_ONCE)
 """Builds under way, at least and at most: what is made and what is next, so that no host waits for us in
 between; as many as there are places for trials, since at first each of them waits for an environment."""
 LOCKS_AT_ONCE = 8

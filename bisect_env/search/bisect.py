@@ -16,7 +16,8 @@ so that a study never looks at more cells than there are.
 
 *Batches.* With n cells at a time an interval is cut at n places at once: log N / log(n + 1) rounds. Of the
 numbers of places that need equally many rounds the smallest is used: with N equally likely answers and r
-rounds, N^(1/r) − 1.
+rounds, N^(1/r) − 1. Environments are made a few at a time (`BUILT_AT_ONCE`), so that a round of n new ones
+takes ⌈n / few⌉ builds one after the other, and a trial: of all numbers of rounds the one that takes least.
 
 *Where nothing is checked afterwards* a pass may be luck that nobody notices. There a single look along an
 axis that changes once is where a failure is expected (`_worth_of_a_look`), the bad end is left until one
@@ -45,6 +46,8 @@ from bisect_env.search.space import Hypothesis, HypothesisSpace
 from bisect_env.search.staircase import Staircase, ordered_axes, staircases
 from bisect_env.search.verdict import Answer, Boundary, answer
 
+BUILT_AT_ONCE = 6
+"""Environments that are made at the same time; hosts make about as many."""
 _RULES = 384
 """Rules that are compared one by one; of more an even sample by weight."""
 _FEWER_RULES = 128
@@ -732,7 +735,7 @@ class Bisection:
             case "frontier":
                 more = self._frontier_cells(room, {*pending, *chosen}, only)
             case _:
-                more = self._gap_cells(room, {*pending, *chosen}, allowed)
+                more = self._gap_cells(room, {*pending, *chosen}, cost, allowed)
         return [*chosen, *more]
 
     @property
@@ -858,7 +861,8 @@ class Bisection:
         flat = [int(np.ravel_multi_index(cell, self._grid.shape)) for cell in pending]
         says = self._space.judged(rules, np.concatenate([np.array(flat, dtype=np.intp), cells]))
         seen, open_ = says[:, : len(flat)], says[:, len(flat) :]
-        wanted = min(room, _places(_entropy_of(open_, weight), room + len(flat)) - len(flat))
+        builds = 0.0 if cost is None else float(np.median(cost.ravel()[cells]))
+        wanted = min(room, _places(_entropy_of(open_, weight), room + len(flat), builds) - len(flat))
         if wanted <= 0:
             return []
         price = np.ones(len(cells)) if cost is None else 1.0 + cost.ravel()[cells]
@@ -908,7 +912,9 @@ class Bisection:
         answers: NDArray[np.intp] = np.maximum(place, len(open_) - 1 - place) + 1
         return np.asarray(answers <= max(2**left, int(answers.min())))
 
-    def _gap_cells(self, room: int, pending: Collection[Index], allowed: NDArray[np.bool_]) -> list[Index]:
+    def _gap_cells(
+        self, room: int, pending: Collection[Index], cost: FloatArray | None, allowed: NDArray[np.bool_]
+    ) -> list[Index]:
         """Cells that cut the gaps between labels that differ, as evenly as there is room."""
         line = self._line() if self.found.how == "changes" else None
         if line is not None:
@@ -927,7 +933,8 @@ class Bisection:
             cells = [cell for cell in inside if cell not in self.labels]
             waiting = sum(cell in pending for cell in cells)
             share = math.ceil((room - len(chosen)) / max(1, len(gaps)))
-            places = min(share, _places(math.log2(len(cells) + 1), share + waiting) - waiting)
+            builds = 0.0 if cost is None or not cells else float(np.median([cost[cell] for cell in cells]))
+            places = min(share, _places(math.log2(len(cells) + 1), share + waiting, builds) - waiting)
             cuts = np.linspace(0, len(cells), waiting + max(places, 0) + 2)[1:-1]
             near = [min(len(cells) - 1, int(cut)) for cut in cuts if cells]
             free = [cells[place] for place in dict.fromkeys(near) if cells[place] not in pending]
@@ -962,17 +969,23 @@ def _worth_of_a_look(fails: FloatArray) -> FloatArray:
     return np.asarray(-(p * np.log2(p) + (1.0 - p) * np.log2(1.0 - p)) / (2.0 - p), dtype=np.float64)
 
 
-def _places(bits: float, most: int) -> int:
-    """At how many places to cut at once: the fewest that need no more rounds than `most` would.
+def _places(bits: float, most: int, price: float = 0.0) -> int:
+    """At how many places to cut at once: as many as bring the answer soonest, and no more.
 
     Args:
         bits: Entropy of what is open.
         most: How many can be looked at together, at least 1.
+        price: Of an environment, in looks; `BUILT_AT_ONCE` are made in the time of one.
     """
     if bits <= 0 or most <= 1:
         return min(most, 1)
-    rounds = math.ceil(bits / math.log2(most + 1) - 1e-9)
-    return min(most, max(1, math.ceil(2 ** (bits / rounds) - 1e-9) - 1))
+    best, least = 1, math.inf
+    for rounds in range(math.ceil(bits / math.log2(most + 1) - 1e-9), math.ceil(bits) + 1):
+        places = min(most, max(1, math.ceil(2 ** (bits / rounds) - 1e-9) - 1))
+        taken = rounds * (1.0 + math.ceil(places / BUILT_AT_ONCE) * price)
+        if taken < least:
+            best, least = places, taken
+    return best
 
 
 def _even_sample(weight: FloatArray, count: int) -> NDArray[np.intp]:

@@ -20,6 +20,7 @@ from scipy.stats import binom
 
 from benchmarks.repositories import Change, git, write
 from bisect_env.matrix.grid import Direction, Index
+from bisect_env.search.bisect import BUILT_AT_ONCE
 from bisect_env.search.searcher import CERTAIN, Search, SearchSettings, StudySearch
 from bisect_env.search.space import HypothesisSpace
 from bisect_env.search.table import TableSearch
@@ -42,14 +43,19 @@ class Played:
         unbuildable: tuple[Index, ...] = (),
         quick: bool = False,
         confidence: float = 0.95,
+        price: float = 0.0,
     ) -> None:
         lattice = grid(bad.shape, directions)
         self.search = Search(lattice, alone(lattice, without), SearchSettings(confidence, quick=quick))
         self.tried: list[Index] = []
         self.rounds = self.stood_after = 0
+        self.time = 0.0
+        """In trials: all of a round run at once, once its new environments were made, a few at a time."""
         limit = 3 * bad.size + 400
         while not self.search.finished:
-            batch = self.search.ask(workers)
+            new = set(alone(lattice, without).values()) - {*self.tried}
+            batch = self.search.ask(workers, build_cost=dict.fromkeys(new, price) if price else None)
+            self.time += 1 + math.ceil(len(new & {*batch}) / BUILT_AT_ONCE) * price
             assert batch, f"nothing asked, not finished: {self.search.verdict.reason}"
             assert len(batch) <= workers
             self.rounds += 1
@@ -169,6 +175,21 @@ def test_many_workers_cut_an_interval_at_many_places(size: int, workers: int) ->
         assert one.rounds <= rounds + 2
         places = math.ceil(size ** (1 / rounds))
         assert len(one.tried) <= 4 + rounds * places
+
+
+@pytest.mark.parametrize("price", [0.05, 0.5, 2.0, 50.0])
+def test_more_workers_never_take_longer_whatever_an_environment_costs(price: float) -> None:
+    times = [
+        np.mean(
+            [
+                Played(configuration((71,), {0: first}), workers=workers, quick=True, price=price).time
+                for first in range(1, 71, 9)
+            ]
+        )
+        for workers in (1, 2, 6, 16, 64)
+    ]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] < 0.5 * times[0]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
