@@ -285,6 +285,7 @@ def conduct(
             log_event(events.Failed.of(error))
             view(events.Failed.of(error))
         raise
+    taken.end()
     if timings and shown.as_json:
         typer.echo(json.dumps({"event": "timings", "seconds": taken.seconds}))
     elif timings:

@@ -47,10 +47,12 @@ class Begun:
     Attributes:
         locks: By combination.
         trials: Ids of the trials that were submitted, by combination.
+        locking: Seconds that solvers have taken, all together.
     """
 
     locks: Mapping[Index, Lock] = field(default_factory=dict)
     trials: Mapping[Index, str] = field(default_factory=dict)
+    locking: float = 0.0
 
 
 class Ahead:
@@ -89,6 +91,7 @@ class Ahead:
         self._lock = threading.Lock()
         self._is_over = False
         self._locks: dict[Index, Lock] = {}
+        self._spent = 0.0
         self._trials: dict[Index, str] = {}
         self._ends_known = threading.Event()
         self._known = threading.Event()
@@ -115,7 +118,7 @@ class Ahead:
         if not self._ends_known.is_set() or self._grid is None or not _is_same(self._grid, grid):
             self.drop()
             return Begun()
-        return Begun(self._locks, self._trials)
+        return Begun(self._locks, self._trials, self._spent)
 
     def drop(self) -> None:
         """End the trials: the study does not want them."""
@@ -203,6 +206,7 @@ class Ahead:
         with self._lock:
             if not self._is_over:
                 self._locks |= locking.prepared.locks
+                self._spent = locking.spent
         if not isinstance(lock, Lock) or any(one.is_source for one in lock.packages):
             return None
         return lock

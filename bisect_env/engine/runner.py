@@ -255,6 +255,7 @@ class StudyRunner:
         grid: As expanded.
         search: What chooses and answers.
         state: Where the study stands.
+        searching: Seconds spent on choosing what to do.
     """
 
     def __init__(
@@ -300,7 +301,8 @@ class StudyRunner:
         self._sharing = Sharing(store, study_id, clock=clock)
         self._keys: dict[Index, str] = {}
         self._reuse = Reuse(store, study_id, self._keys, self._prepared, self._target, machines)
-        self._locks_answered = 0
+        self._locks_answered, self._locks_spent = 0, locking.spent
+        self.searching = 0.0
         self._unsaved: list[Index] = []
         self._began_at = clock()
         self._check_until: float | None = None
@@ -550,11 +552,16 @@ class StudyRunner:
         """Do what the state wants, as often as other commands are faster with some of it."""
         for attempt in range(_CLAIMS):
             slots = self._runner.slots
-            wanted = self.state.decide_now(slots, only=self._only())
+            only = self._only()
+            began = time.perf_counter()
+            wanted = self.state.decide_now(slots, only=only)
+            self.searching += time.perf_counter() - began
             self._lock(wanted.lock)
             self._build(wanted)
             if self._start(wanted.start):
+                began = time.perf_counter()
                 ahead = self.state.decide_ahead(slots)
+                self.searching += time.perf_counter() - began
                 if ahead.lock:
                     self._locking.want_ahead(ahead.lock)
                 self._build(ahead)
@@ -641,7 +648,8 @@ class StudyRunner:
             self._act(self.state.locked(index))
         self._locks_answered += len(answered)
         total = self._locks_answered + self._locking.under_way
-        self._notify(events.LockProgress(self._locks_answered, total))
+        spent, self._locks_spent = self._locking.spent - self._locks_spent, self._locking.spent
+        self._notify(events.LockProgress(self._locks_answered, total, spent))
         new = [index for index in answered if index in prepared.locks and index in self.state.members]
         if self._know(new) and (taken := self._reuse.look(new)):
             self._learn_stored(taken)

@@ -6,6 +6,7 @@ import getpass
 import math
 import platform
 import shlex
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -172,6 +173,7 @@ def run_study(
                     images=images,
                     every=every_lock,
                     known={**begun.locks, **stored_locks(store, study, grid)},
+                    spent=begun.locking,
                 )
                 perturbation = settle(
                     matrix,
@@ -420,6 +422,7 @@ def open_locking(
     images: Mapping[str, str] | None = None,
     every: bool = False,
     known: Mapping[Index, Lock] | None = None,
+    spent: float = 0.0,
 ) -> Locking:
     """The locking of a study's combinations: all now, or each when the search asks for it.
 
@@ -433,8 +436,10 @@ def open_locking(
         images: Of names of container images those that the study has settled on, with what they stand for.
         every: Lock every combination now.
         known: Locks that the study has already.
+        spent: Seconds that solvers have taken for them.
     """
     whole = None
+    began = time.monotonic()
     if every or not is_lazy(grid):
         whole = lock_all(
             matrix,
@@ -452,6 +457,7 @@ def open_locking(
             unsolvable=0 if whole is None else len(whole.unsolvable),
             environments=None if whole is None else whole.environments,
             withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
+            seconds=spent if whole is None else spent + time.monotonic() - began,
         )
     )
     return Locking(matrix, grid, provider, as_of, workers=workers, images=images, known=known, whole=whole)
@@ -549,7 +555,7 @@ def conclude(
             tried=_end_counts(runner, verdict.ends_wrong),
             remedy=f"{likely}correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
         )
-    notify(events.Concluded(report))
+    notify(events.Concluded(report, runner.searching))
     decided = document["status"] != "none"
     return Conclusion(report, ExitCode.VERDICT if decided else ExitCode.NO_VERDICT)
 
