@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import json
+import os
 import shlex
 import sys
 import threading
@@ -473,7 +474,13 @@ def look_ahead(
     from bisect_env.engine.ahead import Ahead
 
     now = datetime.now(UTC).replace(microsecond=0)
-    ahead = Ahead(loaded, provider, now, executor=executor, may_try=may_try, quick=quick)
+    ahead = Ahead(
+        *(loaded, provider, now),
+        executor=executor,
+        may_try=may_try,
+        quick=quick,
+        workers=len(os.sched_getaffinity(0)),
+    )
     ahead.begin()
     return ahead
 

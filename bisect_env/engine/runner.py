@@ -167,9 +167,14 @@ class Runner:
         """Wait for a trial that was sent off by somebody else."""
         self.running[trial_id] = self.gpus
 
-    def wait(self, timeout: float = LOOK) -> list[Completion]:
-        """Answers since the last call, after waiting for the first; none when the time is over."""
-        answers = self.executor.wait(timeout)
+    def wait(self, timeout: float = LOOK, heard: Sequence[Completion] = ()) -> list[Completion]:
+        """Answers since the last call, after waiting for the first; none when the time is over.
+
+        Args:
+            timeout: Seconds.
+            heard: Answers that somebody else was given before, which come first.
+        """
+        answers = [*heard, *self.executor.wait(timeout)]
         for answer in answers:
             match answer:
                 case TrialCompleted(record):
@@ -250,6 +255,7 @@ class StudyRunner:
         careful: Whether both stated ends are tried even where environments are dear.
         leaves: Whether the search may want commits that are no values of its axis.
         begun: Ids of trials that were submitted already, by combination; they are taken over, or ended.
+        answers: What the executor has said of them.
 
     Attributes:
         grid: As expanded.
@@ -275,9 +281,10 @@ class StudyRunner:
         careful: bool = False,
         leaves: bool = False,
         begun: Mapping[Index, str] | None = None,
+        answers: Sequence[Completion] = (),
     ) -> None:
         self._matrix = matrix
-        self._begun = dict(begun or {})
+        self._begun, self._answers = dict(begun or {}), answers
         self._locking = locking
         self._prepared = locking.prepared
         self.grid = self._prepared.grid
@@ -483,7 +490,7 @@ class StudyRunner:
             self._runner.executor.cancel()
         elif self.state.running:
             # They may have ended long ago: nothing is decided before that is known.
-            self._handle(self._runner.wait(0.0))
+            self._handle(self._runner.wait(0.0, self._answers))
 
     def _decide(self, deadline: float | None) -> None:
         while self._wants_more(deadline):

@@ -173,7 +173,7 @@ def run_study(
                     images=images,
                     every=every_lock,
                     known={**begun.locks, **stored_locks(store, study, grid)},
-                    spent=begun.locking,
+                    begun=begun.locking,
                 )
                 perturbation = settle(
                     matrix,
@@ -200,6 +200,7 @@ def run_study(
                     careful=careful,
                     leaves=leaves,
                     begun=begun.trials,
+                    answers=begun.answers,
                 )
                 begun = Begun()
                 runner.replay()
@@ -422,7 +423,7 @@ def open_locking(
     images: Mapping[str, str] | None = None,
     every: bool = False,
     known: Mapping[Index, Lock] | None = None,
-    spent: float = 0.0,
+    begun: Locking | None = None,
 ) -> Locking:
     """The locking of a study's combinations: all now, or each when the search asks for it.
 
@@ -436,7 +437,7 @@ def open_locking(
         images: Of names of container images those that the study has settled on, with what they stand for.
         every: Lock every combination now.
         known: Locks that the study has already.
-        spent: Seconds that solvers have taken for them.
+        begun: What has them, and has begun with others; it is taken where nothing is locked beforehand.
     """
     whole = None
     began = time.monotonic()
@@ -457,9 +458,13 @@ def open_locking(
             unsolvable=0 if whole is None else len(whole.unsolvable),
             environments=None if whole is None else whole.environments,
             withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
-            seconds=spent if whole is None else spent + time.monotonic() - began,
+            seconds=(begun.spent if begun else 0.0) + (0.0 if whole is None else time.monotonic() - began),
         )
     )
+    if begun is not None and whole is None and not images:
+        return begun
+    if begun is not None:
+        begun.close()
     return Locking(matrix, grid, provider, as_of, workers=workers, images=images, known=known, whole=whole)
 
 
