@@ -278,7 +278,7 @@ class Search:
         """Whether a trial of a combination cannot change the answer any more, as far as can be known.
 
         Only while failures are certain by all that was seen, at least two of them, as an answer needs: then
-        it is less than 1 % likely that a trial beyond a failure, or before a pass, says something else
+        it is about 1 % likely at most that a trial beyond a failure, or before a pass, says something else
         because the failure is a flaky one after all (the prior is `CERTAIN`, and rates are equally likely on
         a log scale else). Once the answer stands, whatever is tried checks it.
         """
