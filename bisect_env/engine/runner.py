@@ -63,6 +63,8 @@ LOOK = 0.5
 """Seconds between two looks at the budget and at Ctrl-C while trials run."""
 CANCEL_GRACE = 30.0
 """Seconds for cancelled trials to be answered."""
+GATHER = 0.05
+"""Seconds for which answers wait for more of them, as long as no worker has to wait for what they lead to."""
 PATIENCE, PATIENCE_MOST = 3.0, 0.4
 """How long trials that still run may go on once the answer is there: in mean durations of a trial, and in
 seconds at most."""
@@ -180,6 +182,19 @@ class Runner:
                     self.running.pop(trial_id, None)
                 case PrefixReady() | PrefixProgress():
                     pass
+        return answers
+
+    def gather(self) -> list[Completion]:
+        """As `wait`, and what comes while more trials are submitted than can run at the same time.
+
+        To record answers, to learn from them and to decide costs about the same for one as for twenty.
+        """
+        answers = self.wait()
+        until = time.monotonic() + GATHER
+        while answers and (left := until - time.monotonic()) > 0:
+            if len(self.running) <= 1.5 * self.slots:
+                break
+            answers += self.wait(left)
         return answers
 
     def _make_room(self, lent: float, reason: str) -> None:
@@ -506,7 +521,7 @@ class StudyRunner:
         self._start(chosen, alone=True)
         while self.state.running and not self._stopped():
             self._handle(self._runner.wait())
-            self._sharing.renew(self._claims())
+            self._sharing.renew(self._claims)
             self._show()
         self._wind_down()
         return True
@@ -520,14 +535,14 @@ class StudyRunner:
             if not (state.running or state.building or self._locking.under_way):
                 return
             if state.running or state.building:
-                self._handle(self._runner.wait())
+                self._handle(self._runner.gather())
             else:
                 self._locking.wait(LOOK)
             self._settle()
             self._take_locks()
             if self._sharing.is_due:
                 self.hear_others(elsewhere=False)
-            self._sharing.renew(self._claims())
+            self._sharing.renew(self._claims)
             self._bound_checks()
             self._show()
 
@@ -560,7 +575,7 @@ class StudyRunner:
                 self._build(ahead)
                 return
             # Others are faster: what they did decides what is worth asking now.
-            self._sharing.renew(self._claims(), now=True)
+            self._sharing.renew(self._claims, now=True)
             self.hear_others(elsewhere=False)
             time.sleep(_PAUSE * attempt)
 
@@ -691,7 +706,7 @@ class StudyRunner:
         }
         with self._store.together():
             self._save_locked()
-            won = self._sharing.claim(wants, self._claims().values(), ("ask", decision))
+            won = self._sharing.claim(wants, self._run_now(), ("ask", decision))
         if begun and not all(won):
             self._sharing.release([trial_id for (trial_id, _), ours in zip(wants, won, strict=True) if ours])
             return False
@@ -712,6 +727,11 @@ class StudyRunner:
                 self._notify(events.TrialStarted(trial_id, combination))
         return all(won)
 
+    def _run_now(self) -> Counter[Combination]:
+        """How many trials of each combination run."""
+        running = Counter(self.state.running.values())
+        return Counter({self.grid.combination(index): number for index, number in running.items()})
+
     def _claims(self) -> dict[str, Combination]:
         """What runs, as others are to know it."""
         return {trial: self.grid.combination(index) for trial, index in self.state.running.items()}
@@ -727,7 +747,7 @@ class StudyRunner:
             self._handle(self._runner.wait(min(LOOK, left)))
         self._handle(self._runner.end())
         self.state.running.clear()
-        self._sharing.renew({}, now=True)
+        self._sharing.renew(dict, now=True)
 
     # -- answers -------------------------------------------------------------------------------------------
 
@@ -839,7 +859,6 @@ class StudyRunner:
         bad = self.search.probability_bad()
         # Of a large matrix what was tried is drawn.
         drawn = self.state.tallies if is_coarsened(self.search) else self._prepared.groups
-        running = Counter(self.grid.combination(i) for i in self.state.running.values())
         shown: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
         ]
@@ -847,7 +866,7 @@ class StudyRunner:
             events.Progress(
                 self.search.trials,
                 self.state.hits,
-                dict(running),
+                dict(self._run_now()),
                 self.document(),
                 tuple(shown),
                 {
