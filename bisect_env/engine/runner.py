@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bisect_env.cluster.protocol import (
@@ -77,8 +77,8 @@ SAVE_EVERY = 5.0
 FORETOLD, FORETELL_EVERY = 64, 4.0
 """Combinations up to which it is played what would end a study without failures; seconds before the first
 play, and between two."""
-FORETELL_SHARE = 25
-"""How many times as long as the last play took is waited, too: trials wait for whoever plays."""
+FORETELL_TURN = 0.005
+"""Seconds for which it is played each time that something is shown: trials wait for whoever plays."""
 _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
 _PAUSE = 0.02
@@ -323,6 +323,7 @@ class StudyRunner:
         self._alone = Alone(self.grid, matrix.file.trial.gpus, store.decisions(study_id))
         self._trials_alone: set[str] = set()
         self._foretold: int | None = None
+        self._play: tuple[int, Generator[None, None, int | None]] | None = None
         # Whoever is answered within seconds need not wait for a play.
         self._foretell_from = self._began_at + FORETELL_EVERY
         self._crowded: set[str] = set()
@@ -702,7 +703,7 @@ class StudyRunner:
         decision = {
             "combinations": [combination.as_dict() for _, combination in wants],
             "after_trials": self.search.trials,
-            "best": self.search.verdict.best.probability,
+            "best": self.search.leading,
         }
         with self._store.together():
             self._save_locked()
@@ -895,14 +896,21 @@ class StudyRunner:
             return None
         if len(self.state.members) > FORETOLD or search.finished:
             return None
-        if now >= self._foretell_from:
-            left = search.passes_left()
-            self._foretold = None if left is None else search.trials + left
-            ended = self._clock()
-            self._foretell_from = ended + max(FORETELL_EVERY, FORETELL_SHARE * (ended - now))
+        if self._play is None and now >= self._foretell_from:
+            self._play = search.trials, search.play_passes()
+        if self._play is not None:
+            self._play_on(*self._play, now + FORETELL_TURN)
         if self._foretold is None or self._foretold <= search.trials:
             return None
         return self._foretold - search.trials, self._matrix.file.search.min_crash_rate
+
+    def _play_on(self, since: int, play: Generator[None, None, int | None], until: float) -> None:
+        try:
+            while self._clock() < until:
+                next(play)
+        except StopIteration as end:
+            self._foretold = None if end.value is None else since + int(end.value)
+            self._play, self._foretell_from = None, self._clock() + FORETELL_EVERY
 
 
 _STATUS = {

@@ -905,8 +905,8 @@ class Store:
         if not left:
             return
         connection = session.connection()
-        stored = connection.execute(_NAMED_TRIALS, {"ids": [*left]})
-        sequences: dict[str, int] = {trial_id: sequence for trial_id, sequence in stored}
+        stored = connection.execute(_NAMED_TRIALS, {"ids": [*left]}).tuples()
+        sequences: dict[str, int] = dict(stored.all())
         contents = [content for found in left.values() for content in found.values()]
         digests = iter(blobs.put(session, self.database.folder, contents))
         connection.execute(

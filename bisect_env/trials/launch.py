@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import os
 import re
@@ -94,6 +93,9 @@ class HeadTail:
 # What the host can say about a trial: memory kills that the kernel counted, CPU time of a process tree.
 
 _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+_COUNTERS_HOLD = 1.0
+"""Seconds for which this process is taken to stay in its cgroups."""
+_counters: dict[Path, tuple[float, tuple[str, ...]]] = {}
 
 
 def oom_kills(root: Path = Path("/")) -> int:
@@ -118,23 +120,22 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def _cgroup_counters(root: Path) -> tuple[str, ...]:
+    """Files that count memory kills in the cgroups of this process, which are the same for most trials."""
+    until, known = _counters.get(root, (0.0, ()))
+    if time.monotonic() < until:
+        return known
     try:
-        text = _text(f"{root}/proc/self/cgroup")
+        lines = _text(f"{root}/proc/self/cgroup").splitlines()
     except OSError:
         return ()
-    return _counters_named(str(root), text)
-
-
-@functools.lru_cache(16)
-def _counters_named(root: str, groups: str) -> tuple[str, ...]:
-    """Files that count memory kills in the cgroups that the kernel names: the same for each trial."""
     paths = []
-    for line in groups.splitlines():
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             paths.append(f"{root}/sys/fs/cgroup/{path.lstrip('/')}/memory.events")
         elif "memory" in controllers.split(","):
             paths.append(f"{root}/sys/fs/cgroup/memory/{path.lstrip('/')}/memory.oom_control")
+    _counters[root] = time.monotonic() + _COUNTERS_HOLD, tuple(paths)
     return tuple(paths)
 
 
