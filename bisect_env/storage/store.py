@@ -349,6 +349,7 @@ def _newest(session: Session, name: str, digest: str) -> StudyRow | None:
 # an object for each row, and finding out what changed, would cost several times what the database does.
 
 _TRIALS, _CLAIMS = METADATA.tables["trials"], METADATA.tables["claims"]
+_COMBINATIONS, _DECISIONS = METADATA.tables["combinations"], METADATA.tables["decisions"]
 _NAMED_TRIALS = select_columns(_TRIALS.c.trial_id, _TRIALS.c.sequence).where(
     _TRIALS.c.trial_id.in_(bindparam("ids", expanding=True))
 )
@@ -358,6 +359,16 @@ _SINCE = (
     .where(_TRIALS.c.study_id == bindparam("study"), _TRIALS.c.sequence > bindparam("after"))
     .order_by(_TRIALS.c.sequence)
 )
+
+
+def _add_decision(session: Session, study_id: str, kind: str, payload: Mapping[str, Any]) -> None:
+    values = {
+        "study_id": study_id,
+        "at": datetime.now(UTC),
+        "kind": clean(kind),
+        "payload": jsonable(payload),
+    }
+    _statements(session).execute(insert(_DECISIONS), values)
 
 
 def _statements(session: Session) -> Connection:
@@ -456,21 +467,31 @@ _NAMED = 500
 """Combinations that are asked for by name; of more, all are read."""
 LONGEST_LEASE = 600.0
 """Seconds. A claim that would stand longer was made by a clock that has been set back since."""
-_CLOCKS = {
-    "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
-    "postgresql": "extract(epoch FROM clock_timestamp())",
+_CLOCKS: dict[str, Any] = {
+    "sqlite": select_columns(literal_column("(julianday('now') - 2440587.5) * 86400.0")),
+    "postgresql": select_columns(literal_column("extract(epoch FROM clock_timestamp())")),
 }
 
 
-def _stands(now: float) -> Any:
-    """Whether a claim counts, as a condition."""
-    return col(ClaimRow.expires_at).between(now, now + LONGEST_LEASE)
+_STANDS = _CLAIMS.c.expires_at.between(bindparam("now"), bindparam("latest"))
+"""Whether a claim counts, as a condition."""
+_CLAIMED = (
+    select_columns(_COMBINATIONS.c.key, func.count())
+    .join(_CLAIMS, _CLAIMS.c.combination_id == _COMBINATIONS.c.id)
+    .where(_CLAIMS.c.study_id == bindparam("study"), _CLAIMS.c.holder != bindparam("holder"), _STANDS)
+    .group_by(_COMBINATIONS.c.key)
+)
+_LAPSED = delete_rows(_CLAIMS).where(~_STANDS)
+
+
+def _stand_at(now: float) -> dict[str, float]:
+    return {"now": now, "latest": now + LONGEST_LEASE}
 
 
 def time_of_database(session: Session) -> float:
     """Seconds since 1970 by the database's clock: hosts disagree about the time."""
-    clock: Any = literal_column(_CLOCKS[session.get_bind().dialect.name])
-    return float(session.exec(select(clock)).one())
+    connection = _statements(session)
+    return float(connection.execute(_CLOCKS[connection.dialect.name]).scalar_one())
 
 
 # Of a sum SQLite sees no order in an index, for whose sake it would read all trials of the study.
@@ -527,6 +548,7 @@ class Store:
         self.database = database
         self._local = threading.local()
         self._places: dict[tuple[str, Combination], int] = {}
+        self._studies: set[str] = set()
 
     def close(self) -> None:
         """Give the connections back; may be called twice."""
@@ -703,12 +725,8 @@ class Store:
     def record_decision(self, study_id: str, kind: str, payload: dict[str, Any]) -> None:
         """Store something that was decided, for those who want to follow the study later."""
         with self.writing() as session:
-            study_row(session, study_id)
-            session.add(
-                DecisionRow(
-                    study_id=study_id, at=datetime.now(UTC), kind=clean(kind), payload=jsonable(payload)
-                )
-            )
+            self._check_study(session, study_id)
+            _add_decision(session, study_id, kind, payload)
 
     def settle_target(self, study_id: str, signature: str, trial_id: str) -> tuple[str, str]:
         """Say which failure a study is about; who says so first is believed.
@@ -725,8 +743,7 @@ class Store:
             study_row(session, study_id)
             if (settled := _target(session, study_id)) is not None:
                 return settled
-            payload = jsonable({"signature": public(signature), "trial": trial_id})
-            session.add(DecisionRow(study_id=study_id, at=datetime.now(UTC), kind=TARGET, payload=payload))
+            _add_decision(session, study_id, TARGET, {"signature": public(signature), "trial": trial_id})
             return public(signature), trial_id
 
     def target(self, study_id: str) -> tuple[str, str] | None:
@@ -899,6 +916,16 @@ class Store:
                     return 0
             raise ValueError(f"trial {record.trial_id} names a lock that is not stored") from error
 
+    def _check_study(self, session: Session, study_id: str) -> None:
+        """See that there is a study; none is ever removed, so that each is looked up once.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if study_id not in self._studies:
+            study_row(session, study_id)
+            self._studies.add(study_id)
+
     def _keep_artefacts(self, session: Session, records: Sequence[TrialRecord]) -> None:
         """Store what trials left that were recorded just now."""
         left = {record.trial_id: found for record in records if (found := rows.artefacts_of(record))}
@@ -1067,9 +1094,9 @@ class Store:
         """
         answers = []
         with self.writing() as session:
-            study_row(session, study_id)
+            self._check_study(session, study_id)
             now = time_of_database(session)
-            session.exec(delete(ClaimRow).where(~_stands(now)))
+            session.connection().execute(_LAPSED, _stand_at(now))
             places = self._combination_ids(session, study_id, [want.combination for want in wants])
             taken = _taken(session, study_id, after)
             ours: list[tuple[str, int]] = []
@@ -1082,11 +1109,7 @@ class Store:
             if ours:
                 _add_claims(session, study_id, holder, ours, now + lease)
             if decision is not None and ours:
-                kind, payload = decision
-                row = DecisionRow(
-                    study_id=study_id, at=datetime.now(UTC), kind=clean(kind), payload=jsonable(payload)
-                )
-                session.add(row)
+                _add_decision(session, study_id, *decision)
         return answers
 
     def renew(self, study_id: str, holder: str, running: Mapping[str, Combination], *, lease: float) -> None:
@@ -1131,16 +1154,11 @@ class Store:
         """
         with self.reading() as session:
             now = time_of_database(session)
-            query = (
-                select(CombinationRow.key, func.count())
-                .join(ClaimRow, col(ClaimRow.combination_id) == col(CombinationRow.id))
-                .where(ClaimRow.study_id == study_id)
-                .where(ClaimRow.holder != clean(holder))
-                .where(_stands(now))
-                .group_by(col(CombinationRow.key))
-            )
             claimed = {
-                rows.combination_from(key, f"study {study_id}"): number for key, number in session.exec(query)
+                rows.combination_from(key, f"study {study_id}"): number
+                for key, number in session.connection().execute(
+                    _CLAIMED, {"study": study_id, "holder": clean(holder), **_stand_at(now)}
+                )
             }
             since = session.connection().execute(_SINCE, {"study": study_id, "after": after}).all()
             new = [sequence for sequence, trial_id in since if trial_id not in known]
