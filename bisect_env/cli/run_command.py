@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import json
+import os
 import shlex
 import sys
 import threading
@@ -285,6 +286,7 @@ def conduct(
             log_event(events.Failed.of(error))
             view(events.Failed.of(error))
         raise
+    taken.end()
     if timings and shown.as_json:
         typer.echo(json.dumps({"event": "timings", "seconds": taken.seconds}))
     elif timings:
@@ -472,7 +474,13 @@ def look_ahead(
     from bisect_env.engine.ahead import Ahead
 
     now = datetime.now(UTC).replace(microsecond=0)
-    ahead = Ahead(loaded, provider, now, executor=executor, may_try=may_try, quick=quick)
+    ahead = Ahead(
+        *(loaded, provider, now),
+        executor=executor,
+        may_try=may_try,
+        quick=quick,
+        workers=len(os.sched_getaffinity(0)),
+    )
     ahead.begin()
     return ahead
 

@@ -90,8 +90,11 @@ class Timings:
         match event:
             case events.StudyOpened():
                 self._reach("study opened")
-            case events.LockProgress():
-                self._reach("first lock")
+            case events.Locked(seconds=seconds):
+                if seconds:
+                    self._lock(seconds)
+            case events.LockProgress(_, _, seconds):
+                self._lock(seconds)
             case events.Built(_, _, seconds):
                 self._sums["building, all together"] += seconds
             case events.TrialStarted():
@@ -101,11 +104,20 @@ class Timings:
                 self._sums["trials, all together"] += record.duration
             case events.Answered():
                 self._reach("answer")
-            case events.Concluded():
+            case events.Concluded(_, searching):
                 self._reach("answer")
                 self._reach("report")
+                self._sums["searching, all together"] += searching
             case _:
                 pass
+
+    def end(self) -> None:
+        """Note that all is closed, and only the report is to be printed."""
+        self._reach("end")
+
+    def _lock(self, seconds: float) -> None:
+        self._reach("first lock")
+        self._sums["locking, all together"] += seconds
 
     def _reach(self, what: str) -> None:
         self._reached.setdefault(what, process_age())

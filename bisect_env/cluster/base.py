@@ -4,7 +4,8 @@ Dask promises neither. It runs a task again when its worker dies or when a resul
 without a word to the caller, and `Future.cancel` leaves what runs running. So each attempt at a trial is
 announced by the worker that begins it, on a topic of ours, through the same ordered streams that later bring
 the answer: an attempt announced twice was run again behind our back, and its answer is not believed.
-Cancelling is a broadcast of a number: attempts made before it end, and answer when their processes are gone.
+Cancelling all is a broadcast of a number: attempts made before it end, and answer when their processes are
+gone. Of single ones the workers that began them are told the names.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import distributed
 
 from bisect_env import __version__
-from bisect_env.cluster.perform import PrefixBuilder
+from bisect_env.cluster.perform import CANCELLED, PrefixBuilder
 from bisect_env.cluster.pool import take
 from bisect_env.cluster.protocol import (
     GPU,
@@ -186,7 +187,9 @@ class _Attempt:
         fit: Addresses of the workers that alone may run it, if not all may.
         future: Dask's.
         is_stranded: Whether those are gone, so that it was given up.
-        begun: Worker and host of every begin that was announced; one, unless Dask ran it again.
+        cancelled_at: When it was cancelled by itself, if it was.
+        begun: Worker, its host and its address, of every begin that was announced; one, unless Dask ran it
+            again.
     """
 
     trial_id: str
@@ -195,7 +198,8 @@ class _Attempt:
     fit: list[str] | None = None
     future: Any = None
     is_stranded: bool = False
-    begun: list[tuple[str, str]] = field(default_factory=list)
+    cancelled_at: float | None = None
+    begun: list[tuple[str, str, str]] = field(default_factory=list)
 
 
 class DaskExecutor:
@@ -241,7 +245,8 @@ class DaskExecutor:
         self._epoch = 0
         self._preparing = 0
         self._aside: dict[str, str] = {}
-        self._broadcasting: threading.Thread | None = None
+        self._cancelled: frozenset[str] = frozenset()
+        self._telling: dict[str, threading.Thread] = {}
         self._closed = False
         self._workerless_since: float | None = None
         self._offers: list[WorkerOffer] = []
@@ -379,7 +384,7 @@ class DaskExecutor:
         if "begun" in said:
             attempt = self.attempts.get(said["begun"])
             if attempt is not None:
-                attempt.begun.append((said["worker"], said["host"]))
+                attempt.begun.append((said["worker"], said["host"], said["address"]))
                 if len(attempt.begun) == 2:
                     # A worker that runs a cancelled key sees it and ends the trial. From another thread: in
                     # this one, which carries the messages, cancelling would wait for itself.
@@ -434,13 +439,15 @@ class DaskExecutor:
         except Exception as error:  # noqa: BLE001 - `perform` raises nothing, so this is Dask's: a task that
             # was cancelled, a message that could not be read. Whatever it is, it says nothing of the script.
             why = "every worker that has its environment is gone" if attempt.is_stranded else str(error)
-            completion = TrialLost(attempt.trial_id, f"{type(error).__name__}: {why}", host)
+            reason = CANCELLED if attempt.cancelled_at is not None else f"{type(error).__name__}: {why}"
+            completion = TrialLost(attempt.trial_id, reason, host)
         finally:
             attempt.future.release()
             # Not before: while the result was fetched, a lost worker may have made a second run of it.
             del self.attempts[name]
+            self._cancelled -= {name}
         if len(attempt.begun) > 1:
-            worker, host = attempt.begun[0]
+            worker, host, _ = attempt.begun[0]
             reason = f"the worker {worker} was lost before its answer was fetched"
             return TrialLost(attempt.trial_id, reason, host)
         return completion
@@ -463,8 +470,8 @@ class DaskExecutor:
 
     def _check_health(self) -> None:
         self._check_client()
-        if any(attempt.epoch < self._epoch for attempt in self.attempts.values()):
-            self._broadcast_cancel()
+        if self._cancelled or any(attempt.epoch < self._epoch for attempt in self.attempts.values()):
+            self._tell_cancelled()
         offers = self.look()
         if offers:
             self._workerless_since = None
@@ -501,28 +508,54 @@ class DaskExecutor:
 
     # -- ending --------------------------------------------------------------------------------------------
 
-    def cancel(self) -> None:
-        """End what runs and what waits; trials submitted later are not touched."""
-        self._epoch += 1
-        self._broadcast_cancel()
+    def cancel(self, trial_ids: Collection[str] | None = None) -> None:
+        """End what runs and what waits; see `Executor.cancel`."""
+        if trial_ids is None:
+            self._epoch += 1
+        else:
+            now = time.monotonic()
+            chosen = {name: one for name, one in self.attempts.items() if one.trial_id in trial_ids}
+            if not chosen:
+                return
+            for attempt in chosen.values():
+                attempt.cancelled_at = attempt.cancelled_at or now
+            self._cancelled |= frozenset(chosen)
+        self._tell_cancelled(everybody=trial_ids is None)
 
-    def _broadcast_cancel(self) -> None:
-        """Tell every worker, without waiting for those that do not answer.
+    def _tell_cancelled(self, *, everybody: bool = False) -> None:
+        """Tell workers what is to end, without waiting for those that do not answer.
 
         Said again every second while cancelled attempts are unanswered: a worker may have joined since, or
-        got a waiting trial after it was told.
-        """
-        if self._broadcasting is not None and self._broadcasting.is_alive():
-            return
-        self._broadcasting = threading.Thread(
-            target=self._tell_workers, args=(self._epoch - 1,), name="cancel", daemon=True
-        )
-        self._broadcasting.start()
+        got a waiting trial after it was told. What waits for a worker all that time is taken from Dask: by
+        then the begin of one that had begun is known, whose processes have to be gone before it is answered.
 
-    def _tell_workers(self, epoch: int) -> None:
-        # A client that has lost its scheduler closes by itself, at any moment, and has none to ask then.
-        with _despite_lost_connection(), contextlib.suppress(AttributeError):
-            self.client.run(cancel_up_to, self._topic, epoch, on_error="ignore")
+        Args:
+            everybody: Whether to tell all workers, though those that began something may be known.
+        """
+        cancelled = [self.attempts[name] for name in self._cancelled]
+        waiting = [attempt for attempt in cancelled if not attempt.begun]
+        for attempt in waiting:
+            if time.monotonic() >= (attempt.cancelled_at or 0.0) + LOOK:
+                attempt.future.cancel()
+        older = any(attempt.epoch < self._epoch for attempt in self.attempts.values())
+        everybody = everybody or older or bool(waiting)
+        for address in {""} if everybody else {attempt.begun[-1][2] for attempt in cancelled}:
+            telling = self._telling.get(address)
+            if telling is None or not telling.is_alive():
+                self._telling[address] = threading.Thread(
+                    target=self._tell, args=(address,), name="cancel", daemon=True
+                )
+                self._telling[address].start()
+
+    def _tell(self, address: str) -> None:
+        """Tell one worker, or all of them, until nothing was added meanwhile."""
+        workers = [address] if address else None
+        said: tuple[int, frozenset[str]] | None = None
+        while said != (now := (self._epoch - 1, self._cancelled)):
+            said = now
+            # A client that has lost its scheduler closes by itself, at any moment, and has none to ask then.
+            with _despite_lost_connection(), contextlib.suppress(AttributeError):
+                self.client.run(cancel_up_to, self._topic, *said, workers=workers, on_error="ignore")
 
     def close(self) -> None:
         """Cancel, wait a little for trials to end, and end the workers with everything that still runs there.

@@ -6,11 +6,12 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import TypeVar
 
-from bisect_env.cluster.perform import BYTECODE, PrefixBuilder, perform, prepare, refuse_gpus
-from bisect_env.cluster.protocol import Completion, PrefixProgress, PrefixRequest, TrialRequest
+from bisect_env.cluster.perform import BYTECODE, CANCELLED, PrefixBuilder, perform, prepare, refuse_gpus
+from bisect_env.cluster.protocol import Completion, PrefixProgress, PrefixRequest, TrialLost, TrialRequest
 from bisect_env.environments.uv_tool import end_running
 from bisect_env.errors import InfrastructureError
 from bisect_env.trials.launch import LAUNCHER
@@ -24,6 +25,21 @@ END_GRACE = 5.0
 def default_workers() -> int:
     """One for each CPU that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """One submission of a trial that is not answered yet.
+
+    Attributes:
+        request: What to run.
+        begun: Whether a thread has taken it.
+        cancelled: Whether it is to end.
+    """
+
+    request: TrialRequest
+    begun: bool = False
+    cancelled: bool = False
 
 
 class PoolExecutor:
@@ -45,7 +61,8 @@ class PoolExecutor:
         self._builds: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
         self._outstanding = 0
-        self._cancelled = threading.Event()
+        self._attempts: set[_Attempt] = set()
+        self._lock = threading.Lock()
         self._closed = False
         # A build is mostly one tool that uses a core: as many at once as there are cores, within reason.
         builders = min(self._slots, default_workers(), 8)
@@ -64,12 +81,23 @@ class PoolExecutor:
             raise InfrastructureError("the executor is closed")
         refuse_gpus(request)
         self._outstanding += 1
-        cancelled = self._cancelled
-        self._trials.put(lambda: self._perform(request, cancelled))
+        attempt = _Attempt(request)
+        with self._lock:
+            self._attempts.add(attempt)
+        self._trials.put(lambda: self._perform(attempt))
 
-    def _perform(self, request: TrialRequest, cancelled: threading.Event) -> None:
+    def _perform(self, attempt: _Attempt) -> None:
+        with self._lock:
+            if attempt not in self._attempts:
+                return  # cancelled while it waited, and answered
+            attempt.begun = True
         worker = threading.current_thread().name
-        self._answers.put(perform(request, build=self._build, cancelled=cancelled.is_set, worker=worker))
+        answer = perform(
+            attempt.request, build=self._build, cancelled=lambda: attempt.cancelled, worker=worker
+        )
+        with self._lock:
+            self._attempts.remove(attempt)
+        self._answers.put(answer)
 
     def prepare(self, request: PrefixRequest) -> None:
         """Make a prefix in a thread of its own; see `Executor.prepare`."""
@@ -89,10 +117,17 @@ class PoolExecutor:
         """Let `wait` return; see `Executor.wake`."""
         self._answers.put(None)
 
-    def cancel(self) -> None:
-        """End what runs and what waits; trials submitted later are not touched."""
-        self._cancelled.set()
-        self._cancelled = threading.Event()
+    def cancel(self, trial_ids: Collection[str] | None = None) -> None:
+        """End what runs and what waits; see `Executor.cancel`. What waits is answered at once."""
+        with self._lock:
+            for attempt in [*self._attempts]:
+                trial_id = attempt.request.spec.trial_id
+                if trial_ids is not None and trial_id not in trial_ids:
+                    continue
+                attempt.cancelled = True
+                if not attempt.begun:
+                    self._attempts.remove(attempt)
+                    self._answers.put(TrialLost(trial_id, CANCELLED))
 
     def close(self) -> None:
         """Cancel, give up builds, and wait for the trials to be gone."""

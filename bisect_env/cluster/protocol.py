@@ -6,13 +6,15 @@ search, what a result means is judged by the engine, and nothing is retried here
 **Delivery.** Every submitted trial is answered exactly once by `wait`, be it by a record, a build failure
 or a loss; so is every `prepare`, once all hosts have answered. **Builds hold nothing.** What is prepared is
 built beside trials, and takes none of the places (slots, GPUs) where trials run. **Isolation.** The user's
-script never runs inside the worker process. **Cancel.** After `cancel`, the process groups of running trials
-are ended and their answers are losses.
+script never runs inside the worker process. **Cancel.** After `cancel`, of all trials or of some, the process
+groups of those that run are ended, what they were lent is free again, and their answers are losses: one each,
+given when the processes are gone. A trial that has come to its end by then is answered by its record, as if
+nobody had cancelled it; an id that is not known, or answered already, means nothing; other trials go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 from typing import Any, Protocol
@@ -244,8 +246,12 @@ class Executor(Protocol):
         """Let a `wait` under way return at once, or the next one; called from any thread."""
         ...
 
-    def cancel(self) -> None:
-        """End every running and waiting trial."""
+    def cancel(self, trial_ids: Collection[str] | None = None) -> None:
+        """End trials, whether they run or wait, and return at once; those submitted later are not touched.
+
+        Args:
+            trial_ids: Which; None for all.
+        """
         ...
 
     def close(self) -> None:

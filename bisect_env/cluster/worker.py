@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -295,6 +295,8 @@ def dask_setup(_worker: Worker) -> None:
 
 _cancelled_up_to: dict[str, int] = {}
 """For each executor, by its topic, the last epoch that was cancelled."""
+_cancelled: dict[str, frozenset[str]] = {}
+"""For each executor the attempts that are to end, each for itself, and are not answered yet."""
 _builders = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1) // 4)), thread_name_prefix="build")
 """Few builds at a time: they are to use the CPUs that trials leave idle, not to compete with them."""
 _making_gpus = threading.Lock()
@@ -302,9 +304,10 @@ _gpus: HostGpus | None = None
 """The GPUs that this worker process hands out, once a trial has asked for one."""
 
 
-def cancel_up_to(topic: str, epoch: int) -> None:
-    """Broadcast by an executor: its trials up to this epoch are to end."""
+def cancel_up_to(topic: str, epoch: int, attempts: Collection[str] = ()) -> None:
+    """Broadcast by an executor: its trials up to this epoch are to end, and some later attempts."""
     _cancelled_up_to[topic] = max(epoch, _cancelled_up_to.get(topic, -1))
+    _cancelled[topic] = frozenset(attempts)
 
 
 def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSettings) -> Completion:
@@ -325,11 +328,12 @@ def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSetti
         return TrialLost(trial_id, f"the worker {worker.address}: {error.what}", host)
     if gpus is not None and not gpus.enough(request.spec.gpus):
         raise Reschedule
-    worker.log_event(settings.topic, {"begun": attempt, "worker": str(worker.name), "host": host})
+    begun = {"begun": attempt, "worker": str(worker.name), "host": host, "address": worker.address}
+    worker.log_event(settings.topic, begun)
     return perform(
         request,
         build=settings.build,
-        cancelled=_cancel_flag(worker, ("trial", attempt), settings),
+        cancelled=_cancel_flag(worker, attempt, settings),
         worker=str(worker.name),
         cpus=settings.cpus,
         gpus=gpus,
@@ -370,16 +374,18 @@ async def prepare_on_worker(
     return answer
 
 
-def _cancel_flag(worker: Any, key: tuple[str, str], settings: WorkerSettings) -> Callable[[], bool]:
+def _cancel_flag(worker: Any, attempt: str, settings: WorkerSettings) -> Callable[[], bool]:
     def cancelled() -> bool:
         if settings.epoch <= _cancelled_up_to.get(settings.topic, -1):
+            return True
+        if attempt in _cancelled.get(settings.topic, ()):
             return True
         if worker.status in (Status.closing, Status.closed, Status.failed):
             # It has lost its scheduler, and would wait half a minute for the trial before it ends it.
             return True
         # Dask has let go of the task: its client died, or the scheduler has given it to somebody else.
         # Nobody will hear the answer, and the next command is waiting for this CPU.
-        task = worker.state.tasks.get(key)
+        task = worker.state.tasks.get(("trial", attempt))
         return task is None or task.state not in ("executing", "long-running")
 
     return cancelled

@@ -1,9 +1,9 @@
 """Begins a study before its database is open: locks what comes first, makes environments, starts trials.
 
-What comes first are both ends, and what the search asks for while nobody knows what they show. To import what
-opens the database takes longer than a quick trial. Nothing is recorded here and nothing is told: what was
-begun is taken over by the study, which claims it as its own, or it is ended unseen. That is decided by what
-the database knows, never by what a trial did.
+What comes first are both ends, what the search asks for while nobody knows what they show, and then what it
+asks for because of that. To import what opens the database takes longer than a quick trial. Nothing is
+recorded here and nothing is told: what was begun is taken over by the study, with what it did, or all of it
+is ended unseen. That is decided by what the database knows, never by what a trial did.
 """
 
 from __future__ import annotations
@@ -11,22 +11,34 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from bisect_env.cluster.protocol import Executor, TrialRequest
-from bisect_env.engine.evidence import allowed_sources, trial_files, trial_spec
+from bisect_env.cluster.protocol import (
+    Completion,
+    Executor,
+    PrefixProgress,
+    TrialCompleted,
+    TrialRequest,
+)
+from bisect_env.engine.evidence import allowed_sources, judge, target_of, trial_files, trial_spec
 from bisect_env.engine.locking import Locking
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
 from bisect_env.matrix.signatures import FROM_BAD_END
+from bisect_env.trials.records import Evidence
+
+if TYPE_CHECKING:
+    from bisect_env.search.searcher import StudySearch
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +49,9 @@ _PATIENCE = 0.2
 _SMALL = 4096
 """Combinations up to which the search is asked what comes after both ends."""
 _MOST = 8
-"""How many of these are begun."""
+"""How many of these are begun, and how many trials by what others did."""
+_LISTEN = 0.01
+"""Seconds between two looks at what trials did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +61,14 @@ class Begun:
     Attributes:
         locks: By combination.
         trials: Ids of the trials that were submitted, by combination.
+        answers: What the executor has said of them by then.
+        locking: Who has the locks and goes on with what it has begun, where it can be taken over.
     """
 
     locks: Mapping[Index, Lock] = field(default_factory=dict)
     trials: Mapping[Index, str] = field(default_factory=dict)
+    answers: Sequence[Completion] = ()
+    locking: Locking | None = None
 
 
 class Ahead:
@@ -66,6 +84,7 @@ class Ahead:
         executor: Gives the place where trials run.
         may_try: Whether the trials of an end may be started, asked for each lock; None starts none.
         quick: Whether the good end is left to the search, which may do without.
+        workers: Solvers at the same time.
     """
 
     def __init__(
@@ -77,8 +96,10 @@ class Ahead:
         executor: Callable[[], Executor],
         may_try: Callable[[Lock], bool] | None = None,
         quick: bool = False,
+        workers: int = 2,
     ) -> None:
         self.as_of = as_of
+        self._workers = workers
         self._matrix = matrix
         self._provider = provider
         self._executor = executor
@@ -86,10 +107,15 @@ class Ahead:
         self._only_bad = quick or matrix.file.trial.bad.signature == FROM_BAD_END
         self._asks = may_try is not None and not self._only_bad
         self._grid: Grid | None = None
+        self._ends: tuple[Index, ...] = ()
         self._lock = threading.Lock()
         self._is_over = False
         self._locks: dict[Index, Lock] = {}
+        self._locking: Locking | None = None
+        self._left = threading.Event()
         self._trials: dict[Index, str] = {}
+        self._answers: list[Completion] = []
+        self._said: dict[Index, bool] = {}
         self._ends_known = threading.Event()
         self._known = threading.Event()
 
@@ -115,7 +141,12 @@ class Ahead:
         if not self._ends_known.is_set() or self._grid is None or not _is_same(self._grid, grid):
             self.drop()
             return Begun()
-        return Begun(self._locks, self._trials)
+        # Locks belong to one thread; where it waits for a solver the study does without what it has begun.
+        if self._left.wait(_LOOK):
+            return Begun(self._locks, self._trials, self._answers, self._locking)
+        if self._locking is not None:
+            self._locking.close()
+        return Begun(self._locks, self._trials, self._answers)
 
     def drop(self) -> None:
         """End the trials: the study does not want them."""
@@ -123,6 +154,8 @@ class Ahead:
             self._is_over = True
         if self._trials:
             self._executor().cancel()
+        if self._locking is not None:
+            self._locking.close()
 
     def _run(self) -> None:
         with ThreadPoolExecutor(2, thread_name_prefix="ahead") as pool:
@@ -131,6 +164,7 @@ class Ahead:
             except Exception as error:  # noqa: BLE001 - the study asks again, and says what it meets
                 _log.info("begun before the study, and given up: %r", error)
             finally:
+                self._left.set()
                 self._ends_known.set()
                 self._known.set()
 
@@ -143,30 +177,26 @@ class Ahead:
         good, bad = grid.good or first, grid.bad or last
         if matrix.file.uses_conda or matrix.image(grid.combination(good)) or grid.excluded:
             return
-        self._grid = grid
-        locking = Locking(matrix, grid, self._provider, self.as_of)
-        try:
-            asks = self._asks and good != bad and math.prod(grid.shape) <= _SMALL
-            after = None
-            for index in dict.fromkeys((good, bad)):
-                lock = self._locked(locking, index)
-                if lock is not None and not self._try(grid, index, lock, is_bad=index == bad):
-                    pool.submit(self._make, lock)
-                if asks and after is None:
-                    # Not before: to import the search takes from the first solver what that needs to start.
-                    after = pool.submit(self._after, grid, locking.prepared.groups, (good, bad))
-            self._ends_known.set()
-            if after is not None:
-                self._go_on(locking, grid, *after.result())
-        finally:
-            locking.close()
+        self._grid, self._ends = grid, (good, bad)
+        locking = self._locking = Locking(matrix, grid, self._provider, self.as_of, workers=self._workers)
+        asks = self._asks and good != bad and math.prod(grid.shape) <= _SMALL
+        after = None
+        for index in dict.fromkeys((good, bad)):
+            lock = self._locked(locking, index)
+            if lock is not None and not self._try(grid, index, lock, is_bad=index == bad):
+                pool.submit(self._make, lock)
+            if asks and after is None:
+                # Not before: to import the search takes from the first solver what that needs to start.
+                after = pool.submit(self._after, grid, locking.prepared.groups, (good, bad))
+        self._ends_known.set()
+        if after is not None:
+            self._go_on(locking, grid, *after.result())
 
     def _after(
         self, grid: Grid, groups: Mapping[Index, Index], ends: Sequence[Index]
-    ) -> tuple[list[Index], Iterator[Index]]:
-        """What the search asks for while both ends are tried, and what it may ask for after that."""
+    ) -> tuple[StudySearch, list[Index]]:
+        """The search, and what it asks for while both ends are tried."""
         # Imported here, for it takes a while, and while a solver is waited for.
-        from bisect_env.engine.state import build_cost
         from bisect_env.search.goals import Goal, search_towards, settings_of
 
         refining = any(axis.passed_over for axis in grid.axes)
@@ -175,16 +205,20 @@ class Ahead:
         )
         pending = dict.fromkeys(ends, 1)
         if len(pending) < 2 or any(end not in groups for end in pending):
-            return [], iter(())
+            return search, []
         slots = self._executor().slots if self._may_try is not None else 2
         room = min(max(slots, 2), _MOST, self._matrix.file.search.max_trials - len(pending))
-        costs = {index: build_cost(None, None) for index in groups if index not in pending}
+        costs = self._costs(groups, pending)
         chosen = search.ask(room, pending=pending, build_cost=costs) if room > 0 else []
-        chosen = [index for index in dict.fromkeys(chosen) if index not in pending]
-        return chosen, (i for i in search.foresee({**pending, **dict.fromkeys(chosen, 1)}, costs))
+        return search, [index for index in dict.fromkeys(chosen) if index not in pending]
 
-    def _go_on(self, locking: Locking, grid: Grid, chosen: Sequence[Index], then: Iterator[Index]) -> None:
-        """Lock and try what comes after both ends, then lock what may follow, until the study opens."""
+    def _costs(self, groups: Iterable[Index], begun: Collection[Index]) -> dict[Index, float]:
+        from bisect_env.engine.state import build_cost
+
+        return {index: build_cost(None, None) for index in groups if index not in begun}
+
+    def _go_on(self, locking: Locking, grid: Grid, search: StudySearch, chosen: Sequence[Index]) -> None:
+        """Lock and try what comes after both ends, then what follows from them, until the study opens."""
         locking.want(chosen)
         for index in chosen:
             if self._is_over:
@@ -192,20 +226,67 @@ class Ahead:
             if (lock := self._locked(locking, index)) is not None and not self._is_over:
                 self._try(grid, index, lock, is_bad=False)
         self._known.set()
-        for index in then:
-            if self._is_over:
+        if not self._trials:
+            return
+        most, slots = len(self._trials) + _MOST, self._executor().slots
+        is_new = True
+        while not self._is_over:
+            if (heard := self._hear(search)) is None:
                 return
-            self._locked(locking, index)
+            answered = locking.take()
+            self._keep(locking)
+            if is_new or heard or answered:
+                running = dict.fromkeys(self._trials.keys() - self._said.keys(), 1)
+                costs = self._costs(locking.prepared.groups, self._trials)
+                room = min(slots, most - len(self._said)) - len(running)
+                asked = search.ask(room, pending=running, build_cost=costs) if room > 0 else []
+                wanted = [index for index in dict.fromkeys(asked) if index not in self._trials]
+                locking.want(wanted)
+                locking.want_ahead(search.foresee({**running, **dict.fromkeys(wanted, 1)}, costs))
+                for index in wanted:
+                    if (lock := _of_wheels(locking.prepared.locks.get(index))) is not None:
+                        self._try(grid, index, lock, is_bad=False)
+                is_new = False
+            if locking.under_way:
+                locking.wait(_LISTEN)
+            else:
+                time.sleep(_LISTEN)
+
+    def _hear(self, search: StudySearch) -> int | None:
+        """Tell the search what trials did, and how many; None where the study has to see to it."""
+        with self._lock:
+            if self._is_over:
+                return None
+            answers = self._executor().wait(0.0)
+            self._answers += answers
+        of = {trial_id: index for index, trial_id in self._trials.items()}
+        target = target_of(self._matrix)
+        told = 0
+        for answer in answers:
+            if isinstance(answer, PrefixProgress):
+                continue
+            if not isinstance(answer, TrialCompleted):
+                return None
+            said = judge(answer.record, target)
+            if said not in (Evidence.GOOD, Evidence.BAD):
+                return None
+            index = of[answer.record.trial_id]
+            self._said[index] = said is Evidence.BAD
+            search.tell(index, hit=self._said[index])
+            told += 1
+        ends = [self._said.get(end) for end in self._ends]
+        return None if None not in ends and len({*ends}) < len(ends) else told
 
     def _locked(self, locking: Locking, index: Index) -> Lock | None:
         """The lock of a combination of which everything comes as wheels."""
         lock = locking.lock_now(index)
+        self._keep(locking)
+        return _of_wheels(lock)
+
+    def _keep(self, locking: Locking) -> None:
         with self._lock:
             if not self._is_over:
                 self._locks |= locking.prepared.locks
-        if not isinstance(lock, Lock) or any(one.is_source for one in lock.packages):
-            return None
-        return lock
 
     def _try(self, grid: Grid, index: Index, lock: Lock, *, is_bad: bool) -> bool:
         """Start a trial, which makes its environment, if it may be started."""
@@ -226,6 +307,11 @@ class Ahead:
 
     def _make(self, lock: Lock) -> None:
         self._provider.ensure_prefix(lock, allow_source=allowed_sources(self._matrix)).release()
+
+
+def _of_wheels(lock: LockResult | None) -> Lock | None:
+    """A lock of which everything comes as wheels."""
+    return lock if isinstance(lock, Lock) and not any(one.is_source for one in lock.packages) else None
 
 
 def _is_tried_at_both_ends(matrix: Matrix) -> bool:

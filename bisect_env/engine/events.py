@@ -54,10 +54,17 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class LockProgress:
-    """Some combinations are locked, or known to have no solution."""
+    """Some combinations are locked, or known to have no solution.
+
+    Attributes:
+        done: How many.
+        total: How many were wanted.
+        seconds: Of their solvers, all together, where that is known.
+    """
 
     done: int
     total: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ class Locked:
         unsolvable: Without a solution, as far as is known.
         environments: Distinct locks; None where combinations are locked when they are asked for.
         withdrawn: Versions and releases that a range left out, as (axis, version, reason).
+        seconds: What was spent on locking before.
     """
 
     combinations: int
@@ -77,6 +85,7 @@ class Locked:
     unsolvable: int
     environments: int | None
     withdrawn: tuple[tuple[str, str, str], ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +211,11 @@ class Concluded:
 
     Attributes:
         report: The same object that `bisect-env report --format json` prints.
+        searching: Seconds that were spent on choosing what to try.
     """
 
     report: dict[str, Any]
+    searching: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import itertools
 import math
 import queue
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -267,6 +268,7 @@ class Locking:
 
     Attributes:
         prepared: What is known by now; its mappings grow.
+        spent: Seconds that solvers have taken, all together.
         on_done: Called, by a solver's thread, whenever `take` has something to give.
     """
 
@@ -291,10 +293,11 @@ class Locking:
         self._most = max(1, workers if matrix.file.channels else max(SOLVERS, workers))
         self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="lock")
         self.on_done: Callable[[], None] = lambda: None
+        self.spent = 0.0
         self._locks: dict[Index, Lock] = dict((known if whole is None else whole.locks) or {})
         self._unsolvable = unfit(matrix, grid) if whole is None else dict(whole.unsolvable)
         self._warnings: dict[Index, tuple[str, ...]] = {} if whole is None else dict(whole.warnings)
-        self._running: dict[Index, Future[LockResult]] = {}
+        self._running: dict[Index, Future[tuple[LockResult, float]]] = {}
         self._waiting: dict[Index, None] = {}
         self._ahead: tuple[Index, ...] = ()
         self._done: queue.SimpleQueue[Index] = queue.SimpleQueue()
@@ -345,7 +348,9 @@ class Locking:
                 index = self._done.get_nowait()
             except queue.Empty:
                 break
-            answered += self._note(index, self._running.pop(index).result())
+            result, seconds = self._running.pop(index).result()
+            self.spent += seconds
+            answered += self._note(index, result)
         self._start()
         return answered
 
@@ -398,14 +403,18 @@ class Locking:
 
     def _submit(self, index: Index, model: Lock | None) -> None:
         request = self._request(index)
-        future = self._pool.submit(self._provider.lock, request, model)
+        future = self._pool.submit(self._solve, request, model)
         self._running[index] = future
 
-        def done(_future: Future[LockResult]) -> None:
+        def done(_future: Future[tuple[LockResult, float]]) -> None:
             self._done.put(index)
             self.on_done()
 
         future.add_done_callback(done)
+
+    def _solve(self, request: EnvironmentRequest, model: Lock | None) -> tuple[LockResult, float]:
+        began = time.monotonic()
+        return self._provider.lock(request, model), time.monotonic() - began
 
     def _note(self, index: Index, result: LockResult) -> list[Index]:
         """Take an answer in, for all combinations that ask for the same environment; gives these."""

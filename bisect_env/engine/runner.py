@@ -169,9 +169,14 @@ class Runner:
         """Wait for a trial that was sent off by somebody else."""
         self.running[trial_id] = self.gpus
 
-    def wait(self, timeout: float = LOOK) -> list[Completion]:
-        """Answers since the last call, after waiting for the first; none when the time is over."""
-        answers = self.executor.wait(timeout)
+    def wait(self, timeout: float = LOOK, heard: Sequence[Completion] = ()) -> list[Completion]:
+        """Answers since the last call, after waiting for the first; none when the time is over.
+
+        Args:
+            timeout: Seconds.
+            heard: Answers that somebody else was given before, which come first.
+        """
+        answers = [*heard, *self.executor.wait(timeout)]
         for answer in answers:
             match answer:
                 case TrialCompleted(record):
@@ -265,11 +270,13 @@ class StudyRunner:
         careful: Whether both stated ends are tried even where environments are dear.
         leaves: Whether the search may want commits that are no values of its axis.
         begun: Ids of trials that were submitted already, by combination; they are taken over, or ended.
+        answers: What the executor has said of them.
 
     Attributes:
         grid: As expanded.
         search: What chooses and answers.
         state: Where the study stands.
+        searching: Seconds spent on choosing what to do.
     """
 
     def __init__(
@@ -289,9 +296,10 @@ class StudyRunner:
         careful: bool = False,
         leaves: bool = False,
         begun: Mapping[Index, str] | None = None,
+        answers: Sequence[Completion] = (),
     ) -> None:
         self._matrix = matrix
-        self._begun = dict(begun or {})
+        self._begun, self._answers = dict(begun or {}), answers
         self._locking = locking
         self._prepared = locking.prepared
         self.grid = self._prepared.grid
@@ -315,7 +323,8 @@ class StudyRunner:
         self._sharing = Sharing(store, study_id, clock=clock)
         self._keys: dict[Index, str] = {}
         self._reuse = Reuse(store, study_id, self._keys, self._prepared, self._target, machines)
-        self._locks_answered = 0
+        self._locks_answered, self._locks_spent = 0, locking.spent
+        self.searching = 0.0
         self._unsaved: list[Index] = []
         self._began_at = clock()
         self._check_until: float | None = None
@@ -497,7 +506,7 @@ class StudyRunner:
             self._runner.executor.cancel()
         elif self.state.running:
             # They may have ended long ago: nothing is decided before that is known.
-            self._handle(self._runner.wait(0.0))
+            self._handle(self._runner.wait(0.0, self._answers))
 
     def _decide(self, deadline: float | None) -> None:
         while self._wants_more(deadline):
@@ -566,11 +575,16 @@ class StudyRunner:
         """Do what the state wants, as often as other commands are faster with some of it."""
         for attempt in range(_CLAIMS):
             slots = self._runner.slots
-            wanted = self.state.decide_now(slots, only=self._only())
+            only = self._only()
+            began = time.perf_counter()
+            wanted = self.state.decide_now(slots, only=only)
+            self.searching += time.perf_counter() - began
             self._lock(wanted.lock)
             self._build(wanted)
             if self._start(wanted.start):
+                began = time.perf_counter()
                 ahead = self.state.decide_ahead(slots)
+                self.searching += time.perf_counter() - began
                 if ahead.lock:
                     self._locking.want_ahead(ahead.lock)
                 self._build(ahead)
@@ -657,7 +671,8 @@ class StudyRunner:
             self._act(self.state.locked(index))
         self._locks_answered += len(answered)
         total = self._locks_answered + self._locking.under_way
-        self._notify(events.LockProgress(self._locks_answered, total))
+        spent, self._locks_spent = self._locking.spent - self._locks_spent, self._locking.spent
+        self._notify(events.LockProgress(self._locks_answered, total, spent))
         new = [index for index in answered if index in prepared.locks and index in self.state.members]
         if self._know(new) and (taken := self._reuse.look(new)):
             self._learn_stored(taken)

@@ -549,7 +549,7 @@ class StudyState:
         if self._thought is None:
             return now
         costs, pending, later = self._thought
-        ahead = self._ahead(costs, pending, slots, busy=bool(later))
+        ahead = self._ahead(costs, pending, busy=bool(later))
         build, lock = self._to_make([*later, *ahead], slots)
         return Wanted(now.start, build, (*lock, *self._after(ahead, pending, costs)))
 
@@ -564,8 +564,10 @@ class StudyState:
         if self._thought is None:
             return Wanted()
         costs, pending, later = self._thought
-        ahead = self._ahead(costs, pending, slots, busy=bool(later))
+        ahead = self._ahead(costs, pending, busy=bool(later))
         build, lock = self._to_make(ahead, slots)
+        if len(self.building) >= max(BUILDS_AT_ONCE[0], slots // BUILDERS):
+            build = ()
         return Wanted((), build, (*lock, *self._after(ahead, pending, costs)))
 
     def decide_now(self, slots: int, *, only: Index | None = None) -> Wanted:
@@ -624,13 +626,10 @@ class StudyState:
         self._backfilled += len(chosen)
         return chosen
 
-    def _ahead(
-        self, costs: Mapping[Index, float], pending: Counter[Index], slots: int, *, busy: bool
-    ) -> list[Index]:
-        """With room for a build, and something new known: what is likely to be wanted next."""
-        room = max(BUILDS_AT_ONCE[0], slots // BUILDERS)
+    def _ahead(self, costs: Mapping[Index, float], pending: Counter[Index], *, busy: bool) -> list[Index]:
+        """With something new known: what is likely to be wanted next."""
         known = (self.search.trials, len(self.running), len(self.ready), sum(pending.values()))
-        if len(self.building) >= room or not pending or len(self.members) > THOUGHT_THROUGH:
+        if not pending or len(self.members) > THOUGHT_THROUGH:
             return []
         if not costs:
             # Every environment is there: nothing is left to prepare.

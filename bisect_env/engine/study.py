@@ -6,6 +6,7 @@ import getpass
 import math
 import platform
 import shlex
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -172,6 +173,7 @@ def run_study(
                     images=images,
                     every=every_lock,
                     known={**begun.locks, **stored_locks(store, study, grid)},
+                    begun=begun.locking,
                 )
                 perturbation = settle(
                     matrix,
@@ -198,6 +200,7 @@ def run_study(
                     careful=careful,
                     leaves=leaves,
                     begun=begun.trials,
+                    answers=begun.answers,
                 )
                 begun = Begun()
                 runner.replay()
@@ -420,6 +423,7 @@ def open_locking(
     images: Mapping[str, str] | None = None,
     every: bool = False,
     known: Mapping[Index, Lock] | None = None,
+    begun: Locking | None = None,
 ) -> Locking:
     """The locking of a study's combinations: all now, or each when the search asks for it.
 
@@ -433,8 +437,10 @@ def open_locking(
         images: Of names of container images those that the study has settled on, with what they stand for.
         every: Lock every combination now.
         known: Locks that the study has already.
+        begun: What has them, and has begun with others; it is taken where nothing is locked beforehand.
     """
     whole = None
+    began = time.monotonic()
     if every or not is_lazy(grid):
         whole = lock_all(
             matrix,
@@ -452,8 +458,13 @@ def open_locking(
             unsolvable=0 if whole is None else len(whole.unsolvable),
             environments=None if whole is None else whole.environments,
             withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
+            seconds=(begun.spent if begun else 0.0) + (0.0 if whole is None else time.monotonic() - began),
         )
     )
+    if begun is not None and whole is None and not images:
+        return begun
+    if begun is not None:
+        begun.close()
     return Locking(matrix, grid, provider, as_of, workers=workers, images=images, known=known, whole=whole)
 
 
@@ -549,7 +560,7 @@ def conclude(
             tried=_end_counts(runner, verdict.ends_wrong),
             remedy=f"{likely}correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
         )
-    notify(events.Concluded(report))
+    notify(events.Concluded(report, runner.searching))
     decided = document["status"] != "none"
     return Conclusion(report, ExitCode.VERDICT if decided else ExitCode.NO_VERDICT)
 

@@ -156,7 +156,7 @@ def _ended_in(
 ) -> tuple[bool, str]:
     """Wait as `_ended` does, and give up when more is written than may be; says why."""
     if room is not None:
-        room.watch(process.pid)
+        room.watch(process.pid, is_new=True)
     deadline = time.monotonic() + timeout
     while not _ended(process, max(0.0, min(LOOK, deadline - time.monotonic())), lines):
         if room is not None and (stopped := room.exceeded()):
@@ -470,10 +470,10 @@ class Room:
         self._before: dict[int, int] = {}
         self._pid = 0
 
-    def watch(self, pid: int) -> None:
-        """Count from now on what a process writes."""
+    def watch(self, pid: int, *, is_new: bool = False) -> None:
+        """Count from now on what a process writes; one that was just started has written nothing."""
         self._pid = pid
-        self._before[pid] = _written(pid)
+        self._before[pid] = 0 if is_new else _written(pid)
 
     def exceeded(self) -> str:
         """Why the process must stop now, or ""; to be asked every `LOOK` seconds."""

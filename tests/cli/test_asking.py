@@ -38,10 +38,14 @@ def user(tmp_path: Path, index: IndexServer, run: RunCommand, monkeypatch: pytes
 
 
 def test_a_range_and_a_script_are_enough(user: Asking) -> None:
-    done = user.run("run", "app>=1", "repro.py", "--always", "--json")
+    done = user.run("run", "app>=1", "repro.py", "--always", "--json", "--timings")
     assert done.returncode == 0, done.stderr
-    verdict = json.loads(done.stdout.splitlines()[-1])["verdict"]
-    assert (verdict["first_bad"]["app"], verdict["last_good"]["app"]) == ("4", "3")
+    said, timings = (json.loads(line) for line in done.stdout.splitlines()[-2:])
+    assert (said["verdict"]["first_bad"]["app"], said["verdict"]["last_good"]["app"]) == ("4", "3")
+    reached = ["study opened", "first trial begun", "first trial recorded", "answer", "report", "end"]
+    assert [one for one in timings["seconds"] if one in reached] == reached
+    assert all(timings["seconds"][f"{what}, all together"] for what in ("locking", "trials", "building"))
+    assert 0 < timings["seconds"]["searching, all together"] < timings["seconds"]["end"]
     # Nothing is left in the user's folder but what was there, and the same question is the same study.
     left = {path.name for path in user.folder.iterdir() if not path.name.startswith(".")}
     assert left <= {"repro.py", "planted.py", "results.sqlite", "cache", "asked"}

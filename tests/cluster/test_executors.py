@@ -87,6 +87,27 @@ class TestLocalExecutor(ExecutorContract):
         executor.submit(request())
         assert isinstance(collect(executor, 1)[0], TrialCompleted)
 
+    def test_a_trial_that_is_cancelled_while_its_worker_dies_is_answered_once(
+        self, executor: LocalExecutor, tmp_path: Path
+    ) -> None:
+        one, other = request(SLEEP), request(until(tmp_path / "end"))
+        executor.submit(one)
+        executor.submit(other)
+        wait_until(lambda: processes_of(one.spec.trial_id) and processes_of(other.spec.trial_id))
+        worker = worker_of(one.spec.trial_id)
+        worker.suspend()  # it does not hear of it, and others are told nevertheless
+        executor.cancel([one.spec.trial_id])
+        worker.kill()
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialLost)
+        assert answer.trial_id == one.spec.trial_id
+        wait_until(lambda: not left_of(one.spec.trial_id))
+        (tmp_path / "end").touch()
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialCompleted)
+        assert executor.wait(1.0) == []
+        wait_until(lambda: executor.slots == 2)
+
     def test_a_worker_that_somebody_stops_goes_on(self, executor: LocalExecutor, tmp_path: Path) -> None:
         one = request(until(tmp_path / "stopped"))
         executor.submit(one)

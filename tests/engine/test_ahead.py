@@ -95,7 +95,8 @@ class Studied:
     first_bad: str
 
 
-def study(folder: Path, path: Path, *, fresh: bool = False, quick: bool = True) -> Studied:
+def study(folder: Path, path: Path, *, fresh: bool = False, quick: bool = True, after: int = 0) -> Studied:
+    """Ask a question whose study is opened once so many trials have ended."""
     matrix = load_matrix(path)
     cache, db = folder / "cache", folder / "results.db"
     provider = Environments(cache, index=matrix.file.index)
@@ -110,6 +111,11 @@ def study(folder: Path, path: Path, *, fresh: bool = False, quick: bool = True) 
     )
     ahead.begin()
     grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+    patience = time.monotonic() + 30
+    while after and time.monotonic() < patience:
+        ended = (folder / "runs").read_text().count("\n") if (folder / "runs").exists() else 0
+        after = 0 if ended >= after else after
+        time.sleep(0.02)
     begun = set(ahead.take(grid).trials.values())
     with closing(place), Store.open(str(db)) as store:
         conclusion = run_study(
@@ -143,6 +149,33 @@ def test_trials_of_both_ends_and_what_comes_after_begin_before_the_database_is_o
     anew = study(tmp_path, path, fresh=True)
     assert len(anew.begun) == 3
     assert anew.begun <= {*anew.recorded}
+
+
+def test_what_trials_show_is_followed_before_the_database_is_open(index: IndexServer, tmp_path: Path) -> None:
+    for version in range(4, 33):
+        index.add("app", f"{version}.0")
+    found = study(tmp_path, question(tmp_path, index), after=6)
+    # Two workers ask for two at a time: both ends, two places between, and what is asked because of these.
+    assert len(found.begun) >= 6
+    assert found.begun <= {*found.recorded}, "all are the study's"
+    assert found.first_bad == "2.0"
+    assert len(found.recorded) <= 14
+
+
+def test_a_failure_at_both_ends_is_left_to_the_study(index: IndexServer, tmp_path: Path) -> None:
+    for version in range(4, 33):
+        index.add("app", f"{version}.0")
+    path = question(tmp_path, index, script="raise SystemExit(1)")
+    matrix = load_matrix(path)
+    provider = Environments(tmp_path / "cache", index=matrix.file.index)
+    with closing(PoolExecutor(partial(ensure_prefix, cache_dir=tmp_path / "cache"), 2)) as executor:
+        ahead = Ahead(
+            matrix, provider, datetime.now(UTC), executor=lambda: executor, may_try=lambda _lock: True
+        )
+        ahead.begin().join(60)
+        begun = ahead.take(expand(matrix, provider.catalogue, datetime.now(UTC)))
+        assert len(begun.trials) == 4, "both ends, and what was asked for while nobody knew"
+        ahead.drop()
 
 
 def test_where_the_target_is_open_the_bad_end_alone_is_tried(index: IndexServer, tmp_path: Path) -> None:
