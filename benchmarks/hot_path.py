@@ -26,7 +26,7 @@ import textwrap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -150,13 +150,18 @@ class Simulated:
         """Let `wait` return."""
         self._woken.set()
 
-    def cancel(self) -> None:
-        """What runs is lost."""
-        specs = [*(spec for _, _, spec in self._due), *self._waiting]
-        self._ready += [TrialLost(spec.trial_id, "the trial was cancelled") for spec in specs]
-        self._due.clear()
-        self._waiting.clear()
-        self._free = self.slots
+    def cancel(self, trial_ids: Collection[str] | None = None) -> None:
+        """What runs or waits is lost, or that of it which is named."""
+        kept = [one for one in self._due if trial_ids is not None and one[2].trial_id not in trial_ids]
+        left = [one for one in self._waiting if trial_ids is not None and one.trial_id not in trial_ids]
+        known = {spec.trial_id for spec in (*(one[2] for one in kept), *left)}
+        specs = [*(one[2] for one in self._due), *self._waiting]
+        gone = [spec.trial_id for spec in specs if spec.trial_id not in known]
+        self._ready += [TrialLost(trial_id, "the trial was cancelled") for trial_id in gone]
+        self._free += len(self._due) - len(kept)
+        heapq.heapify(kept)
+        self._due, self._waiting = kept, deque(left)
+        self._begin()
 
     def close(self) -> None:
         """Nothing is held."""

@@ -932,8 +932,8 @@ class Store:
         if not left:
             return
         connection = session.connection()
-        stored = connection.execute(_NAMED_TRIALS, {"ids": [*left]}).tuples()
-        sequences: dict[str, int] = dict(stored.all())
+        stored = connection.execute(_NAMED_TRIALS, {"ids": [*left]})
+        sequences = {row.trial_id: row.sequence for row in stored}
         contents = [content for found in left.values() for content in found.values()]
         digests = iter(blobs.put(session, self.database.folder, contents))
         connection.execute(
