@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bisect_env.cluster.protocol import (
@@ -63,6 +63,8 @@ LOOK = 0.5
 """Seconds between two looks at the budget and at Ctrl-C while trials run."""
 CANCEL_GRACE = 30.0
 """Seconds for cancelled trials to be answered."""
+GATHER = 0.05
+"""Seconds for which answers wait for more of them, as long as no worker has to wait for what they lead to."""
 PATIENCE, PATIENCE_MOST = 3.0, 0.4
 """How long trials that still run may go on once the answer is there: in mean durations of a trial, and in
 seconds at most."""
@@ -75,8 +77,8 @@ SAVE_EVERY = 5.0
 FORETOLD, FORETELL_EVERY = 64, 4.0
 """Combinations up to which it is played what would end a study without failures; seconds before the first
 play, and between two."""
-FORETELL_SHARE = 25
-"""How many times as long as the last play took is waited, too: trials wait for whoever plays."""
+FORETELL_TURN = 0.005
+"""Seconds for which it is played each time that something is shown: trials wait for whoever plays."""
 _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
 _PAUSE = 0.02
@@ -185,6 +187,19 @@ class Runner:
                     self.running.pop(trial_id, None)
                 case PrefixReady() | PrefixProgress():
                     pass
+        return answers
+
+    def gather(self) -> list[Completion]:
+        """As `wait`, and what comes while more trials are submitted than can run at the same time.
+
+        To record answers, to learn from them and to decide costs about the same for one as for twenty.
+        """
+        answers = self.wait()
+        until = time.monotonic() + GATHER
+        while answers and (left := until - time.monotonic()) > 0:
+            if len(self.running) <= 1.5 * self.slots:
+                break
+            answers += self.wait(left)
         return answers
 
     def _make_room(self, lent: float, reason: str) -> None:
@@ -317,6 +332,7 @@ class StudyRunner:
         self._alone = Alone(self.grid, matrix.file.trial.gpus, store.decisions(study_id))
         self._trials_alone: set[str] = set()
         self._foretold: int | None = None
+        self._play: tuple[int, Generator[None, None, int | None]] | None = None
         # Whoever is answered within seconds need not wait for a play.
         self._foretell_from = self._began_at + FORETELL_EVERY
         self._crowded: set[str] = set()
@@ -515,7 +531,7 @@ class StudyRunner:
         self._start(chosen, alone=True)
         while self.state.running and not self._stopped():
             self._handle(self._runner.wait())
-            self._sharing.renew(self._claims())
+            self._sharing.renew(self._claims)
             self._show()
         self._wind_down()
         return True
@@ -529,14 +545,14 @@ class StudyRunner:
             if not (state.running or state.building or self._locking.under_way):
                 return
             if state.running or state.building:
-                self._handle(self._runner.wait())
+                self._handle(self._runner.gather())
             else:
                 self._locking.wait(LOOK)
             self._settle()
             self._take_locks()
             if self._sharing.is_due:
                 self.hear_others(elsewhere=False)
-            self._sharing.renew(self._claims())
+            self._sharing.renew(self._claims)
             self._bound_checks()
             self._show()
 
@@ -582,7 +598,7 @@ class StudyRunner:
                 self._build(ahead)
                 return
             # Others are faster: what they did decides what is worth asking now.
-            self._sharing.renew(self._claims(), now=True)
+            self._sharing.renew(self._claims, now=True)
             self.hear_others(elsewhere=False)
             time.sleep(_PAUSE * attempt)
 
@@ -710,11 +726,11 @@ class StudyRunner:
         decision = {
             "combinations": [combination.as_dict() for _, combination in wants],
             "after_trials": self.search.trials,
-            "best": self.search.verdict.best.probability,
+            "best": self.search.leading,
         }
         with self._store.together():
             self._save_locked()
-            won = self._sharing.claim(wants, self._claims().values(), ("ask", decision))
+            won = self._sharing.claim(wants, self._run_now(), ("ask", decision))
         if begun and not all(won):
             self._sharing.release([trial_id for (trial_id, _), ours in zip(wants, won, strict=True) if ours])
             return False
@@ -735,6 +751,11 @@ class StudyRunner:
                 self._notify(events.TrialStarted(trial_id, combination))
         return all(won)
 
+    def _run_now(self) -> Counter[Combination]:
+        """How many trials of each combination run."""
+        running = Counter(self.state.running.values())
+        return Counter({self.grid.combination(index): number for index, number in running.items()})
+
     def _claims(self) -> dict[str, Combination]:
         """What runs, as others are to know it."""
         return {trial: self.grid.combination(index) for trial, index in self.state.running.items()}
@@ -750,7 +771,7 @@ class StudyRunner:
             self._handle(self._runner.wait(min(LOOK, left)))
         self._handle(self._runner.end())
         self.state.nothing_runs()
-        self._sharing.renew({}, now=True)
+        self._sharing.renew(dict, now=True)
 
     # -- answers -------------------------------------------------------------------------------------------
 
@@ -868,7 +889,6 @@ class StudyRunner:
         bad = self.search.probability_bad()
         # Of a large matrix what was tried is drawn.
         drawn = self.state.tallies if is_coarsened(self.search) else self._prepared.groups
-        running = Counter(self.grid.combination(i) for i in self.state.running.values())
         shown: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
         ]
@@ -876,7 +896,7 @@ class StudyRunner:
             events.Progress(
                 self.search.trials,
                 self.state.hits,
-                dict(running),
+                dict(self._run_now()),
                 self.document(),
                 tuple(shown),
                 {
@@ -905,14 +925,21 @@ class StudyRunner:
             return None
         if len(self.state.members) > FORETOLD or search.finished:
             return None
-        if now >= self._foretell_from:
-            left = search.passes_left()
-            self._foretold = None if left is None else search.trials + left
-            ended = self._clock()
-            self._foretell_from = ended + max(FORETELL_EVERY, FORETELL_SHARE * (ended - now))
+        if self._play is None and now >= self._foretell_from:
+            self._play = search.trials, search.play_passes()
+        if self._play is not None:
+            self._play_on(*self._play, now + FORETELL_TURN)
         if self._foretold is None or self._foretold <= search.trials:
             return None
         return self._foretold - search.trials, self._matrix.file.search.min_crash_rate
+
+    def _play_on(self, since: int, play: Generator[None, None, int | None], until: float) -> None:
+        try:
+            while self._clock() < until:
+                next(play)
+        except StopIteration as end:
+            self._foretold = None if end.value is None else since + int(end.value)
+            self._play, self._foretell_from = None, self._clock() + FORETELL_EVERY
 
 
 _STATUS = {

@@ -6,7 +6,7 @@ import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from bisect_env.errors import StorageError
@@ -38,6 +38,7 @@ class Sharing:
         self._study_id = study_id
         self._clock = clock
         self._holder = uuid.uuid4().hex
+        # Of what this command has recorded since it looked last; before that everything is known.
         self._known: set[str] = set()
         self._recorded: Counter[Combination] = Counter()
         self._last = 0
@@ -46,15 +47,13 @@ class Sharing:
 
     def news(self) -> list[StoredTrial]:
         """Trials of the study that this command did not know, in order."""
-        found = self._store.news(self._study_id, self._holder, after=self._last)
+        found = self._store.news(self._study_id, self._holder, after=self._last, known=self._known)
         self._heard_at = self._clock()
         self.claimed = found.claimed
-        new = [trial for trial in found.trials if trial.trial_id not in self._known]
-        for trial in new:
-            self.recorded(trial.trial_id, trial.combination)
-        if found.trials:
-            self._last = found.trials[-1].sequence
-        return new
+        self._last = found.last
+        self._known.clear()
+        self._recorded.clear()
+        return found.trials
 
     @property
     def is_due(self) -> bool:
@@ -62,32 +61,41 @@ class Sharing:
         return self._clock() >= self._heard_at + HEAR_EVERY
 
     def recorded(self, trial_id: str, combination: Combination) -> None:
-        """A trial is in the database."""
-        if trial_id not in self._known:
-            self._known.add(trial_id)
-            self._recorded[combination] += 1
+        """A trial of this command is in the database."""
+        self._known.add(trial_id)
+        self._recorded[combination] += 1
 
     def claim(
         self,
         wanted: Sequence[tuple[str, Combination]],
-        running: Iterable[Combination],
+        running: Mapping[Combination, int],
         decision: tuple[str, dict[str, Any]],
     ) -> list[bool]:
         """Claim trials, as ids and combinations; for each whether it is ours.
 
         What is not ours was claimed or recorded by somebody of whom `news` tells.
+
+        Args:
+            wanted: In order.
+            running: Trials of each combination that this command runs.
+            decision: Kind and payload of what was decided, stored beside what is claimed.
         """
-        taken = self._recorded + Counter(running) + Counter(self.claimed)
+        known = (self._recorded, running, self.claimed)
+        taken: Counter[Combination] = Counter()
         wants = []
         for trial_id, combination in wanted:
+            if combination not in taken:
+                taken[combination] = sum(some.get(combination, 0) for some in known)
             wants.append(Want(trial_id, combination, taken[combination]))
             taken[combination] += 1
-        return self._store.claim(self._study_id, self._holder, wants, lease=LEASE, decision=decision)
+        return self._store.claim(
+            self._study_id, self._holder, wants, lease=LEASE, decision=decision, after=self._last
+        )
 
-    def renew(self, running: Mapping[str, Combination], *, now: bool = False) -> None:
+    def renew(self, running: Callable[[], Mapping[str, Combination]], *, now: bool = False) -> None:
         """Renew the claims of the running trials, and no others, if it is time or `now` is set."""
         if now or self._clock() >= self._renewed_at + RENEW_EVERY:
-            self._store.renew(self._study_id, self._holder, running, lease=LEASE)
+            self._store.renew(self._study_id, self._holder, running(), lease=LEASE)
             self._renewed_at = self._clock()
 
     def release(self, trial_ids: Collection[str]) -> None:

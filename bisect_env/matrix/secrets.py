@@ -77,7 +77,8 @@ def passed_on(outer: Mapping[str, str]) -> dict[str, str]:
     Args:
         outer: Our own environment.
     """
-    env = {name: value for name, value in outer.items() if name in PASSED or name.startswith("LC_")}
+    # Names first: of the process's own environment each value is decoded anew.
+    env = {name: outer[name] for name in outer if name in PASSED or name.startswith("LC_")}
     if not {"LANG", "LC_ALL", "LC_CTYPE"} & env.keys():
         env["LANG"] = "C.UTF-8"
     return env

@@ -382,6 +382,11 @@ class Question(Knowledge):
         chances = self._belief.backgrounds
         return required_confidence(self.settings.confidence, bad_rate, quantile(self.rates.p0, chances, 0.5))
 
+    @property
+    def leading(self) -> float:
+        """Probability of the best answer: that of the verdict."""
+        return float(self._masses.max())
+
     @cached_property
     def verdict(self) -> Verdict:
         """The answer by now; a pure function of the counts."""

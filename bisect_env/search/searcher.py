@@ -27,7 +27,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
@@ -132,6 +132,11 @@ class StudySearch(Protocol):
     @property
     def verdict(self) -> Verdict:
         """The answer by now."""
+
+    @property
+    def leading(self) -> float:
+        """Probability of the best answer, for whoever needs no more of the verdict."""
+        return self.verdict.best.probability
 
     def counts(self, index: Index) -> tuple[int, int]:
         """Hits and counted trials of a combination."""
@@ -720,6 +725,13 @@ class Search:
             return self._labelled_verdict(self._labelled)
         return self._certain_verdict() if self._certain else self._with_cleared(self._question.verdict)
 
+    @property
+    def leading(self) -> float:
+        """Probability of the best answer; to find out the rest of the verdict takes many times as long."""
+        if self._labelled is not None or self._certain:
+            return self.verdict.best.probability
+        return self._question.leading
+
     def _labelled_verdict(self, chance: Mapping[Index, float]) -> Verdict:
         found = self._bisection.found
         best = found.answers[0]
@@ -795,6 +807,19 @@ class Search:
     def passes_left(self, most: int = 1000) -> int | None:
         """How many trials more end the search if every one of them passes; None if that takes too many.
 
+        Args:
+            most: Too many.
+        """
+        play = self.play_passes(most)
+        while True:
+            try:
+                next(play)
+            except StopIteration as end:
+                return None if end.value is None else int(end.value)
+
+    def play_passes(self, most: int = 1000) -> Generator[None, None, int | None]:
+        """Find out `passes_left` a trial at a time, for those who have other things to do meanwhile.
+
         Played on a copy: what is asked next depends on what passed before.
 
         Args:
@@ -806,6 +831,7 @@ class Search:
             if not chosen:
                 return played
             other.tell(chosen[0], hit=False)
+            yield
         return None
 
     @property

@@ -14,13 +14,14 @@ import re
 import secrets
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from sqlalchemy import bindparam, insert, select, update
 from sqlmodel import Session
 
 from bisect_env.errors import StorageError
-from bisect_env.storage.tables import BlobRow
+from bisect_env.storage.tables import METADATA, BlobRow
 
 INLINE = 16 * 1024
 """Compressed bytes up to which a content lies in the database, where it costs no file."""
@@ -29,38 +30,54 @@ LARGEST = 64 * 1024 * 1024
 SUFFIX = ".artefacts"
 """Of the directory beside a SQLite file."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+BLOBS = METADATA.tables["blobs"]
 
 
-def put(session: Session, folder: Path | None, content: bytes) -> str:
-    """Store a content in the writing session that is given.
+_HERE = select(BLOBS.c.content_hash, BLOBS.c.collected).where(
+    BLOBS.c.content_hash.in_(bindparam("digests", expanding=True))
+)
+_AGAIN = update(BLOBS).where(BLOBS.c.content_hash == bindparam("digest"))
+
+
+def put(session: Session, folder: Path | None, contents: Sequence[bytes]) -> list[str]:
+    """Store contents in the writing session that is given.
 
     Args:
         session: Of a writer, who holds the write lock.
         folder: Where files go; None keeps everything in the database.
-        content: Not empty.
+        contents: None of them empty.
 
     Returns:
-        Its sha256 as hex digits.
+        The sha256 of each as hex digits.
 
     Raises:
-        StorageError: The file cannot be written.
+        StorageError: A file cannot be written.
     """
-    digest = hashlib.sha256(content).hexdigest()
-    row = session.get(BlobRow, digest)
-    if row is not None and not row.collected:
-        return digest
-    packed = zlib.compress(content, 6)
-    beside = folder if len(packed) > INLINE else None
-    if beside is not None:
-        _write(beside, digest, packed)
-    data = packed if beside is None else None
-    if row is None:
-        row = BlobRow(content_hash=digest, size=len(content), stored=len(packed), collected=False, data=data)
-        session.add(row)
-    else:
-        row.collected, row.stored, row.data = False, len(packed), data
-    session.flush()
-    return digest
+    digests = [hashlib.sha256(content).hexdigest() for content in contents]
+    wanted = dict(zip(digests, contents, strict=True))
+    if not wanted:
+        return digests
+    connection = session.connection()
+    collected = {row.content_hash: row.collected for row in connection.execute(_HERE, {"digests": [*wanted]})}
+    new: list[dict[str, object]] = []
+    again: list[dict[str, object]] = []
+    for digest, content in wanted.items():
+        if digest in collected and not collected[digest]:
+            continue
+        packed = zlib.compress(content, 6)
+        beside = folder if len(packed) > INLINE else None
+        if beside is not None:
+            _write(beside, digest, packed)
+        row = {"stored": len(packed), "collected": False, "data": packed if beside is None else None}
+        if digest in collected:
+            again.append({"digest": digest, **row})
+        else:
+            new.append({"content_hash": digest, "size": len(content), **row})
+    if new:
+        connection.execute(insert(BLOBS), new)
+    if again:
+        connection.execute(_AGAIN, again)
+    return digests
 
 
 def get(row: BlobRow, folder: Path | None) -> bytes | None:

@@ -190,7 +190,7 @@ class Want:
         trial_id: It will have.
         combination: Of the study.
         believed: Trials of this combination that are recorded in the study or being run, as far as who asks
-            knows.
+            knows; of those recorded only what is counted, see `Store.claim`.
     """
 
     trial_id: str
@@ -205,10 +205,12 @@ class News:
     Attributes:
         trials: Recorded since, in order.
         claimed: Trials of each combination that others run now.
+        last: The `sequence` up to which everything is known by now.
     """
 
     trials: list[StoredTrial]
     claimed: Mapping[Combination, int]
+    last: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -421,10 +421,12 @@ def decision_of(row: DecisionRow) -> Decision:
     return Decision(row.at, row.kind, row.payload)
 
 
-def trial_row(
+def trial_values(
     study_id: str, combination_id: int, record: TrialRecord, evidence: Evidence, trial_key: str, now: datetime
-) -> TrialRow:
-    """A trial as a row, without its logs.
+) -> dict[str, Any]:
+    """The columns of a trial's row, without its logs.
+
+    A mapping, which costs a tenth of what a `TrialRow` does: there is one for each trial.
 
     Args:
         study_id: Of its study.
@@ -434,31 +436,31 @@ def trial_row(
         trial_key: Under which other studies find it; "" for none.
         now: When it is recorded.
     """
-    return TrialRow(
-        trial_id=record.trial_id,
-        study_id=study_id,
-        combination_id=combination_id,
-        lock_hash=record.lock_hash,
-        outcome=str(Outcome(record.outcome)),
-        evidence=str(Evidence(evidence)),
-        returncode=record.returncode,
-        phase=str(Phase(record.phase)),
-        started_at=record.started_at,
-        recorded_at=now,
-        duration=float(record.duration),
-        killed_by_us=bool(record.killed_by_us),
-        hash_seed=record.hash_seed,
-        copies=_copies(record),
-        host=clean(record.host),
-        worker=clean(record.worker),
-        gpu=clean(record.gpu),
-        signature=public(record.signature),
-        detail=public(record.detail),
-        trial_key=trial_key,
-        cpu=clean(record.machine.cpu),
-        gpu_model=clean(record.machine.gpu_model),
-        driver=clean(record.machine.driver),
-    )
+    return {
+        "trial_id": record.trial_id,
+        "study_id": study_id,
+        "combination_id": combination_id,
+        "lock_hash": record.lock_hash,
+        "outcome": str(Outcome(record.outcome)),
+        "evidence": str(Evidence(evidence)),
+        "returncode": record.returncode,
+        "phase": str(Phase(record.phase)),
+        "started_at": record.started_at,
+        "recorded_at": now,
+        "duration": float(record.duration),
+        "killed_by_us": bool(record.killed_by_us),
+        "hash_seed": record.hash_seed,
+        "copies": _copies(record),
+        "host": clean(record.host),
+        "worker": clean(record.worker),
+        "gpu": clean(record.gpu),
+        "signature": public(record.signature),
+        "detail": public(record.detail),
+        "trial_key": trial_key,
+        "cpu": clean(record.machine.cpu),
+        "gpu_model": clean(record.machine.gpu_model),
+        "driver": clean(record.machine.driver),
+    }
 
 
 def _copies(record: TrialRecord) -> dict[str, int]:

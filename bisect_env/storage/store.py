@@ -24,13 +24,14 @@ import difflib
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import literal_column, union_all
+from sqlalchemy import Connection, bindparam, insert, literal_column, union_all
+from sqlalchemy import delete as delete_rows
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, delete, func, select
@@ -57,6 +58,7 @@ from bisect_env.storage.entries import (
     WholeTrial,
 )
 from bisect_env.storage.tables import (
+    METADATA,
     ArtefactRow,
     BlobRow,
     ClaimRow,
@@ -343,19 +345,57 @@ def _newest(session: Session, name: str, digest: str) -> StudyRow | None:
 
 
 # --------------------------------------------------------------------------------------------------
+# What runs for each batch of trials: statements that are made once, and run past the unit of work. Making
+# an object for each row, and finding out what changed, would cost several times what the database does.
+
+_TRIALS, _CLAIMS = METADATA.tables["trials"], METADATA.tables["claims"]
+_COMBINATIONS, _DECISIONS = METADATA.tables["combinations"], METADATA.tables["decisions"]
+_NAMED_TRIALS = select_columns(_TRIALS.c.trial_id, _TRIALS.c.sequence).where(
+    _TRIALS.c.trial_id.in_(bindparam("ids", expanding=True))
+)
+_OF_TRIALS = delete_rows(_CLAIMS).where(_CLAIMS.c.trial_id.in_(bindparam("ids", expanding=True)))
+_SINCE = (
+    select_columns(_TRIALS.c.sequence, _TRIALS.c.trial_id)
+    .where(_TRIALS.c.study_id == bindparam("study"), _TRIALS.c.sequence > bindparam("after"))
+    .order_by(_TRIALS.c.sequence)
+)
+
+
+def _add_decision(session: Session, study_id: str, kind: str, payload: Mapping[str, Any]) -> None:
+    values = {
+        "study_id": study_id,
+        "at": datetime.now(UTC),
+        "kind": clean(kind),
+        "payload": jsonable(payload),
+    }
+    _statements(session).execute(insert(_DECISIONS), values)
+
+
+def _statements(session: Session) -> Connection:
+    """For statements that know nothing of the session's objects; what these wait to write goes first."""
+    session.flush()
+    return session.connection()
+
+
+# --------------------------------------------------------------------------------------------------
 # Trials: single statements that several methods share.
 
 
-def _trials_of(session: Session, study_id: str, after: int = 0) -> list[StoredTrial]:
-    """Trials that a study recorded, in the order of recording, without logs."""
+def _trials_of(session: Session, study_id: str, sequences: Sequence[int] | None = None) -> list[StoredTrial]:
+    """Trials that a study recorded, in the order of recording, without logs; all, or those named."""
     query = (
         select(TrialRow, CombinationRow.key)
         .join(CombinationRow, col(TrialRow.combination_id) == col(CombinationRow.id))
         .where(TrialRow.study_id == study_id)
-        .where(col(TrialRow.sequence) > after)
         .order_by(col(TrialRow.sequence))
     )
-    return [rows.stored_trial(row, key) for row, key in session.exec(query)]
+    if sequences is None:
+        return [rows.stored_trial(row, key) for row, key in session.exec(query)]
+    found = []
+    for i in range(0, len(sequences), _NAMED):
+        some = query.where(col(TrialRow.sequence).in_(sequences[i : i + _NAMED]))
+        found += [rows.stored_trial(row, key) for row, key in session.exec(some)]
+    return found
 
 
 def _whole_trial(session: Session, trial_id: str, folder: Path | None) -> WholeTrial | None:
@@ -427,40 +467,59 @@ _NAMED = 500
 """Combinations that are asked for by name; of more, all are read."""
 LONGEST_LEASE = 600.0
 """Seconds. A claim that would stand longer was made by a clock that has been set back since."""
-_CLOCKS = {
-    "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
-    "postgresql": "extract(epoch FROM clock_timestamp())",
+_CLOCKS: dict[str, Any] = {
+    "sqlite": select_columns(literal_column("(julianday('now') - 2440587.5) * 86400.0")),
+    "postgresql": select_columns(literal_column("extract(epoch FROM clock_timestamp())")),
 }
 
 
-def _stands(now: float) -> Any:
-    """Whether a claim counts, as a condition."""
-    return col(ClaimRow.expires_at).between(now, now + LONGEST_LEASE)
+_STANDS = _CLAIMS.c.expires_at.between(bindparam("now"), bindparam("latest"))
+"""Whether a claim counts, as a condition."""
+_CLAIMED = (
+    select_columns(_COMBINATIONS.c.key, func.count())
+    .join(_CLAIMS, _CLAIMS.c.combination_id == _COMBINATIONS.c.id)
+    .where(_CLAIMS.c.study_id == bindparam("study"), _CLAIMS.c.holder != bindparam("holder"), _STANDS)
+    .group_by(_COMBINATIONS.c.key)
+)
+_LAPSED = delete_rows(_CLAIMS).where(~_STANDS)
+
+
+def _stand_at(now: float) -> dict[str, float]:
+    return {"now": now, "latest": now + LONGEST_LEASE}
 
 
 def time_of_database(session: Session) -> float:
     """Seconds since 1970 by the database's clock: hosts disagree about the time."""
-    clock: Any = literal_column(_CLOCKS[session.get_bind().dialect.name])
-    return float(session.exec(select(clock)).one())
+    connection = _statements(session)
+    return float(connection.execute(_CLOCKS[connection.dialect.name]).scalar_one())
 
 
-def _taken(session: Session, study_id: str, places: Collection[int]) -> Counter[int]:
-    """Trials of combinations that are recorded or claimed."""
-    recorded = (
-        select(TrialRow.combination_id, func.count())
-        .where(col(TrialRow.study_id) == study_id)
-        .where(col(TrialRow.combination_id).in_(places))
-        .group_by(col(TrialRow.combination_id))
-    )
-    claimed = (
-        select(ClaimRow.combination_id, func.count())
-        .where(col(ClaimRow.combination_id).in_(places))
-        .group_by(col(ClaimRow.combination_id))
-    )
+# Of a sum SQLite sees no order in an index, for whose sake it would read all trials of the study.
+_PLACE = _TRIALS.c.combination_id + literal_column("0")
+_TAKEN = union_all(
+    select_columns(_PLACE, func.count())
+    .where(_TRIALS.c.study_id == bindparam("study"), _TRIALS.c.sequence > bindparam("after"))
+    .group_by(_PLACE),
+    select_columns(_CLAIMS.c.combination_id, func.count())
+    .where(_CLAIMS.c.study_id == bindparam("study"))
+    .group_by(_CLAIMS.c.combination_id),
+)
+
+
+def _add_claims(
+    session: Session, study_id: str, holder: str, ours: Sequence[tuple[str, int]], until: float
+) -> None:
+    """Claim trials, as ids and rows of their combinations, that nobody else has."""
+    same = {"study_id": study_id, "holder": clean(holder), "expires_at": until}
+    values = [{"trial_id": trial_id, "combination_id": place, **same} for trial_id, place in ours]
+    _statements(session).execute(insert(_CLAIMS), values)
+
+
+def _taken(session: Session, study_id: str, after: int) -> Counter[int]:
+    """Trials of each combination of a study that were recorded after a `sequence`, or are claimed."""
     found: Counter[int] = Counter()
-    for query in (recorded, claimed):
-        for place, number in session.exec(query):
-            found[place] += number
+    for place, number in _statements(session).execute(_TAKEN, {"study": study_id, "after": after}):
+        found[place] += number
     return found
 
 
@@ -489,6 +548,7 @@ class Store:
         self.database = database
         self._local = threading.local()
         self._places: dict[tuple[str, Combination], int] = {}
+        self._studies: set[str] = set()
 
     def close(self) -> None:
         """Give the connections back; may be called twice."""
@@ -665,12 +725,8 @@ class Store:
     def record_decision(self, study_id: str, kind: str, payload: dict[str, Any]) -> None:
         """Store something that was decided, for those who want to follow the study later."""
         with self.writing() as session:
-            study_row(session, study_id)
-            session.add(
-                DecisionRow(
-                    study_id=study_id, at=datetime.now(UTC), kind=clean(kind), payload=jsonable(payload)
-                )
-            )
+            self._check_study(session, study_id)
+            _add_decision(session, study_id, kind, payload)
 
     def settle_target(self, study_id: str, signature: str, trial_id: str) -> tuple[str, str]:
         """Say which failure a study is about; who says so first is believed.
@@ -687,8 +743,7 @@ class Store:
             study_row(session, study_id)
             if (settled := _target(session, study_id)) is not None:
                 return settled
-            payload = jsonable({"signature": public(signature), "trial": trial_id})
-            session.add(DecisionRow(study_id=study_id, at=datetime.now(UTC), kind=TARGET, payload=payload))
+            _add_decision(session, study_id, TARGET, {"signature": public(signature), "trial": trial_id})
             return public(signature), trial_id
 
     def target(self, study_id: str) -> tuple[str, str] | None:
@@ -830,27 +885,26 @@ class Store:
         Raises:
             ValueError: The study does not have a combination, or a lock is not stored.
         """
-        ids = [record.trial_id for record, _, _ in trials]
+        if not trials:
+            return 0
+        named = {"ids": [record.trial_id for record, _, _ in trials]}
         try:
             with self.writing() as session:
-                known = set(session.exec(select(TrialRow.trial_id).where(col(TrialRow.trial_id).in_(ids))))
+                connection = _statements(session)
+                known = set(connection.execute(_NAMED_TRIALS, named).scalars())
                 new = [one for one in trials if one[0].trial_id not in known]
                 places = self._combination_ids(
                     session, study_id, [record.combination for record, _, _ in new]
                 )
                 now = datetime.now(UTC)
-                added = [
-                    (rows.trial_row(study_id, place, record, evidence, key, now), rows.artefacts_of(record))
+                values = [
+                    rows.trial_values(study_id, place, record, evidence, key, now)
                     for place, (record, evidence, key) in zip(places, new, strict=True)
                 ]
-                session.add_all(row for row, _ in added)
-                session.flush()
-                for row, artefacts in added:
-                    assert row.sequence is not None
-                    for name, content in artefacts.items():
-                        digest = blobs.put(session, self.database.folder, content)
-                        session.add(ArtefactRow(trial_sequence=row.sequence, name=name, content_hash=digest))
-                session.exec(delete(ClaimRow).where(col(ClaimRow.trial_id).in_(ids)))
+                if values:
+                    connection.execute(insert(_TRIALS), values)
+                self._keep_artefacts(session, [record for record, _, _ in new])
+                connection.execute(_OF_TRIALS, named)
             return len(new)
         except IntegrityError as error:
             # A back end without our write lock lets two writers both see that a trial is not there yet.
@@ -861,6 +915,35 @@ class Store:
                 if _has_trial(session, record.trial_id):
                     return 0
             raise ValueError(f"trial {record.trial_id} names a lock that is not stored") from error
+
+    def _check_study(self, session: Session, study_id: str) -> None:
+        """See that there is a study; none is ever removed, so that each is looked up once.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if study_id not in self._studies:
+            study_row(session, study_id)
+            self._studies.add(study_id)
+
+    def _keep_artefacts(self, session: Session, records: Sequence[TrialRecord]) -> None:
+        """Store what trials left that were recorded just now."""
+        left = {record.trial_id: found for record in records if (found := rows.artefacts_of(record))}
+        if not left:
+            return
+        connection = session.connection()
+        stored = connection.execute(_NAMED_TRIALS, {"ids": [*left]})
+        sequences = {row.trial_id: row.sequence for row in stored}
+        contents = [content for found in left.values() for content in found.values()]
+        digests = iter(blobs.put(session, self.database.folder, contents))
+        connection.execute(
+            insert(METADATA.tables["artefacts"]),
+            [
+                {"trial_sequence": sequences[trial_id], "name": name, "content_hash": next(digests)}
+                for trial_id, found in left.items()
+                for name in found
+            ],
+        )
 
     def _combination_ids(
         self, session: Session, study_id: str, combinations: Sequence[Combination]
@@ -990,6 +1073,7 @@ class Store:
         *,
         lease: float,
         decision: tuple[str, dict[str, Any]] | None = None,
+        after: int = 0,
     ) -> list[bool]:
         """Claim trials before they run.
 
@@ -999,6 +1083,8 @@ class Store:
             wants: In order; each sees those before it.
             lease: Seconds for which the claims stand unless they are renewed, at most `LONGEST_LEASE`.
             decision: Kind and payload of what was decided, stored if anything could be claimed.
+            after: The `sequence` up to which the holder knows everything: what was recorded until then is not
+                counted, neither here nor in what is believed.
 
         Returns:
             For each whether it is the holder's now.
@@ -1008,31 +1094,22 @@ class Store:
         """
         answers = []
         with self.writing() as session:
-            study_row(session, study_id)
+            self._check_study(session, study_id)
             now = time_of_database(session)
-            session.exec(delete(ClaimRow).where(~_stands(now)))
+            session.connection().execute(_LAPSED, _stand_at(now))
             places = self._combination_ids(session, study_id, [want.combination for want in wants])
-            taken = _taken(session, study_id, set(places))
+            taken = _taken(session, study_id, after)
+            ours: list[tuple[str, int]] = []
             for place, want in zip(places, wants, strict=True):
                 mine = taken[place] == want.believed
                 answers.append(mine)
                 if mine:
                     taken[place] += 1
-                    session.add(
-                        ClaimRow(
-                            trial_id=want.trial_id,
-                            study_id=study_id,
-                            combination_id=place,
-                            holder=clean(holder),
-                            expires_at=now + lease,
-                        )
-                    )
-            if decision is not None and any(answers):
-                kind, payload = decision
-                row = DecisionRow(
-                    study_id=study_id, at=datetime.now(UTC), kind=clean(kind), payload=jsonable(payload)
-                )
-                session.add(row)
+                    ours.append((want.trial_id, place))
+            if ours:
+                _add_claims(session, study_id, holder, ours, now + lease)
+            if decision is not None and ours:
+                _add_decision(session, study_id, *decision)
         return answers
 
     def renew(self, study_id: str, holder: str, running: Mapping[str, Combination], *, lease: float) -> None:
@@ -1049,20 +1126,14 @@ class Store:
         with self.writing() as session:
             now = time_of_database(session)
             session.exec(delete(ClaimRow).where(col(ClaimRow.holder) == clean(holder)))
-            for trial_id, combination in running.items():
-                if _has_trial(session, trial_id):
-                    continue
-                row = combination_row(session, study_id, combination)
-                assert row.id is not None
-                session.merge(
-                    ClaimRow(
-                        trial_id=trial_id,
-                        study_id=study_id,
-                        combination_id=row.id,
-                        holder=clean(holder),
-                        expires_at=now + lease,
-                    )
-                )
+            connection = _statements(session)
+            named = {"ids": [*running]}
+            connection.execute(_OF_TRIALS, named)
+            recorded = set(connection.execute(_NAMED_TRIALS, named).scalars())
+            left = {trial: place for trial, place in running.items() if trial not in recorded}
+            places = self._combination_ids(session, study_id, [*left.values()])
+            if left:
+                _add_claims(session, study_id, holder, [*zip(left, places, strict=True)], now + lease)
 
     def release(self, holder: str, trial_ids: Collection[str] | None = None) -> None:
         """Give claims back: those of some trials, or all of this holder."""
@@ -1072,28 +1143,27 @@ class Store:
                 query = query.where(col(ClaimRow.trial_id).in_(trial_ids))
             session.exec(query)
 
-    def news(self, study_id: str, holder: str, *, after: int) -> News:
+    def news(self, study_id: str, holder: str, *, after: int, known: Container[str] = ()) -> News:
         """The results and claims of other commands in a study.
 
         Args:
             study_id: Which one.
             holder: Whose claims are not news.
             after: The `sequence` up to which everything is known; it grows in the order of commits.
+            known: Ids of trials that were recorded since, and are not to be read again.
         """
         with self.reading() as session:
             now = time_of_database(session)
-            query = (
-                select(CombinationRow.key, func.count())
-                .join(ClaimRow, col(ClaimRow.combination_id) == col(CombinationRow.id))
-                .where(ClaimRow.study_id == study_id)
-                .where(ClaimRow.holder != clean(holder))
-                .where(_stands(now))
-                .group_by(col(CombinationRow.key))
-            )
             claimed = {
-                rows.combination_from(key, f"study {study_id}"): number for key, number in session.exec(query)
+                rows.combination_from(key, f"study {study_id}"): number
+                for key, number in session.connection().execute(
+                    _CLAIMED, {"study": study_id, "holder": clean(holder), **_stand_at(now)}
+                )
             }
-            return News(_trials_of(session, study_id, after), claimed)
+            since = session.connection().execute(_SINCE, {"study": study_id, "after": after}).all()
+            new = [sequence for sequence, trial_id in since if trial_id not in known]
+            last = since[-1].sequence if since else after
+            return News(_trials_of(session, study_id, new), claimed, last)
 
     # -- trials of other studies ---------------------------------------------------------------------------
 

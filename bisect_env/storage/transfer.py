@@ -277,7 +277,7 @@ class _Copier:
     ) -> None:
         for name, blob, content in left:
             if content is not None:
-                blobs.put(session, self._target_folder, content)
+                blobs.put(session, self._target_folder, [content])
             elif session.get(BlobRow, blob.content_hash) is None:
                 session.add(BlobRow(**_values(blob, "data")))
                 session.flush()

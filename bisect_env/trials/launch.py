@@ -92,6 +92,11 @@ class HeadTail:
 # --------------------------------------------------------------------------------------------------
 # What the host can say about a trial: memory kills that the kernel counted, CPU time of a process tree.
 
+_OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+_COUNTERS_HOLD = 1.0
+"""Seconds for which this process is taken to stay in its cgroups."""
+_counters: dict[Path, tuple[float, tuple[str, ...]]] = {}
+
 
 def oom_kills(root: Path = Path("/")) -> int:
     """How often the kernel has killed for lack of memory in this process's memory cgroup.
@@ -104,9 +109,9 @@ def oom_kills(root: Path = Path("/")) -> int:
     Returns:
         The counter; 0 when the host shows none.
     """
-    for path in (*_cgroup_counters(root), root / "proc/vmstat"):
+    for path in (*_cgroup_counters(root), f"{root}/proc/vmstat"):
         try:
-            match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+            match = _OOM_KILL.search(_text(path))
         except OSError:  # another cgroup version, or hidden in a container
             continue
         if match:
@@ -114,19 +119,36 @@ def oom_kills(root: Path = Path("/")) -> int:
     return 0
 
 
-def _cgroup_counters(root: Path) -> list[Path]:
+def _cgroup_counters(root: Path) -> tuple[str, ...]:
+    """Files that count memory kills in the cgroups of this process, which are the same for most trials."""
+    until, known = _counters.get(root, (0.0, ()))
+    if time.monotonic() < until:
+        return known
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = _text(f"{root}/proc/self/cgroup").splitlines()
     except OSError:
-        return []
+        return ()
     paths = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            paths.append(root / "sys/fs/cgroup" / path.lstrip("/") / "memory.events")
+            paths.append(f"{root}/sys/fs/cgroup/{path.lstrip('/')}/memory.events")
         elif "memory" in controllers.split(","):
-            paths.append(root / "sys/fs/cgroup/memory" / path.lstrip("/") / "memory.oom_control")
-    return paths
+            paths.append(f"{root}/sys/fs/cgroup/memory/{path.lstrip('/')}/memory.oom_control")
+    _counters[root] = time.monotonic() + _COUNTERS_HOLD, tuple(paths)
+    return tuple(paths)
+
+
+def _text(path: str) -> str:
+    """A file of the kernel's, without what a text stream costs: this is read twice a trial."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = b""
+        while piece := os.read(fd, 1 << 16):
+            data += piece
+    finally:
+        os.close(fd)
+    return data.decode("utf-8", "replace")
 
 
 def tree_cpu_seconds(pid: int) -> float:

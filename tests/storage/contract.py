@@ -6,10 +6,12 @@ import dataclasses
 import random
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from sqlalchemy import event
 from sqlmodel import select
 
 from bisect_env.environments.lock import LockedPackage
@@ -426,6 +428,85 @@ class StoreContract:
             thread.join(timeout=60)
         assert len(won) == len(set(won))
         assert sorted(won) == list(range(len(won)))
+
+    def test_what_was_known_before_is_not_counted_again(self, store: Store, reopen: Reopen) -> None:
+        study = opened_study(store)
+        two = combination("2.0")
+        for _ in range(3):
+            store.record_trial(study.id, record("2.0"), Evidence.GOOD)
+        last = store.news(study.id, "me", after=0).last
+        mine = record("2.0")
+        store.record_trial(study.id, mine, Evidence.GOOD)
+        assert store.claim(study.id, "me", [Want("a", two, 1)], lease=60, after=last) == [True]
+        # Of what was recorded since, and is not known, somebody else has to tell.
+        reopen().record_trial(study.id, theirs := record("2.0"), Evidence.BAD)
+        assert store.claim(study.id, "me", [Want("b", two, 2)], lease=60, after=last) == [False]
+        news = store.news(study.id, "me", after=last, known={mine.trial_id})
+        assert [trial.trial_id for trial in news.trials] == [theirs.trial_id]
+        assert news.last == store.trials(study.id)[-1].sequence
+        assert store.claim(study.id, "me", [Want("b", two, 1)], lease=60, after=news.last) == [True]
+
+    def test_trials_of_a_batch_are_those_of_one_after_another(self, store: Store) -> None:
+        batch, single = opened_study(store), opened_study(store, digest="e" * 64)
+        given = [
+            record(version, stdout=out, stderr=err, trial_id="0" * 31 + str(number))
+            for number, (version, out, err) in enumerate(
+                [("2.0", "same", ""), ("1.0", "same", "same"), ("2.0", "", ""), ("1.0", "x" * 50_000, "y")]
+            )
+        ]
+        judged = [(one, Evidence.GOOD, str(i)) for i, one in enumerate(given)]
+        assert store.record_trials(batch.id, [*judged[:2]]) == 2
+        # What is there already stays, and its neighbours are stored all the same.
+        assert store.record_trials(batch.id, judged) == 2
+        for one, evidence, key in judged:
+            other = dataclasses.replace(one, trial_id="f" + one.trial_id[1:])
+            assert store.record_trial(single.id, other, evidence, trial_key=key)
+        for one, twin in zip(store.trials(batch.id), store.trials(single.id), strict=True):
+            alike = {"trial_id": "", "study_id": "", "sequence": 0, "recorded_at": one.recorded_at}
+            assert dataclasses.replace(one, **alike) == dataclasses.replace(twin, **alike)
+            assert store.artefacts(one.trial_id) == store.artefacts(twin.trial_id)
+        whole = store.trial(given[3].trial_id)
+        assert whole is not None
+        assert (whole.record.stdout, whole.record.stderr) == ("x" * 50_000, "y")
+
+    def test_a_batch_takes_as_many_statements_as_one_trial(self, store: Store) -> None:
+        study = opened_study(store)
+        two = combination("2.0")
+        heard: list[str] = []
+
+        def cost(trials: int) -> list[int]:
+            """Statements that claim, renew and record so many, in three transactions."""
+            news = store.news(study.id, "me", after=0)
+            wants = [Want(uuid.uuid4().hex, two, i) for i in range(trials)]
+            steps = [
+                lambda: store.claim(
+                    study.id, "me", wants, lease=60, decision=("ask", {"n": trials}), after=news.last
+                ),
+                lambda: store.renew(study.id, "me", {want.trial_id: two for want in wants}, lease=60),
+                lambda: store.record_trials(
+                    study.id,
+                    [
+                        (record("2.0", trial_id=want.trial_id, stdout=want.trial_id), Evidence.GOOD, "")
+                        for want in wants
+                    ],
+                ),
+            ]
+            found = []
+            for step in steps:
+                heard.clear()
+                step()
+                assert heard.count("commit") == 1
+                found.append(len(heard))
+            assert len(store.trials(study.id)) == len(news.trials) + trials
+            return found
+
+        event.listen(store.database.engine, "before_cursor_execute", lambda *_: heard.append("statement"))
+        event.listen(store.database.engine, "commit", lambda *_: heard.append("commit"))
+        cost(1)  # finds out where the combination stands
+        one = cost(1)
+        assert cost(64) == one
+        assert cost(300) == one
+        assert cost(1) == one
 
     def test_a_decision_is_stored_with_the_claims_it_led_to(self, store: Store) -> None:
         study = opened_study(store)

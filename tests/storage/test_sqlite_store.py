@@ -11,13 +11,16 @@ import shutil
 import sqlite3
 import stat
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage import backend, sqlite
+from bisect_env.storage.entries import Want
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import APPLICATION_ID, SCHEMA_VERSION
 from bisect_env.trials.records import Evidence
@@ -546,3 +549,35 @@ def test_a_log_without_its_database_is_not_that_of_the_next(tmp_path: Path) -> N
     Path(f"{path}-wal").write_bytes(log)
     with Store.open(str(path)) as store:
         assert store.studies() == []
+
+
+def test_a_batch_costs_the_database_the_same_however_many_trials_there_are(path: Path) -> None:
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    with Store.open(str(path)) as store:
+        study, two = opened_study(store), combination("2.0")
+        event.listen(store.database.engine, "checkout", lambda raw, *_: raw.set_progress_handler(count, 10))
+        last = 0
+
+        def cost() -> int:
+            """Tens of instructions of SQLite's machine that a batch of ten takes, with a look at the news."""
+            nonlocal steps, last
+            steps = 0
+            wants = [Want(uuid.uuid4().hex, two, i) for i in range(10)]
+            assert all(store.claim(study.id, "me", wants, lease=60, after=last))
+            records = [(record(trial_id=want.trial_id), Evidence.GOOD, "") for want in wants]
+            store.record_trials(study.id, records)
+            last = store.news(study.id, "me", after=last, known={want.trial_id for want in wants}).last
+            return steps
+
+        cost()
+        few = max(cost() for _ in range(5))
+        store.record_trials(study.id, [(record(), Evidence.GOOD, "") for _ in range(5000)])
+        last = store.news(study.id, "me", after=last).last
+        assert few > 50
+        assert max(cost() for _ in range(5)) < 1.2 * few
