@@ -571,8 +571,16 @@ class StudyRunner:
         elif now >= self._check_until:
             self.search.end_checks()
 
+    def _end_in_vain(self) -> None:
+        """Have trials ended that cannot change the answer any more; nothing is recorded of them."""
+        now = self._clock()
+        if chosen := self.state.hopeless(self._runner.slots, now):
+            self.state.given_up(chosen)
+            self._runner.executor.cancel(chosen)
+
     def _carry_out(self) -> None:
         """Do what the state wants, as often as other commands are faster with some of it."""
+        self._end_in_vain()
         for attempt in range(_CLAIMS):
             slots = self._runner.slots
             only = self._only()
@@ -635,7 +643,7 @@ class StudyRunner:
         if not pair or min(self.state.tallies[end].bad for end in pair) < _AT_EACH_END:
             return
         self._handle(self._runner.end())
-        self.state.running.clear()
+        self.state.nothing_runs()
         (other, _), (told, (signature, trial_id)) = (next(iter(self._ways[end].items())) for end in pair)
         self._target.settle(signature, trial_id)
         judged = {
@@ -729,7 +737,7 @@ class StudyRunner:
         for index, (trial_id, combination), ours in zip(chosen, wants, won, strict=True):
             if ours:
                 lock = self._prepared.locks[index]
-                self.state.started(trial_id, index)
+                self.state.started(trial_id, index, self._clock())
                 if index in begun:
                     self._runner.take_over(trial_id)
                     self.state.begun(lock.content_hash)
@@ -762,7 +770,7 @@ class StudyRunner:
         while self.state.running and (left := patience - self._clock()) > 0 and not self._stopped():
             self._handle(self._runner.wait(min(LOOK, left)))
         self._handle(self._runner.end())
-        self.state.running.clear()
+        self.state.nothing_runs()
         self._sharing.renew(dict, now=True)
 
     # -- answers -------------------------------------------------------------------------------------------
@@ -779,7 +787,13 @@ class StudyRunner:
                 case TrialLost(trial_id, reason, host, crowded):
                     if trial_id not in self.state.running:
                         continue
+                    is_given_up = trial_id in self.state.ending
                     index = self.state.ended(trial_id)
+                    if is_given_up:
+                        self._sharing.release([trial_id])
+                        text = "is ended before its time: it cannot change the answer any more"
+                        self._notify(events.Said(f"a trial of {self.grid.combination(index)} {text}"))
+                        continue
                     if crowded:
                         # Neither the host nor the script: our own crowding.
                         self._crowded.add(trial_id)

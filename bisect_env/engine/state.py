@@ -10,6 +10,7 @@ change its mind.
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,11 @@ LOCKS_AT_ONCE = 8
 FLAKY_FROM = 4
 """Trials of one combination from which on failures do not look certain any more: what fails surely is not
 asked so often."""
+ENDING_PAYS = 0.5
+"""Seconds that a trial must be likely to go on to be ended for its place: ending takes some tenths of one."""
+UNUSUAL, OVERDUE = 2.0, 3.0
+"""Times the longest trial so far: from the first on a trial is likely to go on as long again, from the second
+on it is ended though nobody waits for its place."""
 THOUGHT_THROUGH = 20_000
 """Combinations up to which looking ahead takes less time than it saves."""
 _HOSTS = "allow_host:"
@@ -192,6 +198,19 @@ def in_flight(slots: int, trial_seconds: float | None, *, flaky: bool = True) ->
     return slots + waiting
 
 
+def time_left(age: float, durations: Sequence[float]) -> float:
+    """Seconds that a trial is likely to go on, 0 where nothing says that it does.
+
+    Args:
+        age: Seconds that it has run.
+        durations: What others took, in order.
+    """
+    longer = durations[bisect_right(durations, age) :]
+    if longer:
+        return sum(longer) / len(longer) - age
+    return age if durations and age >= UNUSUAL * durations[-1] else 0.0
+
+
 def gist(text: str) -> str:
     """The first line; of a short text all of them, for tools put the cause below what it led to. Pure."""
     lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
@@ -257,6 +276,7 @@ class StudyState:
         tallies: What trials said, for each combination that stands for its group.
         aside: Status and reason of combinations at which nothing can be learnt.
         running: Trials that run, by id, with their combinations.
+        ending: Those of them that were told to end and are not answered yet.
         elsewhere: Trials of each combination that other commands run.
         members: Combinations of each group, by the one that stands for it.
         seen: Content hashes of environments in which trials ran before this command began: they are likely to
@@ -281,6 +301,10 @@ class StudyState:
         self.tallies: defaultdict[Index, Tally] = defaultdict(Tally)
         self.aside: dict[Index, tuple[str, str]] = {}
         self.running: dict[str, Index] = {}
+        self.ending: set[str] = set()
+        self._began: dict[str, float] = {}
+        self._durations: list[float] = []
+        self._given_up: set[Index] = set()
         self.elsewhere: Counter[Index] = Counter()
         self._thought: tuple[dict[Index, float], Counter[Index], list[Index]] | None = None
         self.seen: set[str] = set()
@@ -398,13 +422,33 @@ class StudyState:
 
     # -- facts: trials -------------------------------------------------------------------------------------
 
-    def started(self, trial_id: str, index: Index) -> None:
-        """A trial runs."""
+    def started(self, trial_id: str, index: Index, now: float = 0.0) -> None:
+        """A trial runs.
+
+        Args:
+            trial_id: Its id.
+            index: Its combination.
+            now: When it was begun, in seconds; see `hopeless`.
+        """
         self.running[trial_id] = index
+        self._began[trial_id] = now
+
+    def given_up(self, trial_ids: Iterable[str]) -> None:
+        """Trials were told to end; they run until they are answered."""
+        self.ending.update(trial_ids)
+        self._given_up.update(self.running[trial_id] for trial_id in trial_ids)
 
     def ended(self, trial_id: str) -> Index:
         """A trial does not run any more; gives its combination."""
+        self.ending.discard(trial_id)
+        self._began.pop(trial_id, None)
         return self.running.pop(trial_id)
+
+    def nothing_runs(self) -> None:
+        """Whatever ran was ended."""
+        self.running.clear()
+        self.ending.clear()
+        self._began.clear()
 
     def lost(self, index: Index, host: str) -> None:
         """A trial's host went away, if it is known which."""
@@ -430,6 +474,7 @@ class StudyState:
             return []
         if (bad := says_bad(evidence)) is not None:
             self.trial_seconds.add(duration)
+            insort(self._durations, duration)
             self.search.tell(index, hit=bad)
         if (why := tally.why_aside()) is not None:
             return self._put_aside(index, "set-aside", f"{outcome}: {detail}; {why}" if tally.skip else why)
@@ -535,8 +580,63 @@ class StudyState:
         return any(lock.content_hash in known for known in (self.ready, self.building, self.seen))
 
     def pending(self) -> Counter[Index]:
-        """Trials that run, here or elsewhere, by combination."""
-        return Counter(self.running.values()) + self.elsewhere
+        """Trials that run, here or elsewhere, by combination, and whose outcome may matter."""
+        in_vain = self.ending.union(self._in_vain())
+        mine = (index for trial_id, index in self.running.items() if trial_id not in in_vain)
+        return Counter(mine) + self.elsewhere
+
+    def _in_vain(self) -> list[str]:
+        """Running trials whose outcome cannot change the answer any more, and that may be ended.
+
+        Of a combination one is ended at most: what a slow trial would have said is missing there once.
+        """
+        if not self.looks_certain:
+            return []
+        return [
+            trial_id
+            for trial_id, index in self.running.items()
+            if index not in self._given_up and self.search.tells_nothing(index)
+        ]
+
+    def hopeless(self, slots: int, now: float) -> list[str]:
+        """Decide which running trials to end: they cannot change the answer, and their places are of use.
+
+        Hangs and whatever else is slow are ended sooner than what is quick, so that no rate may depend on
+        who is ended. So it is done only while failures look certain, where one trial tells good from bad,
+        and where all that can still be the answer says the same of a combination.
+
+        Args:
+            slots: Places for trials.
+            now: Seconds on the clock by which trials were `started`.
+        """
+        if self.search.finished or not (trials := self._in_vain()):
+            return []
+        left = {one: time_left(now - self._began[one], self._durations) for one in trials}
+        long = [one for one in left if left[one] >= ENDING_PAYS]
+        if not long:
+            return []
+        long.sort(key=lambda one: -left[one])
+        wanted = self._places_wanted(slots, len(trials))
+        late = OVERDUE * self._durations[-1]
+        overdue = [one for one in long if now - self._began[one] >= late]
+        return list(dict.fromkeys([*long[: max(0, wanted)], *overdue]))
+
+    def _places_wanted(self, slots: int, in_vain: int) -> int:
+        """How many places that trials in vain have would be used by others.
+
+        Args:
+            slots: Places for trials.
+            in_vain: How many such trials were not told to end yet.
+        """
+        free = slots - len(self.running) + len(self.ending)
+        room = free + in_vain
+        asked = self.search.ask(room, pending=self.pending(), build_cost=self._costs()) if room > 0 else []
+        used = sum(self.is_ready(index) for index in asked)
+        if not self._matrix.file.trial.gpus:
+            # Builds take cores, and those are what places stand for.
+            new = {index for index in asked if not self.is_ready(index)}
+            used += max(len(self.building), len(new))
+        return used - free
 
     def decide(self, slots: int, *, only: Index | None = None) -> Wanted:
         """Decide what to do next, and what to prepare for what may come after that.

@@ -103,6 +103,10 @@ class StudySearch(Protocol):
     ) -> list[Index]:
         """Combinations that could come next, whose environments are worth making meanwhile."""
 
+    def tells_nothing(self, index: Index) -> bool:
+        """Whether a trial of a combination cannot change the answer any more; see `Search.tells_nothing`."""
+        return False
+
     def end_checks(self) -> None:
         """Check no further: finished as soon as the answer stands."""
         return
@@ -274,6 +278,20 @@ class Search:
             return bad not in labels
         found = self._bisection.found
         return found.how == "rule" and not found.settled and len(labels) < _MOST_SWEPT
+
+    def tells_nothing(self, index: Index) -> bool:
+        """Whether a trial of a combination cannot change the answer any more, as far as can be known.
+
+        Only while failures are certain by all that was seen, at least two of them, as an answer needs: then
+        it is less than 1 % likely that a trial beyond a failure, or before a pass, says something else
+        because the failure is a flaky one after all (the prior is `CERTAIN`, and rates are equally likely on
+        a log scale else). Once the answer stands, whatever is tried checks it.
+        """
+        if self.settings.thrifty or self._narrow.total_hits < _FAILURES or not self._certain:
+            return False
+        if self._answer_stands:
+            return False
+        return self._bisection.tells_nothing(self._narrow.representative_of(index))
 
     # -- flaky failures that no rule describes -----------------------------------------------------------
 
