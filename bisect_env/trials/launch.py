@@ -589,7 +589,8 @@ def run_process(
 
 
 def _pump(watch: _Process, cancelled: Callable[[], bool]) -> None:
-    with selectors.DefaultSelector() as selector:
+    # Not epoll, where each of these takes a system call, and each of those a turn of the thread.
+    with selectors.PollSelector() as selector:
         selector.register(watch.control, selectors.EVENT_READ)
         for reader in watch.streams:
             os.set_blocking(reader, False)
