@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import queue
@@ -17,6 +18,7 @@ from packaging.utils import canonicalize_name
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CommitRecipe, CommitSource, CondaRequest, EnvironmentRequest
+from bisect_env.environments.uv_tool import giving_way
 from bisect_env.environments.validation import cuda_version, lock_warnings, virtual_packages
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.load import Matrix
@@ -385,9 +387,10 @@ class Locking:
                 continue
             missing, model = self._model(index)
             if missing is None:
+                is_wanted = index in self._waiting
                 self._waiting.pop(index, None)
                 solving.add(key)
-                self._submit(index, model)
+                self._submit(index, model, is_wanted=is_wanted)
             elif missing not in self._running and missing not in self._waiting:
                 self._waiting[missing] = None
                 todo.append((missing, self._most))
@@ -401,9 +404,9 @@ class Locking:
                 return anchor, None
         return None, None
 
-    def _submit(self, index: Index, model: Lock | None) -> None:
+    def _submit(self, index: Index, model: Lock | None, *, is_wanted: bool) -> None:
         request = self._request(index)
-        future = self._pool.submit(self._solve, request, model)
+        future = self._pool.submit(self._solve, request, model, is_wanted)
         self._running[index] = future
 
         def done(_future: Future[tuple[LockResult, float]]) -> None:
@@ -412,9 +415,12 @@ class Locking:
 
         future.add_done_callback(done)
 
-    def _solve(self, request: EnvironmentRequest, model: Lock | None) -> tuple[LockResult, float]:
+    def _solve(
+        self, request: EnvironmentRequest, model: Lock | None, is_wanted: bool
+    ) -> tuple[LockResult, float]:
         began = time.monotonic()
-        return self._provider.lock(request, model), time.monotonic() - began
+        with contextlib.nullcontext() if is_wanted else giving_way():
+            return self._provider.lock(request, model), time.monotonic() - began
 
     def _note(self, index: Index, result: LockResult) -> list[Index]:
         """Take an answer in, for all combinations that ask for the same environment; gives these."""

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -33,6 +33,7 @@ from bisect_env.temporary import FULL, full_file_system, replacing, temporary
 
 _LISTEN = 0.2  # seconds between two looks at what a tool says
 _KEEP = 400_000  # bytes of output: a failing C++ build can write gigabytes
+_NICE = 10  # niceness of what nobody waits for
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def run_tool(
         room: What it may write, after which its process group is killed, too; None is no limit.
         heard: Called with each line of its errors, a moment after it was written.
         keep: Bytes of output that are kept, from its end; None for all.
-        nice: Niceness, where nobody waits for it.
+        nice: Niceness, where nobody waits for it; see also `giving_way`.
         holding: A descriptor that it inherits: what is locked by it stays so until the command has ended,
             even if this process is killed before.
 
@@ -99,7 +100,7 @@ def run_tool(
         )
         with _lock:
             _running.add(process.pid)
-        if nice:
+        if nice := nice or getattr(_here, "nice", 0):
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         ended, stopped, unfinished = False, "", list[Path]()
@@ -123,6 +124,17 @@ def run_tool(
 
 _lock = threading.Lock()
 _running: set[int] = set()
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def giving_way() -> Iterator[None]:
+    """Whatever this thread runs meanwhile leaves the cores to what is waited for."""
+    _here.nice = _NICE
+    try:
+        yield
+    finally:
+        _here.nice = 0
 
 
 def end_running() -> None:
