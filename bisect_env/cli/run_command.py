@@ -342,7 +342,10 @@ def answer(
         quick=quick,
     )
 
-    # Imported here, so that the index answers meanwhile.
+    if ahead is not None:
+        ahead.wait_for_solver(_FIRST)
+
+    # Imported here, so that the index and the first solver answer meanwhile.
     from bisect_env.cluster.pool import default_workers
     from bisect_env.engine.events import Answered
     from bisect_env.engine.study import run_study
@@ -417,6 +420,8 @@ def lacked(missing: MissingModules, exit_code: int) -> str | None:
     return missing.module or (missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None)
 
 
+_FIRST = 0.2
+"""Seconds for the index to answer and the first solver to be started before anything else is imported."""
 _FEW, _LONG_TURN = 16, 0.005
 """Workers up to which threads take turns as quickly as at the start, and seconds of a turn with more: 64 that
 wait for trials handled 130 a second with short turns, and 150 with those that Python has."""

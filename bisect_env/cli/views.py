@@ -290,7 +290,7 @@ def describe(event: events.Event) -> str | None:
             return f"answer: {answer}; now checking it with up to {checks} (`--quick` leaves that out)"
         case events.Progress():
             words, left = told_passing(event), _what_is_left(event)
-            if words or event.ends_after is not None:
+            if event.passing is not None or event.ends_after is not None:
                 return "; ".join(filter(None, (f"{_seen(event)}, none of them bad", words, left)))
             best = probability(event.document["probability"])
             return f"{_seen(event)}, {event.hits} of them bad; best answer so far {best}; {left}"
@@ -335,6 +335,9 @@ def _percent(share: float) -> str:
 
 def _what_is_left(progress: events.Progress) -> str:
     """What would end a study, in words."""
+    if progress.ends_after is None and progress.passing is not None:
+        # How many trials that takes has to be played; those that would settle where a failure is are fewer.
+        return f"more passes are to exclude a crash rate of {_percent(progress.passing[2])} everywhere"
     if progress.ends_after is None:
         left = round(progress.document["expected_left"])
         # Of an answer that stands it is not foreseen how much of its checks is wanted.
@@ -562,7 +565,7 @@ class LiveView(View):
         from rich.text import Text
 
         words, left = told_passing(progress), _what_is_left(progress)
-        if words or progress.ends_after is not None:
+        if progress.passing is not None or progress.ends_after is not None:
             known = (self._elapsed(), f"{_seen(progress)}, none of them bad", clean(words))
             return Text(" · ".join(filter(None, (*known, left))))
         # The sentence says its probability itself.

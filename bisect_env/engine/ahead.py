@@ -30,6 +30,7 @@ from bisect_env.engine.evidence import allowed_sources, judge, target_of, trial_
 from bisect_env.engine.locking import Locking
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.environments.uv_tool import is_any_running
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
@@ -50,6 +51,8 @@ _SMALL = 4096
 """Combinations up to which the search is asked what comes after both ends."""
 _MOST = 8
 """How many of these are begun, and how many trials by what others did."""
+_TURN = 0.002
+"""Seconds between two looks at whether a solver runs."""
 _LISTEN = 0.01
 """Seconds between two looks at what trials did."""
 
@@ -124,6 +127,18 @@ class Ahead:
         thread = threading.Thread(target=self._run, name="ends", daemon=True)
         thread.start()
         return thread
+
+    def wait_for_solver(self, limit: float) -> None:
+        """Wait until the first solver runs, or what it would say is known already.
+
+        What the caller imports takes turns from the thread that starts it, and nothing from the solver.
+
+        Args:
+            limit: Seconds.
+        """
+        until = time.monotonic() + limit
+        while not (is_any_running() or self._ends_known.is_set()) and time.monotonic() < until:
+            time.sleep(_TURN)
 
     def take(self, grid: Grid, stopped: Callable[[], bool] = lambda: False) -> Begun:
         """What was begun, after waiting for the locks; nothing where the study turns out to be another one.

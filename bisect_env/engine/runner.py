@@ -75,8 +75,7 @@ SHOW_EVERY = 0.2
 SAVE_EVERY = 5.0
 """Seconds between two verdicts stored on the way, for those who look at a running study."""
 FORETOLD, FORETELL_EVERY = 64, 4.0
-"""Combinations up to which it is played what would end a study without failures; seconds before the first
-play, and between two."""
+"""Combinations up to which it is played what would end a study without failures; seconds between plays."""
 FORETELL_TURN = 0.005
 """Seconds for which it is played each time that something is shown: trials wait for whoever plays."""
 _CLAIMS = 4
@@ -333,8 +332,7 @@ class StudyRunner:
         self._trials_alone: set[str] = set()
         self._foretold: int | None = None
         self._play: tuple[int, Generator[None, None, int | None]] | None = None
-        # Whoever is answered within seconds need not wait for a play.
-        self._foretell_from = self._began_at + FORETELL_EVERY
+        self._foretell_from = float("-inf")
         self._crowded: set[str] = set()
 
     def _both_ends(self) -> tuple[Index, Index] | None:

@@ -137,6 +137,11 @@ def giving_way() -> Iterator[None]:
         _here.nice = 0
 
 
+def is_any_running() -> bool:
+    """Whether this process has a tool running."""
+    return bool(_running)
+
+
 def end_running() -> None:
     """Kill every tool that other threads wait for, because the command ends."""
     with _lock:

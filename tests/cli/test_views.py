@@ -262,6 +262,10 @@ def test_a_bad_end_that_only_passes_is_told_with_what_that_excludes() -> None:
     assert "going on" not in (describe(replace(passing, passing=(A, 400, 0.02))) or "going on")
     for few in (None, (A, 9, 0.02)):
         assert "has passed" not in (describe(replace(passing, passing=few)) or "has passed")
+    # How many trials that takes may not be known yet: those that would settle an answer are another number.
+    soon = describe(replace(passing, passing=(A, 3, 0.02), document=document(expected_left=1.0))) or ""
+    assert "more passes are to exclude a crash rate of 2 % everywhere" in soon
+    assert "left" not in soon
 
 
 def test_the_remedy_of_an_error_carries_the_options_in_json_too(monkeypatch: pytest.MonkeyPatch) -> None:

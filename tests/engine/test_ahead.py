@@ -266,7 +266,14 @@ def test_the_environments_of_both_ends_are_there(index: IndexServer, tmp_path: P
     )
     matrix = load_matrix(path)
     provider = Environments(tmp_path / "cache", index=matrix.file.index)
-    Ahead(matrix, provider, datetime.now(UTC), executor=refused).begin().join()
+    ahead = Ahead(matrix, provider, datetime.now(UTC), executor=refused)
+    running = ahead.begin()
+    asked_at = time.monotonic()
+    ahead.wait_for_solver(30.0)
+    assert time.monotonic() - asked_at < 20.0, "it runs long before that"
+    running.join()
+    ahead.wait_for_solver(30.0)
+    assert time.monotonic() - asked_at < 20.0, "nobody waits for a solver that has answered"
     grid = expand(matrix, provider.catalogue, datetime.now(UTC))
     spent = []
     for place in ((0, 0), (0, 1), (0, 2)):
