@@ -408,8 +408,7 @@ def count_use(prefix: Prefix, *, nice: int = 0) -> Prefix:
                     marker |= {"snapshot": snapshot, "without_bytecode": marker["snapshot"]}
                     del marker["bytecode"]
             if not problem:
-                text = json.dumps(marker, indent=1) + "\n"
-                _write(prefix.path / MARKER, text.encode(), 0o644)
+                _mark_anew(prefix.path, json.dumps(marker, indent=1) + "\n")
     except (OSError, file_locks().Timeout) as error:
         problem = f"modules cannot be compiled: {error}"
     if not problem:
@@ -417,6 +416,19 @@ def count_use(prefix: Prefix, *, nice: int = 0) -> Prefix:
     # What there is of it by now is as good as any that Python writes by itself.
     _FAILED.add(str(prefix.path))
     return replace(prefix, notes=(*prefix.notes, f"{prefix.path.name[:12]}: {problem}"))
+
+
+def _mark_anew(place: Path, text: str) -> None:
+    """Replace the marker of a prefix whose lock the caller holds."""
+    # Not beside it: for a trial that ends just now there would be a file that the prefix did not have.
+    folder = place.with_name(f".build-{place.name}-{secrets.token_hex(4)}")
+    folder.mkdir()
+    try:
+        (folder / MARKER).write_text(text, "utf-8")
+        (folder / MARKER).chmod(0o644)
+        (folder / MARKER).replace(place / MARKER)
+    finally:
+        integrity.remove_tree(folder)
 
 
 def lacks_bytecode(prefix: Prefix) -> bool:

@@ -276,6 +276,20 @@ class TestSmall:
         assert is_still(path, state)
         assert not queue.used(prefix), "there is nothing left to do"
 
+    def test_a_trial_that_ends_while_a_use_is_noted_finds_nothing_changed(self, lock, cache, monkeypatch):
+        prefix = ensure_prefix(lock, cache_dir=cache)
+        state, replace, found = state_of(prefix.path), Path.replace, []
+
+        def replaced(path, target):
+            found.append(is_still(prefix.path, state))
+            return replace(path, target)
+
+        monkeypatch.setattr(Path, "replace", replaced)
+        count_use(prefix)
+        assert found == [True]
+        assert is_still(prefix.path, state)
+        assert [path.name for path in (cache / "prefixes").glob(".build-*")] == []
+
     def test_what_was_written_to_is_noticed(self, lock, cache):
         for _ in range(2):
             prefix = count_use(ensure_prefix(lock, cache_dir=cache))
