@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bisect_env.environments import prefix as prefix_module
@@ -280,6 +281,16 @@ def test_a_lease_is_not_fooled_by_a_file_that_is_taken_away_meanwhile(tmp_path):
     lease.release()
 
 
+def installers_of(cache):
+    """Processes whose command names something in a cache."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(str(cache) in word for word in process.cmdline()):
+                found.append(process.pid)
+    return found
+
+
 @pytest.mark.slow
 def test_killed_at_random_instants_nothing_half_made_is_ever_used(lock, cache, tmp_path):
     seed = random.SystemRandom().randrange(2**32)
@@ -316,6 +327,11 @@ def test_killed_at_random_instants_nothing_half_made_is_ever_used(lock, cache, t
             if chance.random() < 0.3:
                 remove_tree(cache)
     print("finished before the kill:", sound)
+    # An installer outlives the builder that was killed, and holds its place until it ends.
+    patience = time.monotonic() + 30
+    while installers_of(cache):
+        assert time.monotonic() < patience
+        time.sleep(0.02)
     prefix = ensure_prefix(lock, cache_dir=cache)
     assert run(prefix, "import demo, below; print(below.version)") == "2.0"
     assert leftovers(cache) == []
