@@ -245,11 +245,16 @@ class Ahead:
             return
         most, slots = len(self._trials) + _MOST, self._executor().slots
         is_new = True
+        refused: set[Index] = set()
         while not self._is_over:
             if (heard := self._hear(search)) is None:
                 return
             answered = locking.take()
             self._keep(locking)
+            for index in locking.prepared.unsolvable.keys() - refused:
+                refused.add(index)
+                if index in locking.prepared.groups:
+                    search.set_aside(index)
             if is_new or heard or answered:
                 running = dict.fromkeys(self._trials.keys() - self._said.keys(), 1)
                 costs = self._costs(locking.prepared.groups, self._trials)

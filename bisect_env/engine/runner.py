@@ -404,6 +404,9 @@ class StudyRunner:
         Returns:
             Number of stored trials.
         """
+        # Whoever locked before the study was open may have met what no solver makes.
+        for refused in [one for one in self._prepared.unsolvable if one in self.state.members]:
+            self._act(self.state.locked(refused))
         stored = self._sharing.news()
         # A study that could run its command nowhere was stopped for that; now it may be corrected.
         if any(trial.outcome is not Outcome.NOT_RUNNABLE for trial in stored):
@@ -507,13 +510,23 @@ class StudyRunner:
             self._handle(self._runner.wait(0.0, self._answers))
 
     def _decide(self, deadline: float | None) -> None:
+        in_vain = 0
         while self._wants_more(deadline):
-            self._work(deadline)
+            known = self.search.trials, len(self.state.aside)
+            is_idle = not self._work(deadline)
             # What still ran may have changed the answer, which then is not the answer yet.
             self._wind_down()
             self.hear_others()
-            if not self._runner.running and not self.search.ask(1):
+            if not self._runner.running and not (asked := self.search.ask(1)):
                 break
+            if not is_idle or known != (self.search.trials, len(self.state.aside)):
+                in_vain = 0
+                continue
+            # Others run what is wanted. If nobody does, to ask for ever would help nobody either.
+            in_vain += not self.state.elsewhere
+            if in_vain > _CLAIMS:
+                raise RuntimeError(f"{self.grid.combination(asked[0])} is asked for, and cannot be begun")
+            time.sleep(LOOK)
 
     def _wants_more(self, deadline: float | None) -> bool:
         return self._in_time(deadline) and not self.search.finished and not self._stopped()
@@ -536,12 +549,15 @@ class StudyRunner:
 
     # -- one step ------------------------------------------------------------------------------------------
 
-    def _work(self, deadline: float | None) -> None:
+    def _work(self, deadline: float | None) -> bool:
+        """Go on until nothing is under way; whether anything was."""
+        was_busy = False
         while self._wants_more(deadline):
             self._carry_out()
             state = self.state
             if not (state.running or state.building or self._locking.under_way):
-                return
+                return was_busy
+            was_busy = True
             if state.running or state.building:
                 self._handle(self._runner.gather())
             else:
@@ -553,6 +569,7 @@ class StudyRunner:
             self._sharing.renew(self._claims)
             self._bound_checks()
             self._show()
+        return True
 
     def _bound_checks(self) -> None:
         """Say the answer as soon as it stands, and see that checking it further comes to an end."""

@@ -72,7 +72,7 @@ def question(folder: Path, index: IndexServer, *, trial: str = "", script: str =
     path.write_text(
         f"version: 1\nname: ahead\nindex: {index.url}\naxes:\n"
         f"  python: {{package: python, versions: ['{HERE}']}}\n"
-        "  app: {package: app, versions: '>=1', step: every}\n"
+        "  app: {package: app, versions: '>=0', step: every}\n"
         f"trial: {{command: python repro.py, files: [repro.py]{trial}}}\n{rest}"
     )
     return path
@@ -160,6 +160,20 @@ def test_what_trials_show_is_followed_before_the_database_is_open(index: IndexSe
     assert found.begun <= {*found.recorded}, "all are the study's"
     assert found.first_bad == "2.0"
     assert len(found.recorded) <= 14
+
+
+def test_what_no_solver_makes_is_known_to_the_study_that_takes_over(
+    index: IndexServer, tmp_path: Path
+) -> None:
+    """What a solver refuses only when it is asked, as both ends here, is not asked for for ever."""
+    index.add("app", "0.5", requires=["no-such-package"])
+    for version in range(4, 33):
+        index.add("app", f"{version}.0")
+    index.add("app", "33.0", requires=["no-such-package"])
+    found = study(tmp_path, question(tmp_path, index), quick=False, after=4)
+    assert len(found.begun) >= 4, "what lies inside of both ends was begun"
+    assert found.begun <= {*found.recorded}
+    assert found.first_bad == "2.0"
 
 
 def test_a_failure_at_both_ends_is_left_to_the_study(index: IndexServer, tmp_path: Path) -> None:
@@ -262,7 +276,7 @@ def test_the_environments_of_both_ends_are_there(index: IndexServer, tmp_path: P
     path.write_text(
         f"version: 1\nname: ahead\nindex: {index.url}\naxes:\n"
         f"  python: {{package: python, versions: ['{HERE}']}}\n"
-        "  app: {package: app, versions: '>=1', step: every}\ntrial: {command: python -c 'import app'}\n"
+        "  app: {package: app, versions: '>=0', step: every}\ntrial: {command: python -c 'import app'}\n"
     )
     matrix = load_matrix(path)
     provider = Environments(tmp_path / "cache", index=matrix.file.index)
@@ -316,7 +330,7 @@ def test_what_is_wanted_does_not_wait_for_what_may_be(index: IndexServer, tmp_pa
     path.write_text(
         f"version: 1\nname: ahead\nindex: {index.url}\nsolver: {{dependencies: newest}}\naxes:\n"
         f"  python: {{package: python, versions: ['{HERE}']}}\n"
-        "  app: {package: app, versions: '>=1', step: every}\ntrial: {command: python -c 'import app'}\n"
+        "  app: {package: app, versions: '>=0', step: every}\ntrial: {command: python -c 'import app'}\n"
     )
     matrix = load_matrix(path)
     go_on = threading.Event()
