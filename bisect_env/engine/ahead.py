@@ -159,8 +159,7 @@ class Ahead:
         # Locks belong to one thread; where it waits for a solver the study does without what it has begun.
         if self._left.wait(_LOOK):
             return Begun(self._locks, self._trials, self._answers, self._locking)
-        if self._locking is not None:
-            self._locking.close()
+        self._close()
         return Begun(self._locks, self._trials, self._answers)
 
     def drop(self) -> None:
@@ -169,8 +168,12 @@ class Ahead:
             self._is_over = True
         if self._trials:
             self._executor().cancel()
+        self._close()
+
+    def _close(self) -> None:
         if self._locking is not None:
             self._locking.close()
+            self._locking = None
 
     def _run(self) -> None:
         with ThreadPoolExecutor(2, thread_name_prefix="ahead") as pool:

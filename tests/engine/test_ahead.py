@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import subprocess
 import sys
 import threading
@@ -95,12 +96,21 @@ class Studied:
     first_bad: str
 
 
-def study(folder: Path, path: Path, *, fresh: bool = False, quick: bool = True, after: int = 0) -> Studied:
-    """Ask a question whose study is opened once so many trials have ended."""
+def study(
+    folder: Path,
+    path: Path,
+    *,
+    fresh: bool = False,
+    quick: bool = True,
+    after: int = 0,
+    patience: float = 30.0,
+    workers: int = 2,
+) -> Studied:
+    """Ask a question whose study is opened once so many trials have ended, or so many seconds have passed."""
     matrix = load_matrix(path)
     cache, db = folder / "cache", folder / "results.db"
     provider = Environments(cache, index=matrix.file.index)
-    place = Starting(lambda: PoolExecutor(partial(ensure_prefix, cache_dir=cache), 2))
+    place = Starting(lambda: PoolExecutor(partial(ensure_prefix, cache_dir=cache), workers))
     glance = Glance(str(db))
     ahead = Ahead(
         matrix,
@@ -111,8 +121,8 @@ def study(folder: Path, path: Path, *, fresh: bool = False, quick: bool = True, 
     )
     ahead.begin()
     grid = expand(matrix, provider.catalogue, datetime.now(UTC))
-    patience = time.monotonic() + 30
-    while after and time.monotonic() < patience:
+    until = time.monotonic() + patience
+    while after and time.monotonic() < until:
         ended = (folder / "runs").read_text().count("\n") if (folder / "runs").exists() else 0
         after = 0 if ended >= after else after
         time.sleep(0.02)
@@ -174,6 +184,48 @@ def test_what_no_solver_makes_is_known_to_the_study_that_takes_over(
     assert len(found.begun) >= 4, "what lies inside of both ends was begun"
     assert found.begun <= {*found.recorded}
     assert found.first_bad == "2.0"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("_turn", range(8))
+def test_whatever_was_begun_and_met_before_the_answer_is_the_true_one(
+    index: IndexServer, tmp_path: Path, _turn: int
+) -> None:
+    """Some releases have no environment, by what they need or by a broken wheel; some trials take long."""
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    del index.packages["app"]
+    count = chance.randint(2, 24)
+    first_bad = chance.randint(1, count - 1)
+    # One good and one bad release are whole.
+    whole = {chance.randrange(first_bad), chance.randrange(first_bad, count)}
+    share = chance.choice([0.0, 0.2, 0.6])
+    for number in range(count):
+        fate = chance.choice(["unsolvable", "unsolvable", "broken"]) if chance.random() < share else ""
+        if number in whole or not fate:
+            whole.add(number)
+            index.add("app", f"{number}.0")
+        elif fate == "broken":
+            index.add("app", f"{number}.0", sha256="0" * 64)
+        else:
+            index.add("app", f"{number}.0", requires=["no-such-package"])
+    path = question(
+        tmp_path,
+        index,
+        script=f"import random, time; time.sleep(random.choice([0, 0, 0.3]))\n"
+        f"sys.exit(int(m.version('app').split('.')[0]) >= {first_bad})",
+    )
+    found = study(
+        tmp_path,
+        path,
+        quick=chance.random() < 0.3,
+        after=chance.randint(0, 9),
+        patience=chance.uniform(0.0, 2.0),
+        workers=chance.choice([1, 2, 6]),
+    )
+    assert found.first_bad == f"{min(one for one in whole if one >= first_bad)}.0"
 
 
 def test_a_failure_at_both_ends_is_left_to_the_study(index: IndexServer, tmp_path: Path) -> None:
