@@ -69,7 +69,7 @@ CASES = {
         ">=1.24.0,<=2.3.0",
         "import pandas\npandas.DataFrame({'a': [1]})\n",
         "2.0.0",
-        ("pandas==2.1.0",),
+        ("pandas==2.1.1",),
     ),
     "setuptools": Case("setuptools", ">=75.0.0,<=82.0.1", "import pkg_resources\n", "82.0.0"),
     # Maps of messages are never equal in 4.21.0 to 4.21.4, says `uv run --with protobuf==X` of each release.
@@ -293,7 +293,9 @@ def offline(
     path = matrix(case, folder / name, python)
     wheels = folder / "wheels"
     copy_wheels(bundle, wheels)
-    known = {archive.name.split("-")[1] for archive in wheels.glob(f"{case.package}-*.whl")}
+    # Old releases write their own name with a capital.
+    names = (archive.name.split("-") for archive in wheels.glob("*.whl"))
+    known = {version for name, version, *_ in names if name.lower() == case.package}
     versions = sorted(SpecifierSet(case.versions).filter(known), key=Version)
     plain = [
         loop(case, path, versions, folder / "plain", python=python, wheels=str(wheels))

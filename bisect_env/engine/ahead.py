@@ -86,7 +86,7 @@ class Ahead:
         as_of: The moment of the study, should it be a new one.
         executor: Gives the place where trials run.
         may_try: Whether the trials of an end may be started, asked for each lock; None starts none.
-        quick: Whether the good end is left to the search, which may do without.
+        quick: Whether the study makes no checks: then the good end is left to the search, which may do without.
         workers: Solvers at the same time.
     """
 
@@ -107,7 +107,8 @@ class Ahead:
         self._provider = provider
         self._executor = executor
         self._may_try = may_try if _is_tried_at_both_ends(matrix) else None
-        self._only_bad = quick or matrix.file.trial.bad.signature == FROM_BAD_END
+        self._quick = quick
+        self._only_bad = matrix.file.trial.bad.signature == FROM_BAD_END
         self._asks = may_try is not None and not self._only_bad
         self._grid: Grid | None = None
         self._ends: tuple[Index, ...] = ()
@@ -199,33 +200,36 @@ class Ahead:
         locking = self._locking = Locking(matrix, grid, self._provider, self.as_of, workers=self._workers)
         asks = self._asks and good != bad and math.prod(grid.shape) <= _SMALL
         after = None
-        for index in dict.fromkeys((good, bad)):
+        begun = (bad,) if self._quick else tuple(dict.fromkeys((good, bad)))
+        for index in begun:
             lock = self._locked(locking, index)
             if lock is not None and not self._try(grid, index, lock, is_bad=index == bad):
                 pool.submit(self._make, lock)
             if asks and after is None:
                 # Not before: to import the search takes from the first solver what that needs to start.
-                after = pool.submit(self._after, grid, locking.prepared.groups, (good, bad))
+                after = pool.submit(self._after, grid, locking.prepared.groups, begun)
         self._ends_known.set()
         if after is not None:
             self._go_on(locking, grid, *after.result())
 
     def _after(
-        self, grid: Grid, groups: Mapping[Index, Index], ends: Sequence[Index]
+        self, grid: Grid, groups: Mapping[Index, Index], begun: Sequence[Index]
     ) -> tuple[StudySearch, list[Index]]:
-        """The search, and what it asks for while both ends are tried."""
+        """The search, and what it asks for while these ends are tried."""
         # Imported here, for it takes a while, and while a solver is waited for.
         from bisect_env.search.goals import Goal, search_towards, settings_of
 
         refining = any(axis.passed_over for axis in grid.axes)
         search = search_towards(
-            Goal.FIRST_BAD, grid, groups, settings_of(self._matrix.file.search, quick=refining)
+            Goal.FIRST_BAD, grid, groups, settings_of(self._matrix.file.search, quick=self._quick or refining)
         )
-        pending = dict.fromkeys(ends, 1)
-        if len(pending) < 2 or any(end not in groups for end in pending):
+        pending = dict.fromkeys(begun, 1)
+        if any(end not in groups for end in pending):
             return search, []
         slots = self._executor().slots if self._may_try is not None else 2
-        room = min(max(slots, 2), _MOST, self._matrix.file.search.max_trials - len(pending))
+        # Without checks few trials are wanted rather than an early answer: no more than can run.
+        room = slots - len(pending) if self._quick else max(slots, 2)
+        room = min(room, _MOST, self._matrix.file.search.max_trials - len(pending))
         costs = self._costs(groups, pending)
         chosen = search.ask(room, pending=pending, build_cost=costs) if room > 0 else []
         return search, [index for index in dict.fromkeys(chosen) if index not in pending]

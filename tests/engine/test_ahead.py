@@ -105,8 +105,12 @@ def study(
     after: int = 0,
     patience: float = 30.0,
     workers: int = 2,
+    knows: bool = False,
 ) -> Studied:
-    """Ask a question whose study is opened once so many trials have ended, or so many seconds have passed."""
+    """Ask a question whose study is opened once so many trials have ended, or so many seconds have passed.
+
+    `knows` says whether what begins ahead knows of `quick`, too.
+    """
     matrix = load_matrix(path)
     cache, db = folder / "cache", folder / "results.db"
     provider = Environments(cache, index=matrix.file.index)
@@ -118,6 +122,7 @@ def study(
         datetime.now(UTC).replace(microsecond=0),
         executor=place.get,
         may_try=lambda _lock: fresh or not glance.may_know_study(matrix.name, matrix.digest),
+        quick=quick and knows,
     )
     ahead.begin()
     grid = expand(matrix, provider.catalogue, datetime.now(UTC))
@@ -172,6 +177,16 @@ def test_what_trials_show_is_followed_before_the_database_is_open(index: IndexSe
     assert len(found.recorded) <= 14
 
 
+def test_without_checks_what_trials_show_is_followed_as_well(index: IndexServer, tmp_path: Path) -> None:
+    for version in range(4, 33):
+        index.add("app", f"{version}.0")
+    found = study(tmp_path, question(tmp_path, index), after=5, knows=True)
+    assert len(found.begun) >= 5
+    assert found.begun <= {*found.recorded}
+    assert found.first_bad == "2.0"
+    assert len(found.recorded) <= 12
+
+
 def test_what_no_solver_makes_is_known_to_the_study_that_takes_over(
     index: IndexServer, tmp_path: Path
 ) -> None:
@@ -224,6 +239,7 @@ def test_whatever_was_begun_and_met_before_the_answer_is_the_true_one(
         after=chance.randint(0, 9),
         patience=chance.uniform(0.0, 2.0),
         workers=chance.choice([1, 2, 6]),
+        knows=True,
     )
     assert found.first_bad == f"{min(one for one in whole if one >= first_bad)}.0"
 
