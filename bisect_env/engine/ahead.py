@@ -86,7 +86,7 @@ class Ahead:
         as_of: The moment of the study, should it be a new one.
         executor: Gives the place where trials run.
         may_try: Whether the trials of an end may be started, asked for each lock; None starts none.
-        quick: Whether the study makes no checks: then the good end is left to the search, which may do without.
+        quick: Whether the study makes no checks: then the good end is left to the search.
         workers: Solvers at the same time.
     """
 
