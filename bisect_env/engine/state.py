@@ -10,6 +10,7 @@ change its mind.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -695,7 +696,7 @@ class StudyState:
         pending = self.pending()
         chosen = self.search.ask(free, pending=pending, build_cost=costs) if free > 0 else []
         now = [index for index in chosen if self.is_ready(index)]
-        later = [index for index in chosen if not self.is_ready(index)]
+        later = self._elsewhere([index for index in chosen if not self.is_ready(index)])
         if later:
             # Cores that build are not lent out to trials that nobody waits for.
             idle = slots - len(self.building) - len(self.running)
@@ -703,6 +704,22 @@ class StudyState:
             now += self._backfill(room, pending + Counter(chosen), slots)
         self._thought = (costs, pending + Counter(chosen), later)
         return Wanted(tuple(now), *self._to_make(later, slots))
+
+    def _elsewhere(self, wanted: list[Index]) -> list[Index]:
+        """What to make instead of what failed often: whether anything can be made tells whose fault it is."""
+
+        def failed(index: Index) -> int:
+            return self.tallies[index].failed_builds
+
+        often = [index for index in wanted if failed(index) >= BUILDS_BEFORE_UNBUILDABLE]
+        if self.ready or not often:
+            return wanted
+        others = [index for index in self.members if index not in self.aside and index not in wanted]
+        for index in often:
+            nearest = min(others, key=lambda one: (failed(one), math.dist(one, index)), default=index)
+            if failed(nearest) < failed(index):
+                wanted[wanted.index(index)] = nearest
+        return wanted
 
     def _costs(self) -> dict[Index, float]:
         price = build_cost(self.build_seconds.value, self.trial_seconds.value)

@@ -543,6 +543,24 @@ def test_what_may_pass_is_unbuildable_once_others_can_be_built(study: Study) -> 
     assert PutAside((4,), "env-unbuildable", "timeout") in study.fail((4,), "timeout", transient=True)
 
 
+def test_whose_fault_it_is_that_both_ends_cannot_be_made_is_asked_elsewhere(study: Study) -> None:
+    study.lock((0,), (9,))
+    for end in ((0,), (9,)):
+        for _ in range(BUILDS_BEFORE_UNBUILDABLE):
+            study.fail(end, "hash mismatch", transient=True)
+    wanted = study.state.decide_now(2)
+    assert (wanted.build, wanted.lock) == ((), ((1,), (8,))), "the nearest"
+    study.lock(*wanted.lock)
+    study.fail((1,), "hash mismatch", transient=True)
+    assert study.state.decide_now(2).build == ((8,),)
+    study.build((8,))
+    for end in ((0,), (9,)):
+        assert end in study.state.decide_now(2).build, "once more, now that the network is known to be there"
+        assert PutAside(end, "env-unbuildable", "hash mismatch") in study.fail(
+            end, "hash mismatch", transient=True
+        )
+
+
 def test_a_network_that_is_gone_stops_the_study(study: Study) -> None:
     study.lock((4,), (5,))
     for attempt in range(VOIDS_BEFORE_STOP - 1):
