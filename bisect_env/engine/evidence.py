@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -325,6 +326,45 @@ class StudyTarget:
         if read_signature(record.signature).version == SIGNATURE_VERSION:
             return record
         return replace(record, signature=signed_again(record)) if has_logs else None
+
+
+def where_kinds_change(line: Sequence[Mapping[str, str]]) -> tuple[int, int] | None:
+    """Where, from the bad end to the first pass, failures of one kind give way to others.
+
+    Args:
+        line: Of the combinations that were tried along the only axis, the bad end first, the signatures of
+            failures by kind; none where all trials passed.
+
+    Returns:
+        Places of the two neighbours that have no kind in common; None where there are none.
+    """
+    failing = list(itertools.takewhile(bool, line))
+    for place, (one, other) in enumerate(itertools.pairwise(failing)):
+        if not one.keys() & other.keys():
+            return place, place + 1
+    return None
+
+
+def another_problem(line: Sequence[Mapping[str, str]]) -> int | None:
+    """What fails for a reason of its own: beyond a pass, and in ways in which the bad end's part never does.
+
+    Args:
+        line: As for `where_kinds_change`.
+
+    Returns:
+        Place of the nearest such combination. None where there is none, or where the failure of the bad end
+        would not tell all of its own part from that.
+    """
+    part = list(itertools.takewhile(bool, line))
+    beyond = [place for place in range(len(part), len(line)) if line[place]]
+    if not part or not beyond:
+        return None
+    kinds = {kind for ways in part for kind in ways}
+    if any(kinds & line[place].keys() for place in beyond):
+        return None
+    meant = next(iter(part[0].values()))
+    known = all(any(matches(signature, meant) for signature in ways.values()) for ways in part)
+    return beyond[0] if known else None
 
 
 def known_target(matrix: Matrix, store: Store, study_id: str | None) -> tuple[Target, bool]:

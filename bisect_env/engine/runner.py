@@ -31,10 +31,12 @@ from bisect_env.engine.document import axes_document, verdict_document
 from bisect_env.engine.evidence import (
     StudyTarget,
     allowed_sources,
+    another_problem,
     lost_record,
     target_of,
     trial_files,
     trial_spec,
+    where_kinds_change,
 )
 from bisect_env.engine.locking import Locking, of_commits
 from bisect_env.engine.reuse import Reuse, trial_key
@@ -648,6 +650,39 @@ class StudyRunner:
         good, bad = (set(self._ways[end]) for end in self._ends)
         return () if good & bad else self._ends
 
+    def _part_of_another_problem(self) -> tuple[Index, ...]:
+        """Where an answer stands, what fails beyond a pass and as the bad end never does, and that end.
+
+        What was tried may not show whether something passes in between: then that is looked at first.
+        """
+        several = [place for place, axis in enumerate(self.grid.axes) if len(axis.values) > 1]
+        if self._target.compares or self._ends is None or len(several) != 1 or not self._fails_in_kinds:
+            return ()
+        search = self.search
+        if not isinstance(search, Search) or not search.answered or not search.verdict.certain:
+            return ()
+        place, tallies, bad_end = several[0], self.state.tallies, self._ends[1]
+        line = sorted(
+            (one for one in self.state.members if one not in self.state.aside),
+            key=lambda one: abs(one[place] - bad_end[place]),
+        )
+        tried = [n for n, one in enumerate(line) if tallies[one].bad or tallies[one].good]
+        if any(tallies[line[n]].bad and not self._ways.get(line[n]) for n in tried):
+            return ()
+        ways = [{kind: way[0] for kind, way in self._ways.get(line[n], {}).items()} for n in tried]
+        if (change := where_kinds_change(ways)) is not None:
+            low, high = (tried[n] for n in change)
+            if high - low > 1:
+                search.look_at(line[(low + high) // 2])
+        if (other := another_problem(ways)) is None or line[tried[0]] != bad_end:
+            return ()
+        return line[tried[other]], bad_end
+
+    @property
+    def _fails_in_kinds(self) -> bool:
+        """Whether failures of more than one kind were seen."""
+        return len({kind for ways in self._ways.values() for kind in ways}) > 1
+
     def _settle(self) -> None:
         """Take the bad end's failure for the one that is looked for, once that is known to be another one.
 
@@ -655,11 +690,14 @@ class StudyRunner:
             TargetSettledError: It was settled now.
         """
         pair = self._two_problems()
-        if not pair or min(self.state.tallies[end].bad for end in pair) < _AT_EACH_END:
+        if pair and min(self.state.tallies[end].bad for end in pair) < _AT_EACH_END:
+            return
+        pair = pair or self._part_of_another_problem()
+        if not pair:
             return
         self._handle(self._runner.end())
         self.state.nothing_runs()
-        (other, _), (told, (signature, trial_id)) = (next(iter(self._ways[end].items())) for end in pair)
+        (other, _), (told, (signature, trial_id)) = (next(iter(self._ways[one].items())) for one in pair)
         self._target.settle(signature, trial_id)
         judged = {
             trial.trial_id: Evidence.OTHER
@@ -667,7 +705,7 @@ class StudyRunner:
             if trial.evidence is Evidence.BAD and not matches(trial.signature, self._target.rule.signature)
         }
         self._store.judge_again(self._study_id, judged)
-        good, bad = (self.grid.combination(end) for end in pair)
+        good, bad = (self.grid.combination(one) for one in pair)
         wanted = f"`bad: {{signature: '{shown(signature)}'}}` in `trial`"
         text = (
             f"two failures that have nothing to do with each other: {good} fails as {other}, {bad} as {told}"
@@ -676,8 +714,8 @@ class StudyRunner:
         raise TargetSettledError
 
     def _note_way(self, index: Index, evidence: Evidence, signature: str, trial_id: str) -> None:
-        """Remember how an end fails: outcome and exception, and a trial that shows it."""
-        if self._ends is not None and index in self._ends and evidence is Evidence.BAD and signature:
+        """Remember how a combination fails: outcome and exception, and a trial that shows it."""
+        if evidence is Evidence.BAD and signature:
             way = read_signature(signature).kind
             self._ways.setdefault(index, {}).setdefault(way, (signature, trial_id))
 

@@ -517,7 +517,7 @@ def build_report(
             *stability_warnings(steady),
             *machine_warnings(trials),
             *_warnings(counts),
-            *other_failures([*reused, *trials]),
+            *other_failures([*reused, *trials], _target(decisions)),
             *_environment_warnings(states),
             *_mixed(machines),
         ),

@@ -105,11 +105,12 @@ def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
     return [*warnings[:_SHOWN], *([f"{more} more GPUs or hosts were lost under trials"] if more > 0 else [])]
 
 
-def other_failures(trials: Sequence[StoredTrial]) -> list[str]:
+def other_failures(trials: Sequence[StoredTrial], target: str = "") -> list[str]:
     """Warns if trials failed in other ways than the study looks for, since these may be two problems.
 
     Args:
         trials: All of a study, with what they say in it.
+        target: Signature of the failure that it is about, "" if it is about any.
     """
     bad = {trial.combination for trial in trials if trial.evidence is Evidence.BAD}
     others: dict[str, Counter[str]] = {}
@@ -129,7 +130,25 @@ def other_failures(trials: Sequence[StoredTrial]) -> list[str]:
     return [
         *warnings[:_SHOWN],
         *([f"{more} more combinations failed in another way as well"] if more > 0 else []),
+        *(_other_problems(trials) if target else ()),
     ]
+
+
+def _other_problems(trials: Sequence[StoredTrial]) -> Iterator[str]:
+    """Of each kind of failure that a study is not about: the combinations in which nothing else was seen."""
+    counted = {trial.combination for trial in trials if trial.evidence in (Evidence.GOOD, Evidence.BAD)}
+    ways: dict[str, dict[str, int]] = {}
+    for trial in trials:
+        if trial.evidence is Evidence.OTHER and trial.signature and trial.combination not in counted:
+            where = ways.setdefault(_way(trial.signature), {})
+            where[str(trial.combination)] = where.get(str(trial.combination), 0) + 1
+    for way, where in list(ways.items())[:_SHOWN]:
+        shown_ones = [*where][:_SHOWN]
+        more = f" and {len(where) - _SHOWN} more" if len(where) > _SHOWN else ""
+        yield (
+            f"{'; '.join(shown_ones)}{more}: failed as {way} in {how_many(sum(where.values()), 'trial')}, "
+            "another failure than the one that the study is about; not counted"
+        )
 
 
 def rate_warnings(stated: float | None, bad: int, trials: int) -> list[str]:

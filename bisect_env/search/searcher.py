@@ -189,6 +189,7 @@ class Search:
         # What proves an answer is tried once it stands.
         self._narrow.proves_first = not self._plain
         self._checks_ended = not self._plain or self.settings.quick
+        self._doubted: Index | None = None
         narrow = self._narrow
         self._bisection = Bisection(
             *(grid, narrow.space, narrow.group),
@@ -258,6 +259,11 @@ class Search:
     def end_checks(self) -> None:
         """Check no further: the search is finished as soon as the answer stands."""
         self._checks_ended = True
+
+    def look_at(self, index: Index) -> None:
+        """Have a combination looked at as a check of the answer, if nobody tried it: it may be no bad one."""
+        self._doubted = index
+        self.__dict__.pop("checks", None)
 
     # -- certain failures --------------------------------------------------------------------------------
 
@@ -690,6 +696,8 @@ class Search:
             wanted = self._proof(verdict)
         elif self._certain and not self.settings.thrifty:
             wanted = untested_checks(verdict.best, self._grid, can_run, self.counts)
+            if self._doubted is not None and not self.counts(self._doubted)[1]:
+                wanted.insert(0, Check(self._doubted, 1, "untested"))
         if self._labelled is not None:
             wanted = apart_checks(verdict.best, self.counts, self.settings, len(self._labelled))
         wanted += clean_checks(verdict.best, can_run, self.counts, self.settings)

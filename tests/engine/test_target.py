@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from bisect_env.engine import events
+from bisect_env.engine.evidence import another_problem, where_kinds_change
 from bisect_env.errors import EndsNotAsStatedError, MatrixError, NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.signatures import read_signature
@@ -310,6 +312,98 @@ def test_failures_of_two_kinds_at_the_two_ends_are_two_problems(tmp_path: Path) 
     assert {level for level, evidence in said if evidence is Evidence.OTHER} <= {0, 1, 2}
     # The same command knows it from then on.
     assert studies.run(path).report["verdict"]["first_bad"]["level"] == "6"
+
+
+def failing(parts: Mapping[str, range]) -> str:
+    """A script that raises these exceptions at these levels."""
+    lines = [f"if int(sys.argv[1]) in {part}: raise {name}('planted')" for name, part in parts.items()]
+    return "\n".join(["import sys", *lines])
+
+
+LEVELS = f"level: {{values: {[*range(16)]}}}"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("slots", [1, 2, 6])
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_fails_for_a_reason_of_its_own_and_was_mended_is_another_problem(
+    studies: Studies, slots: int, turned: bool
+) -> None:
+    """Whichever of the two the search meets first: with one worker it is the other one."""
+    if turned:
+        script = failing({"KeyError": range(6, 10), "AttributeError": range(4)})
+        path = studies.matrix(script, axes=LEVELS.replace("}", ", direction: fixed}"))
+    else:
+        path = studies.matrix(
+            failing({"KeyError": range(6, 10), "AttributeError": range(12, 16)}), axes=LEVELS
+        )
+    report = studies.run(path, slots=slots).report
+    assert report["verdict"]["status"] == "confirmed"
+    assert first_bad(report) == ("3" if turned else "12")
+    assert report["verdict"]["last_good"]["level"] == ("4" if turned else "11")
+    told = [event.text for event in studies.events if isinstance(event, events.Warned)]
+    said = evidence(studies)
+    met = [level for level in map(str, range(6, 10)) if said.get(level)]
+    assert ("nothing to do with each other" in " ".join(told)) is bool(met)
+    assert met or slots > 1
+    with Store.open(str(studies.db), read_only=True) as store:
+        of_others = [t for t in store.trials(store.study(None).id) if t.combination["level"] in met]
+    assert {trial.evidence for trial in of_others} <= {Evidence.OTHER}
+    # Whoever asks again has the same answer, and is told of the other failure.
+    again = studies.run(path).report
+    assert first_bad(again) == first_bad(report)
+    assert any("KeyError" in warning for warning in again["warnings"]) is bool(met)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("slots", [1, 2, 6])
+def test_a_failure_that_only_changes_its_face_begins_where_something_fails_first(
+    studies: Studies, slots: int
+) -> None:
+    script = failing({"KeyError": range(6, 10), "AttributeError": range(10, 16)})
+    report = studies.run(studies.matrix(script, axes=LEVELS), slots=slots).report
+    assert (report["verdict"]["status"], first_bad(report)) == ("confirmed", "6")
+    assert report["target"] == ""
+    assert any("fails in two ways" in warning for warning in report["warnings"])
+
+
+@pytest.mark.integration
+def test_one_failure_that_was_mended_and_came_back_is_one_problem(studies: Studies) -> None:
+    script = failing({"KeyError": range(6, 10)}) + "\nif int(sys.argv[1]) >= 12: raise KeyError('planted')"
+    report = studies.run(studies.matrix(script, axes=LEVELS), slots=1).report
+    assert (first_bad(report), report["target"]) == ("6", "")
+    assert {b["bad"]["level"] for b in report["verdict"]["boundaries"]} == {"6", "9", "12"}
+
+
+A, B = {"exit-fail:A": "exit-fail:A, at a.py:f (v2)"}, {"exit-fail:B": "exit-fail:B, at b.py:f (v2)"}
+BOTH, GOOD = {**A, **B}, dict[str, str]()
+MOVED = {"exit-fail:B": "exit-fail:B, at inside.py:g (v2)"}
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "change"),
+    [
+        ([], None, None),
+        ([GOOD, A], None, None),
+        ([B, B, GOOD, GOOD], None, None),
+        ([B, B, GOOD, A, GOOD], 3, None),
+        ([B, GOOD, GOOD, A, A, GOOD, A], 3, None),
+        ([B, GOOD, B, GOOD], None, None),
+        ([B, GOOD, A, GOOD, B], None, None),
+        ([B, GOOD, BOTH, GOOD], None, None),
+        ([B, A, GOOD, GOOD], None, (0, 1)),
+        ([B, B, A, A, GOOD], None, (1, 2)),
+        ([B, BOTH, A, GOOD], None, None),
+        # The failure of the end would not tell all of its own part from the rest.
+        ([B, A, GOOD, {"hang": "hang (v2)"}], None, (0, 1)),
+        ([B, MOVED, GOOD, A], None, None),
+    ],
+)
+def test_what_is_another_problem(
+    line: Sequence[Mapping[str, str]], other: int | None, change: tuple[int, int] | None
+) -> None:
+    assert another_problem(line) == other
+    assert where_kinds_change(line) == change
 
 
 @pytest.mark.integration
