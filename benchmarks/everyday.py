@@ -186,7 +186,8 @@ def loop(
         input="\n".join(versions) + "\n",
         capture_output=True,
         text=True,
-        env=_environment(cache) | {"UV_CACHE_DIR": str(cache / "loop")} | local,
+        # What runs this may have packages there that the script would see.
+        env=_environment(cache) | {"UV_CACHE_DIR": str(cache / "loop"), "PYTHONPATH": ""} | local,
         check=False,
     )
     taken = time.monotonic() - started
