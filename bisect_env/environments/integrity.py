@@ -251,7 +251,7 @@ def snapshot(prefix: Path, *, ignore: Iterable[str] = (), protect: bool = False)
 
 _ALONE = threading.Lock()
 """Held by who looks through a prefix. Each file is a system call, at which a thread lets the others in: several
-that look at once hand the interpreter to and fro, and all take many times as long as one after the other."""
+that look at once hand the interpreter to and fro, and take far longer than one after the other."""
 
 
 def is_unchanged(prefix: Path, expected: str, *, ignore: Iterable[str] = ()) -> bool:
