@@ -250,8 +250,8 @@ def snapshot(prefix: Path, *, ignore: Iterable[str] = (), protect: bool = False)
 
 
 _ALONE = threading.Lock()
-"""Held by who looks through a prefix. Each file is a system call, at which a thread lets the others in: several
-that look at once hand the interpreter to and fro, and take far longer than one after the other."""
+"""Held by who looks through a prefix. Each file is a system call, at which a thread lets the others in:
+several that look at once hand the interpreter to and fro, and take far longer than one after the other."""
 
 
 def is_unchanged(prefix: Path, expected: str, *, ignore: Iterable[str] = ()) -> bool:
