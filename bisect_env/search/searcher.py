@@ -376,11 +376,12 @@ class Search:
             lacking = self._failures_to_leave - self.counts(cell)[1] - pending.get(cell, 0)
             return [cell] * min(max(lacking, 0), count) if only is None or cell in only else []
         chosen = self._bisection.next(count, pending=pending, cost=cost, only=only)
-        if len(chosen) < count:
+        room = min(count, len(chosen) + self._room_beside_looks(pending))
+        if len(chosen) < room:
             for cell, wanted in self._to_certify():
                 lacking = wanted - self.counts(cell)[1] - pending.get(cell, 0)
                 if only is None or cell in only:
-                    chosen += [cell] * min(max(lacking, 0), count - len(chosen))
+                    chosen += [cell] * min(max(lacking, 0), room - len(chosen))
         if not chosen:
             repeats = self._repeats_beside(pending)
             chosen = [cell for cell in repeats if only is None or cell in only][:count]
@@ -567,7 +568,8 @@ class Search:
         if self._labelled is not None:
             return self._labelled_cells(count, running, only)
         if not self._certain:
-            count = min(count, self._room_beside_first_looks(pending or {}))
+            if self._plain and not self._narrow.total_hits:
+                count = min(count, self._room_beside_looks(running))
             if count <= 0:
                 return []
             swept = self._sweep(count, running, build_cost, only)
@@ -587,16 +589,15 @@ class Search:
                 chosen += [check.cell] * min(max(wanted, 0), count - len(chosen))
         return chosen
 
-    def _room_beside_first_looks(self, pending: Mapping[Index, int]) -> int:
-        """How many more trials may start while nothing failed and a combination is tried for the first time.
+    def _room_beside_looks(self, pending: Mapping[Index, int]) -> int:
+        """How many repetitions may start while a combination is tried for the first time.
 
-        It may be the only bad one: passes that are repeated meanwhile would add to the one trial for each
-        combination, and few more, in which a certain failure has an answer.
+        It may be the only bad one, or change the answer: what is repeated meanwhile would add to the one
+        trial for each combination, and few more, in which a certain failure has an answer.
         """
-        first = any(n and not self.counts(cell)[1] for cell, n in pending.items())
-        if not self._plain or self._narrow.total_hits or not first:
+        if not any(n and not self.counts(cell)[1] for cell, n in pending.items()):
             return sys.maxsize
-        return self._narrow.visible_count + _SPARE - self.trials - sum(pending.values())
+        return max(0, self._narrow.visible_count + _SPARE - self.trials - sum(pending.values()))
 
     def _sweep(
         self,

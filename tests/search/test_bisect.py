@@ -375,6 +375,8 @@ def in_any_order(search: StudySearch, bad: NDArray[np.bool_], workers: int, chan
 @given(shaped_tables(), st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 8]))
 # The only bad one ends last: passes of the others must not be repeated meanwhile.
 @example(np.array([[[0, 0], [0, 0]], [[0, 0], [0, 1]]], dtype=bool), 493, 8)
+# Nor failures, while others are looked at for the first time.
+@example(np.indices((2, 2, 2)).sum(axis=0) % 2 == 1, 617, 8)
 def test_no_order_in_which_trials_end_makes_an_answer_false_or_late(
     bad: NDArray[np.bool_], seed: int, workers: int
 ) -> None:
