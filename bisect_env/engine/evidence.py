@@ -328,7 +328,7 @@ class StudyTarget:
         return replace(record, signature=signed_again(record)) if has_logs else None
 
 
-def where_kinds_change(line: Sequence[Mapping[str, str]]) -> tuple[int, int] | None:
+def where_kinds_change(line: Sequence[Mapping[str, str]]) -> list[tuple[int, int]]:
     """Where, from the bad end to the first pass, failures of one kind give way to others.
 
     Args:
@@ -336,13 +336,10 @@ def where_kinds_change(line: Sequence[Mapping[str, str]]) -> tuple[int, int] | N
             failures by kind; none where all trials passed.
 
     Returns:
-        Places of the two neighbours that have no kind in common; None where there are none.
+        Places of each two neighbours that have no kind in common.
     """
-    failing = list(itertools.takewhile(bool, line))
-    for place, (one, other) in enumerate(itertools.pairwise(failing)):
-        if not one.keys() & other.keys():
-            return place, place + 1
-    return None
+    failing = enumerate(itertools.takewhile(bool, line))
+    return [(n, m) for (n, one), (m, other) in itertools.pairwise(failing) if not one.keys() & other.keys()]
 
 
 def another_problem(line: Sequence[Mapping[str, str]]) -> int | None:

@@ -661,19 +661,22 @@ class StudyRunner:
         search = self.search
         if not isinstance(search, Search) or not search.answered or not search.verdict.certain:
             return ()
-        place, tallies, bad_end = several[0], self.state.tallies, self._ends[1]
+        place, tallies, (good_end, bad_end) = several[0], self.state.tallies, self._ends
+        if self.grid.axes[place].direction is Direction.UNORDERED:
+            return ()
+        towards = 1 if good_end[place] > bad_end[place] else -1
         line = sorted(
             (one for one in self.state.members if one not in self.state.aside),
-            key=lambda one: abs(one[place] - bad_end[place]),
+            key=lambda one: towards * one[place],
         )
+        line = [one for one in line if towards * (one[place] - bad_end[place]) >= 0]
         tried = [n for n, one in enumerate(line) if tallies[one].bad or tallies[one].good]
         if any(tallies[line[n]].bad and not self._ways.get(line[n]) for n in tried):
             return ()
         ways = [{kind: way[0] for kind, way in self._ways.get(line[n], {}).items()} for n in tried]
-        if (change := where_kinds_change(ways)) is not None:
-            low, high = (tried[n] for n in change)
-            if high - low > 1:
-                search.look_at(line[(low + high) // 2])
+        changes = [(tried[low], tried[high]) for low, high in where_kinds_change(ways)]
+        if open_ := [change for change in changes if change[1] - change[0] > 1]:
+            search.look_at(line[sum(open_[0]) // 2])
         if (other := another_problem(ways)) is None or line[tried[0]] != bad_end:
             return ()
         return line[tried[other]], bad_end

@@ -375,35 +375,44 @@ def test_one_failure_that_was_mended_and_came_back_is_one_problem(studies: Studi
     assert {b["bad"]["level"] for b in report["verdict"]["boundaries"]} == {"6", "9", "12"}
 
 
+@pytest.mark.integration
+def test_what_fails_beyond_a_stated_bad_end_is_no_matter(studies: Studies) -> None:
+    parts = {"KeyError": range(5, 8), "AttributeError": range(10, 13), "ValueError": range(13, 16)}
+    path = studies.matrix(failing(parts), axes=LEVELS, rest="good: {level: 2}\nbad: {level: 12}")
+    report = studies.run(path, slots=4).report
+    assert (report["verdict"]["status"], first_bad(report)) == ("confirmed", "10")
+
+
 A, B = {"exit-fail:A": "exit-fail:A, at a.py:f (v2)"}, {"exit-fail:B": "exit-fail:B, at b.py:f (v2)"}
 BOTH, GOOD = {**A, **B}, dict[str, str]()
 MOVED = {"exit-fail:B": "exit-fail:B, at inside.py:g (v2)"}
 
 
 @pytest.mark.parametrize(
-    ("line", "other", "change"),
+    ("line", "other", "changes"),
     [
-        ([], None, None),
-        ([GOOD, A], None, None),
-        ([B, B, GOOD, GOOD], None, None),
-        ([B, B, GOOD, A, GOOD], 3, None),
-        ([B, GOOD, GOOD, A, A, GOOD, A], 3, None),
-        ([B, GOOD, B, GOOD], None, None),
-        ([B, GOOD, A, GOOD, B], None, None),
-        ([B, GOOD, BOTH, GOOD], None, None),
-        ([B, A, GOOD, GOOD], None, (0, 1)),
-        ([B, B, A, A, GOOD], None, (1, 2)),
-        ([B, BOTH, A, GOOD], None, None),
+        ([], None, []),
+        ([GOOD, A], None, []),
+        ([B, B, GOOD, GOOD], None, []),
+        ([B, B, GOOD, A, GOOD], 3, []),
+        ([B, GOOD, GOOD, A, A, GOOD, A], 3, []),
+        ([B, GOOD, B, GOOD], None, []),
+        ([B, GOOD, A, GOOD, B], None, []),
+        ([B, GOOD, BOTH, GOOD], None, []),
+        ([B, A, GOOD, GOOD], None, [(0, 1)]),
+        ([B, B, A, A, GOOD], None, [(1, 2)]),
+        ([B, BOTH, A, GOOD], None, []),
+        ([B, A, A, B], None, [(0, 1), (2, 3)]),
         # The failure of the end would not tell all of its own part from the rest.
-        ([B, A, GOOD, {"hang": "hang (v2)"}], None, (0, 1)),
-        ([B, MOVED, GOOD, A], None, None),
+        ([B, A, GOOD, {"hang": "hang (v2)"}], None, [(0, 1)]),
+        ([B, MOVED, GOOD, A], None, []),
     ],
 )
 def test_what_is_another_problem(
-    line: Sequence[Mapping[str, str]], other: int | None, change: tuple[int, int] | None
+    line: Sequence[Mapping[str, str]], other: int | None, changes: list[tuple[int, int]]
 ) -> None:
     assert another_problem(line) == other
-    assert where_kinds_change(line) == change
+    assert where_kinds_change(line) == changes
 
 
 @pytest.mark.integration
