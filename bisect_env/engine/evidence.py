@@ -329,17 +329,17 @@ class StudyTarget:
 
 
 def where_kinds_change(line: Sequence[Mapping[str, str]]) -> list[tuple[int, int]]:
-    """Where, from the bad end to the first pass, failures of one kind give way to others.
+    """Where failures of one kind give way to others, and nothing that was tried between passed.
 
     Args:
         line: Of the combinations that were tried along the only axis, the bad end first, the signatures of
             failures by kind; none where all trials passed.
 
     Returns:
-        Places of each two neighbours that have no kind in common.
+        Places of each two neighbours that fail and have no kind in common, from the bad end on.
     """
-    failing = enumerate(itertools.takewhile(bool, line))
-    return [(n, m) for (n, one), (m, other) in itertools.pairwise(failing) if not one.keys() & other.keys()]
+    pairs = itertools.pairwise(enumerate(line))
+    return [(n, m) for (n, one), (m, other) in pairs if one and other and not one.keys() & other.keys()]
 
 
 def another_problem(line: Sequence[Mapping[str, str]]) -> int | None:

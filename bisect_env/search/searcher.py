@@ -697,8 +697,9 @@ class Search:
             wanted = self._proof(verdict)
         elif self._certain and not self.settings.thrifty:
             wanted = untested_checks(verdict.best, self._grid, can_run, self.counts)
-            if self._doubted is not None and not self.counts(self._doubted)[1]:
-                wanted.insert(0, Check(self._doubted, 1, "untested"))
+            doubted = self._doubted
+            if doubted is not None and can_run[doubted] and not self.counts(doubted)[1]:
+                wanted.insert(0, Check(doubted, 1, "untested"))
         if self._labelled is not None:
             wanted = apart_checks(verdict.best, self.counts, self.settings, len(self._labelled))
         wanted += clean_checks(verdict.best, can_run, self.counts, self.settings)

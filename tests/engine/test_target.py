@@ -324,6 +324,7 @@ LEVELS = f"level: {{values: {[*range(16)]}}}"
 
 
 @pytest.mark.integration
+@pytest.mark.checked
 @pytest.mark.parametrize("slots", [1, 2, 6])
 @pytest.mark.parametrize("turned", [False, True])
 def test_what_fails_for_a_reason_of_its_own_and_was_mended_is_another_problem(
@@ -356,6 +357,7 @@ def test_what_fails_for_a_reason_of_its_own_and_was_mended_is_another_problem(
 
 
 @pytest.mark.integration
+@pytest.mark.checked
 @pytest.mark.parametrize("slots", [1, 2, 6])
 def test_a_failure_that_only_changes_its_face_begins_where_something_fails_first(
     studies: Studies, slots: int
@@ -368,11 +370,29 @@ def test_a_failure_that_only_changes_its_face_begins_where_something_fails_first
 
 
 @pytest.mark.integration
+@pytest.mark.checked
 def test_one_failure_that_was_mended_and_came_back_is_one_problem(studies: Studies) -> None:
     script = failing({"KeyError": range(6, 10)}) + "\nif int(sys.argv[1]) >= 12: raise KeyError('planted')"
     report = studies.run(studies.matrix(script, axes=LEVELS), slots=1).report
     assert (first_bad(report), report["target"]) == ("6", "")
     assert {b["bad"]["level"] for b in report["verdict"]["boundaries"]} == {"6", "9", "12"}
+
+
+@pytest.mark.integration
+@pytest.mark.checked
+@pytest.mark.parametrize("end", ["sys.exit(125)", "import os; os.abort()"])
+def test_where_nothing_can_be_learnt_between_two_kinds_is_looked_at_in_vain_once(
+    studies: Studies, end: str
+) -> None:
+    script = failing({"KeyError": range(6, 10), "AttributeError": range(11, 16)})
+    path = studies.matrix(
+        f"{script}\nif sys.argv[1] == '10': {end}", axes=LEVELS, trial="bad: {outcomes: [exit-fail]}"
+    )
+    report = studies.run(path, slots=2).report
+    assert (report["verdict"]["status"], first_bad(report)) == ("confirmed", "6")
+    assert sum(evidence(studies).get("10", Counter()).values()) <= 4
+    (last_good,) = [one for one in report["combinations"] if one["combination"]["level"] == "5"]
+    assert last_good["good"] >= 60, "the checks of the answer go on"
 
 
 @pytest.mark.integration
@@ -403,6 +423,7 @@ MOVED = {"exit-fail:B": "exit-fail:B, at inside.py:g (v2)"}
         ([B, B, A, A, GOOD], None, [(1, 2)]),
         ([B, BOTH, A, GOOD], None, []),
         ([B, A, A, B], None, [(0, 1), (2, 3)]),
+        ([B, GOOD, B, A, GOOD], None, [(2, 3)]),
         # The failure of the end would not tell all of its own part from the rest.
         ([B, A, GOOD, {"hang": "hang (v2)"}], None, [(0, 1)]),
         ([B, MOVED, GOOD, A], None, []),
