@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bisect_env.errors import StorageError
@@ -15,10 +17,58 @@ from bisect_env.storage.entries import StoredTrial, Want
 from bisect_env.storage.store import Store
 
 LEASE = 60.0
-"""Seconds after which the claims of a command that died count no longer; its work would be done by others."""
+"""Seconds after which the claims of a command that died on another host count no longer.
+
+On this host its process is seen to be gone.
+"""
 RENEW_EVERY = LEASE / 4
 HEAR_EVERY = 1.0
 """Seconds between two looks at what others have recorded and claimed."""
+
+
+def name_of_holder() -> str:
+    """A name for what this process claims, by which `has_ended` knows the process; each call gives another.
+
+    It says the boot of the machine, the namespace of process ids, the id, and when the process was started;
+    where these cannot be read (not Linux), it is merely unique.
+    """
+    process = (_machine(), str(os.getpid()), _started(os.getpid()))
+    return " ".join([uuid.uuid4().hex, *(process if all(process) else ())])
+
+
+def has_ended(holder: str) -> bool:
+    """Whether the process that has this name is known to be gone; False of what this machine cannot know."""
+    words = holder.split(" ")
+    if len(words) != 4 or words[1] != _machine() or not words[2].isdecimal():
+        return False
+    pid, started = int(words[2]), words[3]
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        pass  # another user's, who may have put it out of sight
+    # An id is given away again. What cannot be read may live.
+    return _started(pid) not in ("", started)
+
+
+def _machine() -> str:
+    """The boot of this machine and the namespace of our process ids; empty where the system does not say."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    return ""
+
+
+def _started(pid: int) -> str:
+    """When a process was started, in ticks since the boot; "ended" where nobody has waited for it yet."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        # Behind the name in parentheses, which may contain anything, come the fields from the third on;
+        # the state is the third, the start the 22nd (proc_pid_stat(5)).
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        return "ended" if fields[0] in (b"Z", b"X") else fields[19].decode("ascii")
+    return ""
 
 
 class Sharing:
@@ -37,19 +87,27 @@ class Sharing:
         self._store = store
         self._study_id = study_id
         self._clock = clock
-        self._holder = uuid.uuid4().hex
+        self._holder = name_of_holder()
         # Of what this command has recorded since it looked last; before that everything is known.
         self._known: set[str] = set()
         self._recorded: Counter[Combination] = Counter()
         self._last = 0
         self._heard_at = self._renewed_at = clock()
-        self.claimed: Mapping[Combination, int] = {}
+        self.claimed: Counter[Combination] = Counter()
 
     def news(self) -> list[StoredTrial]:
-        """Trials of the study that this command did not know, in order."""
+        """Trials of the study that this command did not know, in order.
+
+        What commands had claimed that have died on this host since is free again.
+        """
         found = self._store.news(self._study_id, self._holder, after=self._last, known=self._known)
         self._heard_at = self._clock()
-        self.claimed = found.claimed
+        self.claimed = Counter()
+        for holder, claims in found.claimed.items():
+            if has_ended(holder):
+                self._store.release(holder)
+            else:
+                self.claimed += claims
         self._last = found.last
         self._known.clear()
         self._recorded.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -204,12 +205,12 @@ class News:
 
     Attributes:
         trials: Recorded since, in order.
-        claimed: Trials of each combination that others run now.
+        claimed: Trials of each combination that others run now, by who claimed them.
         last: The `sequence` up to which everything is known by now.
     """
 
     trials: list[StoredTrial]
-    claimed: Mapping[Combination, int]
+    claimed: Mapping[str, Counter[Combination]]
     last: int = 0
 
 

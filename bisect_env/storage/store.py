@@ -459,9 +459,9 @@ def _failure_groups(study_id: str) -> Any:
 # **Claims.** Who wants to run a trial says how many trials of that combination it believes to be recorded
 # or running. If that is still so, the trial is its own (compare and swap); if not, somebody was faster, and
 # it looks again before it asks the search again. A claim is a lease by the database's clock: when its
-# holder dies, it lapses, and counts no longer; so does one that ends later than any could, which a clock
-# made that was set back since. A trial is recorded whether its claim still stands or not: to drop results
-# of slow trials would favour quick ones.
+# holder dies, and nobody who knows it releases it, it lapses, and counts no longer; so does one that ends
+# later than any could, which a clock made that was set back since. A trial is recorded whether its claim
+# still stands or not: to drop results of slow trials would favour quick ones.
 
 _NAMED = 500
 """Combinations that are asked for by name; of more, all are read."""
@@ -476,10 +476,10 @@ _CLOCKS: dict[str, Any] = {
 _STANDS = _CLAIMS.c.expires_at.between(bindparam("now"), bindparam("latest"))
 """Whether a claim counts, as a condition."""
 _CLAIMED = (
-    select_columns(_COMBINATIONS.c.key, func.count())
+    select_columns(_CLAIMS.c.holder, _COMBINATIONS.c.key, func.count())
     .join(_CLAIMS, _CLAIMS.c.combination_id == _COMBINATIONS.c.id)
     .where(_CLAIMS.c.study_id == bindparam("study"), _CLAIMS.c.holder != bindparam("holder"), _STANDS)
-    .group_by(_COMBINATIONS.c.key)
+    .group_by(_CLAIMS.c.holder, _COMBINATIONS.c.key)
 )
 _LAPSED = delete_rows(_CLAIMS).where(~_STANDS)
 
@@ -1154,12 +1154,11 @@ class Store:
         """
         with self.reading() as session:
             now = time_of_database(session)
-            claimed = {
-                rows.combination_from(key, f"study {study_id}"): number
-                for key, number in session.connection().execute(
-                    _CLAIMED, {"study": study_id, "holder": clean(holder), **_stand_at(now)}
-                )
-            }
+            claimed: dict[str, Counter[Combination]] = {}
+            named = {"study": study_id, "holder": clean(holder), **_stand_at(now)}
+            for other, key, number in session.connection().execute(_CLAIMED, named):
+                combination = rows.combination_from(key, f"study {study_id}")
+                claimed.setdefault(other, Counter())[combination] = number
             since = session.connection().execute(_SINCE, {"study": study_id, "after": after}).all()
             new = [sequence for sequence, trial_id in since if trial_id not in known]
             last = since[-1].sequence if since else after

@@ -65,4 +65,4 @@ def test_a_claim_of_before_the_clock_was_set_back_lapses(
         monkeypatch.setattr(store_module, "time_of_database", lambda session: now(session) - 3600.0)
         assert store.news(study, "me", after=0).claimed == {}
         assert store.claim(study, "me", [Want("b", one, recorded)], lease=60) == [True]
-        assert store.news(study, "you", after=0).claimed == {one: 1}
+        assert store.news(study, "you", after=0).claimed == {"me": {one: 1}}

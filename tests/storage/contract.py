@@ -368,13 +368,13 @@ class StoreContract:
         # Believes that nobody is there: somebody was faster.
         assert other.claim(study.id, "you", [Want("c", two, 0)], lease=60) == [False]
         news = other.news(study.id, "you", after=0)
-        assert (news.trials, dict(news.claimed)) == ([], {two: 2})
+        assert (news.trials, news.claimed) == ([], {"me": {two: 2}})
         assert other.claim(study.id, "you", [Want("c", two, 2), Want("d", one, 0)], lease=60) == [True, True]
-        assert dict(store.news(study.id, "me", after=0).claimed) == {two: 1, one: 1}
+        assert store.news(study.id, "me", after=0).claimed == {"you": {two: 1, one: 1}}
         # Recording ends a claim; what was claimed is then what is recorded.
         assert other.record_trial(study.id, record("2.0", trial_id="c"), Evidence.GOOD)
         news = store.news(study.id, "me", after=0)
-        assert ([t.trial_id for t in news.trials], dict(news.claimed)) == (["c"], {one: 1})
+        assert ([t.trial_id for t in news.trials], news.claimed) == (["c"], {"you": {one: 1}})
         assert store.claim(study.id, "me", [Want("e", two, 2)], lease=60) == [False]
         assert store.claim(study.id, "me", [Want("e", two, 3)], lease=60) == [True]
         assert store.news(study.id, "me", after=news.trials[-1].sequence).trials == []
@@ -386,7 +386,7 @@ class StoreContract:
         store.claim(study.id, "alive", [Want("b", two, 0)], lease=60)
         time.sleep(0.05)
         other = reopen()
-        assert dict(other.news(study.id, "you", after=0).claimed) == {two: 1}
+        assert other.news(study.id, "you", after=0).claimed == {"alive": {two: 1}}
         assert other.claim(study.id, "you", [Want("c", two, 1)], lease=60) == [True]
         # It was only slow: its result counts all the same.
         assert store.record_trial(study.id, record("2.0", trial_id="a"), Evidence.BAD)
@@ -397,15 +397,15 @@ class StoreContract:
         two = combination("2.0")
         store.claim(study.id, "me", [Want("a", two, 0), Want("b", two, 1)], lease=0.0)
         time.sleep(0.05)
-        assert dict(reopen().news(study.id, "you", after=0).claimed) == {}
+        assert reopen().news(study.id, "you", after=0).claimed == {}
         store.record_trial(study.id, record("2.0", trial_id="b"), Evidence.GOOD)
         store.renew(study.id, "me", {"a": two, "b": two}, lease=60)
-        assert dict(reopen().news(study.id, "you", after=0).claimed) == {two: 1}
+        assert reopen().news(study.id, "you", after=0).claimed == {"me": {two: 1}}
         store.release("me", ["gone"])
         store.release("you")
-        assert dict(reopen().news(study.id, "you", after=0).claimed) == {two: 1}
+        assert reopen().news(study.id, "you", after=0).claimed == {"me": {two: 1}}
         store.release("me", ["a"])
-        assert dict(reopen().news(study.id, "you", after=0).claimed) == {}
+        assert reopen().news(study.id, "you", after=0).claimed == {}
 
     def test_claims_of_many_at_once_are_won_once(self, store: Store, reopen: Reopen) -> None:
         study = opened_study(store)
