@@ -182,10 +182,10 @@ def _end_by_force() -> None:
 
 
 def end_workers() -> bool:
-    """Kill the workers of a Dask cluster of this process; whether there was one that had not ended."""
+    """Kill the workers of a Dask cluster of this process, which ends next; whether one had not ended."""
     if local := sys.modules.get("bisect_env.cluster.local"):
         with contextlib.suppress(Exception):
-            return bool(local.end_processes())
+            return bool(local.end_processes(for_good=True))
     return False
 
 

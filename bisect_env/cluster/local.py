@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import logging
 import multiprocessing
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -202,12 +203,15 @@ def _keep_going() -> threading.Event:
         while not over.wait(1.0):
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.Error):
-                    is_stopped = child.status() == psutil.STATUS_STOPPED
-                    if is_stopped and any("spawn_main" in word for word in child.cmdline()):
+                    if child.status() == psutil.STATUS_STOPPED and _is_worker(child):
                         child.resume()
 
     threading.Thread(target=look, name="stopped workers", daemon=True).start()
     return over
+
+
+def _is_worker(child: psutil.Process) -> bool:
+    return any("spawn_main" in word for word in child.cmdline())
 
 
 def _let_tracker_end() -> None:
@@ -218,13 +222,20 @@ def _let_tracker_end() -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def end_processes() -> bool:
+def end_processes(*, for_good: bool = False) -> bool:
     """Kill every worker that Dask started in this process, and let nothing start one again or wait for it.
+
+    Args:
+        for_good: Whether this process is about to end. No thread starts a worker any more then, and those are
+            killed, too, that are being started: without us they would end with a traceback.
 
     Returns:
         Whether there was a cluster that had not ended.
     """
     found = bool(_scratches)
+    if found and for_good:
+        util: Any = multiprocessing.util
+        util.spawnv_passfds = _wait_for_the_end
     _let_tracker_end()
     for cluster in list(_spec_cluster._instances):
         # Dask would close it in order when Python ends, for ten seconds more.
@@ -233,9 +244,23 @@ def end_processes() -> bool:
             nanny.auto_restart = False
     for process in multiprocessing.active_children():
         process.kill()
+    if found and for_good:
+        # multiprocessing counts a process as its child once it has told it what to do.
+        own = psutil.Process()
+        for child in own.children():
+            with contextlib.suppress(psutil.Error):
+                # Before it executes Python it is a copy of us.
+                if _is_worker(child) or child.cmdline() == own.cmdline():
+                    child.kill()
     for scratch in list(_scratches):
         shutil.rmtree(scratch, ignore_errors=True)
     return found
+
+
+def _wait_for_the_end(*_: object) -> int:
+    """In the place of what starts processes: what would follow could only fail."""
+    threading.Event().wait()
+    return -1
 
 
 class LocalExecutor(HostExecutor):

@@ -198,6 +198,37 @@ def test_a_signal_in_the_midst_of_an_import_says_a_word(where: str) -> None:
     assert (done.returncode, done.stderr) == (130, "stopped\n")
 
 
+STARTING = """
+import multiprocessing.util, os, threading, time
+from bisect_env.cli import signals
+from bisect_env.cluster.choose import executor_maker
+
+spawn, begun = multiprocessing.util.spawnv_passfds, threading.Event()
+
+def slowly(path, words, kept):
+    started = spawn(path, words, kept)
+    if any("spawn_main" in os.fsdecode(word) for word in words):
+        begun.set()
+        time.sleep(600)  # it has not been told what to do
+    return started
+
+if __name__ == "__main__":
+    multiprocessing.util.spawnv_passfds = slowly
+    threading.Thread(target=executor_maker(workers=2, dask=True), daemon=True).start()
+    begun.wait()
+    signals.leave_in_time(signals.INTERRUPTED)
+"""
+
+
+def test_a_worker_that_is_being_started_ends_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "starting.py").write_text(STARTING)
+    # It is read to the end: until nobody has it any more.
+    done = subprocess.run(
+        [sys.executable, "starting.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--cluster", "local")], ids=["threads", "dask"])
 def test_terminating_the_whole_group_twice_ends_all_of_it(tmp_path: Path, options: tuple[str, ...]) -> None:
