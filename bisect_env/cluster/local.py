@@ -93,6 +93,7 @@ class HostExecutor(DaskExecutor):
         self._notes: list[str] = []
         self._threads = threads
         self.scratch, self._scratch_lock = make_scratch()
+        _start_in_turns()
         self.cluster: Any = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._remove_scratch)
@@ -234,8 +235,7 @@ def end_processes(*, for_good: bool = False) -> bool:
     """
     found = bool(_scratches)
     if found and for_good:
-        util: Any = multiprocessing.util
-        util.spawnv_passfds = _wait_for_the_end
+        _start_no_more()
     _let_tracker_end()
     for cluster in list(_spec_cluster._instances):
         # Dask would close it in order when Python ends, for ten seconds more.
@@ -257,10 +257,36 @@ def end_processes(*, for_good: bool = False) -> bool:
     return found
 
 
-def _wait_for_the_end(*_: object) -> int:
-    """In the place of what starts processes: what would follow could only fail."""
-    threading.Event().wait()
-    return -1
+_starting = threading.Lock()
+"""Held while multiprocessing starts a process, which it may do in several threads."""
+_is_over = False
+
+
+def _start_in_turns() -> None:
+    """Let multiprocessing start processes one by one, and none any more when this process ends."""
+    util: Any = multiprocessing.util  # private; where a later Python has other names, nothing is changed
+    spawn = getattr(util, "spawnv_passfds", None)
+    if spawn is None or hasattr(spawn, "in_turns"):
+        return
+
+    def start(*args: Any) -> Any:
+        with _starting:
+            if not _is_over:
+                return spawn(*args)
+        threading.Event().wait()  # what would follow could only fail
+        raise AssertionError
+
+    start.in_turns = True  # type: ignore[attr-defined]
+    util.spawnv_passfds = start
+
+
+def _start_no_more() -> None:
+    global _is_over
+    # Whoever holds it starts a process, which takes no time; if it does, ours may not be lost over it.
+    is_held = _starting.acquire(timeout=1.0)
+    _is_over = True
+    if is_held:
+        _starting.release()
 
 
 class LocalExecutor(HostExecutor):

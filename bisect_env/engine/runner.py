@@ -7,6 +7,7 @@ database has.
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections import Counter
@@ -503,7 +504,7 @@ class StudyRunner:
             return
         tallies, only = self.state.tallies, self._only()
         fits = all(index in self.state.members and index not in self.state.aside for index in begun)
-        fits = fits and not self.search.finished and (only is None or set(begun) == {only})
+        fits = fits and not self.search.finished and (only is None or set(begun) <= set(only))
         fits = fits and all(tallies[index] == Tally() and not self.state.elsewhere[index] for index in begun)
         if not fits or not self._start([*begun], begun=begun):
             self._runner.executor.cancel()
@@ -619,8 +620,8 @@ class StudyRunner:
             self.hear_others(elsewhere=False)
             time.sleep(_PAUSE * attempt)
 
-    def _only(self) -> Index | None:
-        """The one combination to try while nobody knows which failure is meant; None for all."""
+    def _only(self) -> Mapping[Index, int] | None:
+        """What to try alone while nobody knows which failure is meant, and how many at a time, or None."""
         self._target.look()
         if not self._target.is_open:
             return self._where_ends_differ()
@@ -631,13 +632,12 @@ class StudyRunner:
                 tried=self.state.aside[bad_end][1] if bad_end is not None else None,
                 remedy="state another `bad`, or a `signature` instead of `from-bad-end`",
             )
-        return bad_end
+        return {bad_end: sys.maxsize}
 
-    def _where_ends_differ(self) -> Index | None:
-        """An end that has to fail more often before two kinds of failures are taken for two problems."""
-        pair = self._two_problems()
-        few = [end for end in pair if self.state.tallies[end].bad < _AT_EACH_END]
-        return few[0] if few else None
+    def _where_ends_differ(self) -> Mapping[Index, int] | None:
+        """Ends that have to fail more often before two kinds of failures are taken for two problems."""
+        lacking = {end: _AT_EACH_END - self.state.tallies[end].bad for end in self._two_problems()}
+        return {end: number for end, number in lacking.items() if number > 0} or None
 
     def _two_problems(self) -> tuple[Index, ...]:
         """Good and bad end where both have only failed, in ways that have nothing in common; else none."""

@@ -639,12 +639,13 @@ class StudyState:
             used += max(len(self.building), len(new))
         return used - free
 
-    def decide(self, slots: int, *, only: Index | None = None) -> Wanted:
+    def decide(self, slots: int, *, only: Mapping[Index, int] | None = None) -> Wanted:
         """Decide what to do next, and what to prepare for what may come after that.
 
         Args:
             slots: Places for trials.
-            only: Try this combination and no other, whatever the search thinks of it.
+            only: Combinations to try and no others, whatever the search thinks of them; of each so many at a
+                time.
         """
         now = self.decide_now(slots, only=only)
         if self._thought is None:
@@ -671,7 +672,7 @@ class StudyState:
             build = ()
         return Wanted((), build, (*lock, *self._after(ahead, pending, costs)))
 
-    def decide_now(self, slots: int, *, only: Index | None = None) -> Wanted:
+    def decide_now(self, slots: int, *, only: Mapping[Index, int] | None = None) -> Wanted:
         """Decide what to do next.
 
         Args:
@@ -687,8 +688,15 @@ class StudyState:
         free = min(free, left)
         if only is not None:
             free = max(0, free)
-            now = [only] * free if self.is_ready(only) else []
-            return Wanted(tuple(now), *self._to_make([] if now else [only], slots))
+            under_way = [index for trial, index in self.running.items() if trial not in self.ending]
+            pending = Counter(under_way) + self.elsewhere
+            now = [
+                index
+                for index, most in only.items()
+                if self.is_ready(index)
+                for _ in range(min(free, most - pending[index]))
+            ]
+            return Wanted(tuple(now[:free]), *self._to_make([one for one in only if one not in now], slots))
         if self._of_commits and self.looks_certain:
             # One look tells, and a build is dear: two at once would need more of them than one after another.
             free = min(free, 1 - len(self.running))

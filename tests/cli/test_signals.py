@@ -199,22 +199,23 @@ def test_a_signal_in_the_midst_of_an_import_says_a_word(where: str) -> None:
 
 
 STARTING = """
-import multiprocessing.util, os, threading, time
+import multiprocessing.popen_spawn_posix, multiprocessing.util, os, threading, time
+from types import SimpleNamespace
 from bisect_env.cli import signals
 from bisect_env.cluster.choose import executor_maker
 
-spawn, begun = multiprocessing.util.spawnv_passfds, threading.Event()
+begun = threading.Event()
 
 def slowly(path, words, kept):
-    started = spawn(path, words, kept)
-    if any("spawn_main" in os.fsdecode(word) for word in words):
-        begun.set()
-        time.sleep(600)  # it has not been told what to do
+    started = multiprocessing.util.spawnv_passfds(path, words, kept)
+    begun.set()
+    time.sleep(600)  # it has not been told what to do
     return started
 
 if __name__ == "__main__":
-    multiprocessing.util.spawnv_passfds = slowly
-    threading.Thread(target=executor_maker(workers=2, dask=True), daemon=True).start()
+    known = {**vars(multiprocessing.util), "spawnv_passfds": slowly}
+    multiprocessing.popen_spawn_posix.util = SimpleNamespace(**known)
+    threading.Thread(target=executor_maker(workers=3, dask=True), daemon=True).start()
     begun.wait()
     signals.leave_in_time(signals.INTERRUPTED)
 """

@@ -302,13 +302,16 @@ def test_idle_places_are_filled_only_where_failures_are_flaky(matrix: Matrix) ->
     assert flaky.state.decide(4).start == ()
 
 
-def test_a_single_combination_is_tried_alone(study: Study) -> None:
-    assert study.state.decide(3, only=(9,)) == Wanted(lock=((9,),))
+def test_named_combinations_are_tried_alone_and_no_more_often_than_is_wanted(study: Study) -> None:
+    assert study.state.decide(3, only={(9,): 3}) == Wanted(lock=((9,),))
     study.lock((0,), (9,))
     study.build((0,))
-    assert study.state.decide(3, only=(9,)) == Wanted(build=((9,),))
+    assert study.state.decide(3, only={(9,): 3}) == Wanted(build=((9,),))
     study.build((9,))
-    assert study.state.decide(3, only=(9,)) == Wanted(start=((9,),) * 3)
+    assert study.state.decide(3, only={(9,): 64}) == Wanted(start=((9,),) * 3)
+    assert study.state.decide(8, only={(0,): 2, (9,): 3}) == Wanted(start=((0,),) * 2 + ((9,),) * 3)
+    study.start([(0,), (9,)])
+    assert study.state.decide(8, only={(0,): 2, (9,): 3}) == Wanted(start=((0,), (9,), (9,)))
 
 
 # -- trials in vain --------------------------------------------------------------------------------------
