@@ -28,7 +28,7 @@ from bisect_env.cluster.perform import PrefixBuilder, refuse_gpus
 from bisect_env.cluster.pool import default_workers
 from bisect_env.cluster.protocol import GPU, Completion, PrefixReady, TrialRequest
 from bisect_env.errors import InfrastructureError
-from bisect_env.temporary import left_behind, make_held
+from bisect_env.temporary import left_behind, make_held, remove_left_behind
 from bisect_env.trials.workdir import sweep
 
 # --------------------------------------------------------------------------------------------------
@@ -169,7 +169,9 @@ class HostExecutor(DaskExecutor):
     def _release(self) -> None:
         _let_tracker_end()
         self._undo.close()
-        sweep()  # of trials whose workers were killed at the same time as their supervisors ended
+        # Workers that were killed, some at the same time as the supervisors of their trials ended.
+        sweep()
+        remove_left_behind()
 
     def _remove_scratch(self) -> None:
         _scratches.discard(self.scratch)
@@ -245,16 +247,27 @@ def end_processes(*, for_good: bool = False) -> bool:
     for process in multiprocessing.active_children():
         process.kill()
     if found and for_good:
-        # multiprocessing counts a process as its child once it has told it what to do.
-        own = psutil.Process()
-        for child in own.children():
-            with contextlib.suppress(psutil.Error):
-                # Before it executes Python it is a copy of us.
-                if _is_worker(child) or child.cmdline() == own.cmdline():
-                    child.kill()
+        _see_them_end()
     for scratch in list(_scratches):
         shutil.rmtree(scratch, ignore_errors=True)
     return found
+
+
+def _see_them_end() -> None:
+    """Kill those workers, too, that are being started, wait for all, and remove what they left."""
+    own = psutil.Process()
+    killed = []
+    # multiprocessing counts a process as its child once it has told it what to do.
+    for child in own.children():
+        with contextlib.suppress(psutil.Error):
+            # Before it executes Python it is a copy of us.
+            if _is_worker(child) or child.cmdline() == own.cmdline():
+                child.kill()
+                killed.append(child)
+    psutil.wait_procs(killed, timeout=1.0)
+    # A worker makes a trial's directory before it starts the supervisor that would remove it.
+    sweep(containers=False)
+    remove_left_behind()
 
 
 _starting = threading.Lock()

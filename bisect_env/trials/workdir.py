@@ -69,9 +69,16 @@ def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
             os.close(held)
 
 
-def sweep() -> None:
-    """Remove what trials left whose worker and supervisor were killed together."""
+def sweep(*, containers: bool = True) -> None:
+    """Remove what trials left whose worker and supervisor were killed together.
+
+    Args:
+        containers: Whether to remove their containers as well, which may take its time; else these trials
+            are left for another time.
+    """
     for old in left_behind(TRIAL):
+        if not containers and (old / REMOVAL).exists():
+            continue
         # The supervisor, if that lives, removes it at the same time; a process of the script may still write.
         with contextlib.suppress(OSError):
             with contextlib.suppress(FileNotFoundError, ValueError):
