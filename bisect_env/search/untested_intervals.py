@@ -5,7 +5,9 @@ called good or bad because histories seldom turn back. Along each culprit axis, 
 boundary:
 
 * *checks*: combinations whose few trials say otherwise, and the middle of each interval longer than a quarter
-  of the axis without one combination that was tried enough, as long as that is cheap;
+  of the axis without one combination that was tried enough, as long as that is cheap. Where nothing can be
+  learnt in the middle, its neighbours are seldom better: the middle of what is left on one side comes next,
+  `_GAPS` times at most;
 * *untested*: the longest interval whose trials would all have passed with a probability above
   `MISS` if its combinations failed as often as bad ones do, `(1 − r)^n`. Called good, it may hide a window
   that fails; called bad and without a failure, it may hide one that does not.
@@ -13,7 +15,8 @@ boundary:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +32,8 @@ _LONG = 0.25
 """Share of an axis that is left unchecked."""
 _LEAST = 2
 """On short axes so many combinations are."""
+_GAPS = 2
+"""Places in an interval of which nothing can be learnt, beyond which none of its short parts is looked at."""
 
 Tally = Callable[[Index], tuple[int, int]]
 """Hits and trials of a combination, those of its whole group."""
@@ -79,12 +84,14 @@ def checks(
         for cell in run.cells
         if tally(cell)[1] < (needed := _if_strange(tally(cell), run.called_bad, enough))
     ]
-    found = [
-        (len(interval), interval[len(interval) // 2])
-        for run in runs
-        for interval in _untested(run, lambda cell, bad: _is_known(tally(cell), bad, enough))
-        if len(interval) > max(_LEAST, _LONG * grid.shape[run.axis])
-    ]
+    found = []
+    for run in runs:
+        most = max(_LEAST, _LONG * grid.shape[run.axis])
+        for interval in _untested(run, lambda cell, bad: _is_known(tally(cell), bad, enough)):
+            parts = _without_gaps(interval, run.axis)
+            longest = max(parts, key=len)
+            if len(longest) > most or (len(interval) > most and len(parts) <= _GAPS + 1):
+                found.append((len(interval), longest[len(longest) // 2]))
     longest_first = sorted(found, key=lambda one: (-one[0], one[1]))
     return list(dict.fromkeys([*strange, *((cell, enough) for _, cell in longest_first)]))
 
@@ -154,6 +161,16 @@ def _untested(run: _Run, is_known: Callable[[Index, bool], bool]) -> Iterator[tu
             start = place + 1
     if start < len(run.cells):
         yield run.cells[start:]
+
+
+def _without_gaps(interval: Sequence[Index], axis: int) -> list[list[Index]]:
+    """The parts of an interval between combinations that cannot be run."""
+    parts = [[interval[0]]]
+    for before, cell in itertools.pairwise(interval):
+        if cell[axis] != before[axis] + 1:
+            parts.append([])
+        parts[-1].append(cell)
+    return parts
 
 
 def _hardly_tried(run: _Run, tally: Tally, bad_rate: float) -> Iterator[UntestedInterval]:

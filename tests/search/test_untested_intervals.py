@@ -61,6 +61,25 @@ def test_shorter_and_shorter_until_a_quarter_is_left() -> None:
     assert max(np.diff(sorted(told))) - 1 <= 8
 
 
+@pytest.mark.parametrize("broken", [range(1, 20), range(3, 28), range(28)])
+def test_where_nothing_can_be_learnt_few_looks_are_wasted(broken: range) -> None:
+    lattice, told, without = grid((64,)), {0: (0, 3), 59: (0, 3), 60: (3, 3), 63: (1, 1)}, list[Index]()
+    asked: list[int] = []
+    while found := checks(
+        answer_of(lattice, 60), lattice, everywhere(lattice, without), tally_of(told), 0.99
+    ):
+        (cell,), trials = found[0]
+        asked.append(cell)
+        if cell in broken:
+            without.append((cell,))
+        else:
+            told[cell] = (0, trials)
+    assert len(asked) == len(set(asked))
+    assert len(asked) <= 6
+    # What can be run is looked at all the same.
+    assert max(np.diff([place for place in sorted(told) if place >= broken[-1]])) - 1 <= 16
+
+
 def test_a_good_version_needs_passes_and_a_bad_one_a_failure() -> None:
     lattice = grid((16,))
     known = {0: (0, 9), 4: (0, 4), 7: (0, 9), 8: (3, 4), 12: (0, 1), 15: (2, 3)}
