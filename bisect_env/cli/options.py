@@ -254,16 +254,6 @@ class ExecutionOptions:
         return "starting workers" if self._is_local else "connecting to the Dask cluster"
 
     @property
-    def makes_here(self) -> bool:
-        """Whether trials find the environments that this process makes, where it could make them at once."""
-        return self._is_local and self.offline is None
-
-    @property
-    def tries_here(self) -> bool:
-        """Whether trials are started by this process, with nothing to start before."""
-        return self.makes_here and self.cluster is Cluster.THREADS
-
-    @property
     def _is_local(self) -> bool:
         return self.scheduler is None and self.scheduler_file is None
 

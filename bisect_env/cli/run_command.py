@@ -7,14 +7,12 @@ import functools
 import gc
 import importlib
 import json
-import os
 import shlex
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,12 +37,9 @@ if TYPE_CHECKING:
     import threading
 
     from bisect_env.cli.views import View
-    from bisect_env.cluster.protocol import Executor
     from bisect_env.engine import events
-    from bisect_env.engine.ahead import Ahead
     from bisect_env.engine.evidence import MissingModules
     from bisect_env.engine.study import Conclusion
-    from bisect_env.environments.lock import Lock
     from bisect_env.environments.provider import EnvironmentProvider
     from bisect_env.matrix.load import Matrix
 
@@ -333,18 +328,7 @@ def answer(
         BisectEnvError: Whatever a user can mend.
     """
     place, provider = where.open(loaded)
-    ahead = look_ahead(
-        loaded,
-        provider,
-        make=where.makes_here,
-        executor=place.executor,
-        may_try=_unknown_to(db, loaded, fresh=fresh) if where.tries_here and goal == "first-bad" else None,
-        quick=quick,
-    )
-
-    if ahead is not None:
-        ahead.wait_for_solver(_FIRST)
-
+    ask_index(loaded, provider)
     # Imported here, so that the index and the first solver answer meanwhile.
     from bisect_env.cluster.pool import default_workers
     from bisect_env.engine.events import Answered
@@ -389,28 +373,11 @@ def answer(
                 quick=quick,
                 careful=careful,
                 posterior=posterior,
-                ahead=ahead,
             )
         except (StudyInterruptedError, EndsNotAsStatedError) as error:
             if missing is not None and not stopped.is_set() and (module := lacked(missing, error.exit_code)):
                 raise forgotten(module, everywhere=missing.module is not None) from None
             raise
-
-
-def _unknown_to(db: str | None, loaded: Matrix, *, fresh: bool) -> Callable[[Lock], bool]:
-    """Says of an environment whether the database has neither this study nor trials in that environment."""
-    from bisect_env.storage.glance import Glance
-
-    glance = Glance(db)
-
-    def is_unknown(lock: Lock) -> bool:
-        if fresh:
-            return True
-        return not (
-            glance.may_know_study(loaded.name, loaded.digest) or glance.may_know_trials(lock.content_hash)
-        )
-
-    return is_unknown
 
 
 def lacked(missing: MissingModules, exit_code: int) -> str | None:
@@ -420,8 +387,6 @@ def lacked(missing: MissingModules, exit_code: int) -> str | None:
     return missing.module or (missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None)
 
 
-_FIRST = 0.2
-"""Seconds for the index to answer and the first solver to be started before anything else is imported."""
 _FEW, _LONG_TURN = 16, 0.005
 """Workers up to which threads take turns as quickly as at the start, and seconds of a turn with more: 64 that
 wait for trials handled 130 a second with short turns, and 150 with those that Python has."""
@@ -440,54 +405,20 @@ def import_ahead(modules: Sequence[str]) -> None:
     threading.Thread(target=load, name="import", daemon=True).start()
 
 
-def look_ahead(
-    loaded: Matrix,
-    provider: EnvironmentProvider,
-    *,
-    make: bool,
-    executor: Callable[[], Executor],
-    may_try: Callable[[Lock], bool] | None,
-    quick: bool,
-) -> Ahead | None:
-    """Ask the index for the releases of the axes' packages in a thread; later calls wait for its answers.
-
-    Args:
-        loaded: The matrix.
-        provider: Asks.
-        make: Whether the environments of both ends are made, too.
-        executor: Gives the place where trials run.
-        may_try: Whether an environment may be tried already; None: none may.
-        quick: Whether the search may do without the good end.
-    """
+def ask_index(loaded: Matrix, provider: EnvironmentProvider) -> None:
+    """Ask the index for the releases of each axis's package in a thread; later calls wait for its answers."""
     from bisect_env.matrix.schema import PackageAxis
     from bisect_env.matrix.versions import Manager
 
-    axes = [
-        axis for axis in loaded.file.axes.values() if isinstance(axis, PackageAxis) and not axis.is_python
-    ]
-    names = [axis.canonical_package for axis in axes if axis.manager is Manager.PYPI]
-
-    # What is wrong is said where the answer is needed.
+    # An error is reported where the answer is needed.
     def ask(name: str) -> None:
         with contextlib.suppress(Exception):
             provider.catalogue.versions(name, manager=Manager.PYPI, index=loaded.file.index)
 
-    for name in names:
-        threading.Thread(target=ask, args=(name,), name="index", daemon=True).start()
-    if not make or not names:
-        return None
-    from bisect_env.engine.ahead import Ahead
-
-    now = datetime.now(UTC).replace(microsecond=0)
-    ahead = Ahead(
-        *(loaded, provider, now),
-        executor=executor,
-        may_try=may_try,
-        quick=quick,
-        workers=len(os.sched_getaffinity(0)),
-    )
-    ahead.begin()
-    return ahead
+    for axis in loaded.file.axes.values():
+        if isinstance(axis, PackageAxis) and not axis.is_python and axis.manager is Manager.PYPI:
+            name = axis.canonical_package
+            threading.Thread(target=ask, args=(name,), name="index", daemon=True).start()
 
 
 def forgotten(module: str, *, everywhere: bool) -> Exception:

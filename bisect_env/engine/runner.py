@@ -42,7 +42,7 @@ from bisect_env.engine.evidence import (
 from bisect_env.engine.locking import Locking, of_commits
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.sharing import Sharing
-from bisect_env.engine.state import Finding, PutAside, StudyState, Tally, Wanted, gist
+from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, gist
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Direction, Index
@@ -167,18 +167,9 @@ class Runner:
         self.running[trial_id] = spec.gpus
         self.executor.submit(TrialRequest(spec, lock, self._allow_source))
 
-    def take_over(self, trial_id: str) -> None:
-        """Wait for a trial that was sent off by somebody else."""
-        self.running[trial_id] = self.gpus
-
-    def wait(self, timeout: float = LOOK, heard: Sequence[Completion] = ()) -> list[Completion]:
-        """Answers since the last call, after waiting for the first; none when the time is over.
-
-        Args:
-            timeout: Seconds.
-            heard: Answers that somebody else was given before, which come first.
-        """
-        answers = [*heard, *self.executor.wait(timeout)]
+    def wait(self, timeout: float = LOOK) -> list[Completion]:
+        """Return answers since the last call, after waiting up to `timeout` seconds for the first."""
+        answers = self.executor.wait(timeout)
         for answer in answers:
             match answer:
                 case TrialCompleted(record):
@@ -271,8 +262,6 @@ class StudyRunner:
         perturbation: Circumstances under which all trials run.
         careful: Whether both stated ends are tried even where environments are dear.
         leaves: Whether the search may want commits that are no values of its axis.
-        begun: Ids of trials that were submitted already, by combination; they are taken over, or ended.
-        answers: What the executor has said of them.
 
     Attributes:
         grid: As expanded.
@@ -297,11 +286,8 @@ class StudyRunner:
         perturbation: Perturbation = NONE,
         careful: bool = False,
         leaves: bool = False,
-        begun: Mapping[Index, str] | None = None,
-        answers: Sequence[Completion] = (),
     ) -> None:
         self._matrix = matrix
-        self._begun, self._answers = dict(begun or {}), answers
         self._locking = locking
         self._prepared = locking.prepared
         self.grid = self._prepared.grid
@@ -473,9 +459,8 @@ class StudyRunner:
         """
         budget = self._matrix.file.search.budget
         deadline = None if budget is None else self._clock() + budget
-        # Solvers begin while the place where trials run may still be starting; what was begun knows more.
-        if not self._begun:
-            self._lock(self.state.decide(2).lock)
+        # Solvers begin while the place where trials run may still be starting.
+        self._lock(self.state.decide(2).lock)
         try:
             self._runner = Runner(self._matrix, start(), lambda text: self._warn([text]))
         except StudyInterruptedError:
@@ -483,7 +468,6 @@ class StudyRunner:
             return  # nothing ran, and the study ends as any other that was stopped
         self._locking.on_done = self._runner.executor.wake
         try:
-            self._take_over()
             while True:
                 self._decide(deadline)
                 if not self._try_alone(deadline):
@@ -493,24 +477,6 @@ class StudyRunner:
             self._sharing.close()
         if not self._stopped():
             self.state.check_anything_ran()
-
-    def _take_over(self) -> None:
-        """Claim the trials that were begun before the study was open; if that cannot be done, end them.
-
-        All or none, whatever they did: of them nothing was looked at yet.
-        """
-        begun, self._begun = self._begun, {}
-        if not begun:
-            return
-        tallies, only = self.state.tallies, self._only()
-        fits = all(index in self.state.members and index not in self.state.aside for index in begun)
-        fits = fits and not self.search.finished and (only is None or set(begun) <= set(only))
-        fits = fits and all(tallies[index] == Tally() and not self.state.elsewhere[index] for index in begun)
-        if not fits or not self._start([*begun], begun=begun):
-            self._runner.executor.cancel()
-        elif self.state.running:
-            # They may have ended long ago: nothing is decided before that is known.
-            self._handle(self._runner.wait(0.0, self._answers))
 
     def _decide(self, deadline: float | None) -> None:
         in_vain = 0
@@ -765,20 +731,19 @@ class StudyRunner:
             self.state.begun(lock.content_hash)
             self._runner.prepare(lock)
 
-    def _start(
-        self, chosen: Sequence[Index], *, alone: bool = False, begun: Mapping[Index, str] | None = None
-    ) -> bool:
-        """Claim trials and send them off; whether all of them are ours.
+    def _start(self, chosen: Sequence[Index], *, alone: bool = False) -> bool:
+        """Claim trials and send those off that no other command was faster with.
 
         Args:
             chosen: Their combinations.
             alone: Whether they must not share a GPU.
-            begun: Ids of those that run already; unless all are ours, none is taken.
+
+        Returns:
+            Whether all of them could be claimed.
         """
         if not chosen:
             return True
-        begun = begun or {}
-        wants = [(begun.get(index) or uuid.uuid4().hex, self.grid.combination(index)) for index in chosen]
+        wants = [(uuid.uuid4().hex, self.grid.combination(index)) for index in chosen]
         decision = {
             "combinations": [combination.as_dict() for _, combination in wants],
             "after_trials": self.search.trials,
@@ -787,21 +752,11 @@ class StudyRunner:
         with self._store.together():
             self._save_locked()
             won = self._sharing.claim(wants, self._run_now(), ("ask", decision))
-        if begun and not all(won):
-            self._sharing.release([trial_id for (trial_id, _), ours in zip(wants, won, strict=True) if ours])
-            return False
         for index, (trial_id, combination), ours in zip(chosen, wants, won, strict=True):
             if ours:
                 lock = self._prepared.locks[index]
                 self.state.started(trial_id, index, self._clock())
-                if index in begun:
-                    self._runner.take_over(trial_id)
-                    self.state.begun(lock.content_hash)
-                    self._runner.prepare(lock)
-                else:
-                    self._runner.submit(
-                        trial_id, combination, lock, perturbation=self._perturbation, alone=alone
-                    )
+                self._runner.submit(trial_id, combination, lock, perturbation=self._perturbation, alone=alone)
                 if alone:
                     self._trials_alone.add(trial_id)
                 self._notify(events.TrialStarted(trial_id, combination))

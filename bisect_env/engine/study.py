@@ -18,7 +18,6 @@ from bisect_env import __version__
 from bisect_env.cluster.choose import Starting
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
-from bisect_env.engine.ahead import Ahead, Begun
 from bisect_env.engine.amplify import settle
 from bisect_env.engine.document import MOST_UNTRIED, axes_document, bisect_log, chapter, named_commits
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
@@ -90,7 +89,6 @@ def run_study(
     quick: bool = False,
     careful: bool = False,
     posterior: bool = True,
-    ahead: Ahead | None = None,
 ) -> Conclusion:
     """Answer a matrix: begin its study, or go on with it where it stopped.
 
@@ -110,19 +108,12 @@ def run_study(
         careful: Try both stated ends before anything between them, whatever that costs.
         every_lock: Lock every combination before the first trial.
         posterior: Whether the report follows the answers through all trials; see `load_report`.
-        ahead: Has begun with it already, should it be new.
 
     Raises:
         BisectEnvError: Whatever a user can mend; everything finished by then is stored.
     """
     known = None if fresh else store.find_study(matrix.name, matrix.digest)
-    if ahead is not None and (known is not None or provider.as_of is not None):
-        ahead.drop()
-        ahead = None
-    if ahead is not None:
-        as_of = ahead.as_of
-    else:
-        as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
+    as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
     grid = expand(matrix, provider.catalogue, as_of, settled_ends(known))
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
@@ -154,7 +145,6 @@ def run_study(
     cluster = _Cluster(make_executor, stopped)
     if study.status is not StudyStatus.FINISHED:
         cluster.begin()
-    begun = Begun() if ahead is None else ahead.take(grid, stopped)
     with closing(cluster):
         locking: Locking | None = None
         try:
@@ -172,8 +162,7 @@ def run_study(
                     workers=workers,
                     images=images,
                     every=every_lock,
-                    known={**begun.locks, **stored_locks(store, study, grid)},
-                    begun=begun.locking,
+                    known=stored_locks(store, study, grid),
                 )
                 perturbation = settle(
                     matrix,
@@ -199,10 +188,7 @@ def run_study(
                     perturbation=perturbation,
                     careful=careful,
                     leaves=leaves,
-                    begun=begun.trials,
-                    answers=begun.answers,
                 )
-                begun = Begun()
                 runner.replay()
                 if not runner.finished:
                     if store.study(study.id).status is StudyStatus.FINISHED:
@@ -423,7 +409,6 @@ def open_locking(
     images: Mapping[str, str] | None = None,
     every: bool = False,
     known: Mapping[Index, Lock] | None = None,
-    begun: Locking | None = None,
 ) -> Locking:
     """The locking of a study's combinations: all now, or each when the search asks for it.
 
@@ -437,7 +422,6 @@ def open_locking(
         images: Of names of container images those that the study has settled on, with what they stand for.
         every: Lock every combination now.
         known: Locks that the study has already.
-        begun: What has them, and has begun with others; it is taken where nothing is locked beforehand.
     """
     whole = None
     began = time.monotonic()
@@ -458,13 +442,9 @@ def open_locking(
             unsolvable=0 if whole is None else len(whole.unsolvable),
             environments=None if whole is None else whole.environments,
             withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
-            seconds=(begun.spent if begun else 0.0) + (0.0 if whole is None else time.monotonic() - began),
+            seconds=0.0 if whole is None else time.monotonic() - began,
         )
     )
-    if begun is not None and whole is None and not images:
-        return begun
-    if begun is not None:
-        begun.close()
     return Locking(matrix, grid, provider, as_of, workers=workers, images=images, known=known, whole=whole)
 
 

@@ -19,13 +19,14 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, Operationa
 
 from bisect_env import __version__
 from bisect_env.errors import StorageError, UsageError
-from bisect_env.storage.glance import VARIABLE
 from bisect_env.storage.tables import METADATA, SCHEMA_VERSION, MetaRow
 from bisect_env.storage.values import DamageError, read_json
 
 # --------------------------------------------------------------------------------------------------
 # What goes wrong with a database, in words for people.
 
+VARIABLE = "BISECT_ENV_DB"
+"""Environment variable that names the database where `--db` does not."""
 ANOTHER = "name another database with `--db` or BISECT_ENV_DB"
 
 # Beginnings of SQLite's own error names (https://sqlite.org/rescode.html).
