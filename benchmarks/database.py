@@ -26,12 +26,11 @@ from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.report.build import load_report
 from bisect_env.report.text import report_text
-from bisect_env.storage.backend import open_any_schema
+from bisect_env.storage.backend import open_database
 from bisect_env.storage.query import ask, condition, package_condition
 from bisect_env.storage.rows import lock_row, package_rows
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
-from bisect_env.trials.records import Machine
 
 LIMIT = 2.0
 """Seconds for one answer."""
@@ -44,7 +43,7 @@ _PACKAGES = 60
 def fill(reference: str, trials: int) -> list[str]:
     """Write studies with trials, the quick way; gives their ids."""
     Store.open(reference).close()
-    database = open_any_schema(reference)
+    database = open_database(reference, read_only=False)
     chance = random.Random(1)
     studies = [f"{n:032x}" for n in range(1, max(2, trials // STUDY_SIZE) + 1)]
     try:
@@ -102,7 +101,7 @@ def _study(
     row: dict[str, Any] = {"id": study, "name": f"study-{number}", "digest": study, "status": "finished"}
     row |= {"created_at": began, "updated_at": began, "finished_at": began, "exclude_newer": began}
     row |= {"version": "0", "host": "here", "username": "ann", "matrix_path": "m.yaml", "description": ""}
-    row |= {"grid": grid, "settings": {}, "verdict": verdict, "matrix_text": "", "fresh": False}
+    row |= {"grid": grid, "settings": {}, "target": {}, "verdict": verdict, "matrix_text": "", "fresh": False}
     connection.execute(insert(METADATA.tables["studies"]), [row])
     first = number * 20 + 1
     chosen = chance.sample(locks, 20)
@@ -113,15 +112,19 @@ def _study(
     ]
     connection.execute(insert(METADATA.tables["combinations"]), combinations)
     machine = _MACHINES[number % 3]
-    rows = []
+    rows, members = [], []
     for n in range(trials):
         which = chance.randrange(20)
         bad = which >= 10 and chance.random() < 0.3
         at = began + timedelta(seconds=n)
         rows.append(
             {"trial_id": uuid.UUID(int=chance.getrandbits(128)).hex, "study_id": study}
-            | {"combination_id": first + which, "lock_hash": chosen[which], "returncode": -11 if bad else 0}
-            | {"outcome": "crash" if bad else "pass", "evidence": "bad" if bad else "good", "phase": "body"}
+            | {
+                "sequence": number * trials + n + 1,
+                "lock_hash": chosen[which],
+                "returncode": -11 if bad else 0,
+            }
+            | {"outcome": "crash" if bad else "pass", "phase": "body", "iterations": 0}
             | {"started_at": at, "recorded_at": at, "duration": 1.5, "killed_by_us": False, "hash_seed": n}
             | {"copies": {"crash" if bad else "pass": 1}, "host": f"host-{n % 7}", "worker": f"w-{n % 8}"}
             | {"gpu": f"GPU-{n % 8}", "detail": "SIGSEGV" if bad else ""}
@@ -129,7 +132,12 @@ def _study(
             | {"trial_key": f"{number % 50:032x}{which:032x}"}
             | dict(zip(("cpu", "gpu_model", "driver"), machine, strict=True))
         )
+        members.append(
+            {"study_id": study, "trial_sequence": number * trials + n + 1, "combination_id": first + which}
+            | {"reused": False, "matched": True, "evidence": "bad" if bad else "good"}
+        )
     connection.execute(insert(METADATA.tables["trials"]), rows)
+    connection.execute(insert(METADATA.tables["study_trials"]), members)
 
 
 def questions(reference: str) -> dict[str, str]:
@@ -153,7 +161,7 @@ def questions(reference: str) -> dict[str, str]:
 
 def plan(reference: str, sql: str) -> list[str]:
     """How `trials` is read, in the database's own words."""
-    database = open_any_schema(reference, read_only=True)
+    database = open_database(reference, read_only=True)
     try:
         with database.reader.connect() as connection:
             if connection.dialect.name == "sqlite":
@@ -206,13 +214,9 @@ def measure(reference: str, study: str) -> int:
     with Store.open(reference, read_only=True) as store:
         tell("report", timed(lambda: report_text(load_report(store, study))), [], one_study=True)
         tell("studies", timed(store.studies), [], one_study=False)
-        last = store.trials(study)[-1].sequence
-        news = timed(lambda: store.news(study, "me", after=last - 5))
-        tell("news of a running study", news, [], one_study=True)
-        keys = [f"{0:032x}{which:032x}" for which in range(20)]
-        machines = [Machine(*machine) for machine in _MACHINES]
-        seconds = timed(lambda: store.measured("new", keys[:1], machines, logs=False))
-        tell("trials under one key", seconds, [], one_study=True)
+        known = store.study_trials(study)
+        known.look()
+        tell("news of a running study", timed(known.look), [], one_study=True)
         tell("what to collect", timed(lambda: store.collect(dry=True)), [], one_study=False)
     for name, template in questions(reference).items():
         sql = template.replace("{study}", study)

@@ -10,8 +10,8 @@ import pkgutil
 
 OURS = ("cli", "containers", "engine", "environments", "matrix", "report", "search", "storage", "trials")
 """Packages whose modules are all loaded."""
-LEFT_OUT = ("conda_helper", "maintenance", "migrations")
-"""But for these: py-rattler and alembic take longer to load than most commands that want them."""
+LEFT_OUT = ("conda_helper",)
+"""But for this one: py-rattler takes longer to load than most commands that want it."""
 USED = (
     "bisect_env.__main__",
     "bisect_env.cluster.choose",

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from bisect_env.engine.evidence import DEFAULT_OUTCOMES, NEVER_TARGET, SKIPPED, VOID
 from bisect_env.trials import classify, gpu_errors
 from bisect_env.trials.classify import Rule
 from bisect_env.trials.gpu_errors import CUDA_ERRORS, ErrorTable
+from bisect_env.trials.judge import DEFAULT_OUTCOMES, NEVER_TARGET, SKIPPED, VOID
 from bisect_env.trials.records import Outcome
 
 PAGE = Path(__file__).parent.parent / "docs" / "outcomes.md"

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from bisect_env.cli.views import View
     from bisect_env.engine import events
     from bisect_env.engine.between import Ends
-    from bisect_env.engine.evidence import MissingModules
     from bisect_env.engine.explain import Explanation
+    from bisect_env.engine.missing import MissingModules
     from bisect_env.engine.study import Conclusion
     from bisect_env.environments.difference import PackageChange, PackageState
     from bisect_env.environments.lock import Lock
@@ -164,7 +164,7 @@ class _Comparison:
     def run(self, save: Path | None, *, versions: bool, hashes: bool) -> None:
         from bisect_env.engine.between import answer as whole_answer
         from bisect_env.engine.between import record
-        from bisect_env.engine.evidence import MissingModules
+        from bisect_env.engine.missing import MissingModules
         from bisect_env.errors import ExitCode
         from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD
         from bisect_env.report.build import report_document

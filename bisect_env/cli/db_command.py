@@ -30,18 +30,6 @@ def path(db: DatabaseOption = None) -> None:
 
 
 @db_app.command(cls=Command)
-def upgrade(db: DatabaseOption = None) -> None:
-    """Bring a database that an older release wrote to this release's schema."""
-    from bisect_env.storage.maintenance import upgrade as upgrade_database
-
-    done = upgrade_database(db)
-    if done.before == done.after:
-        typer.echo(f"{done.shown} has schema {done.after}: nothing to do", err=True)
-    else:
-        typer.echo(f"{done.shown}: schema {done.before} became {done.after}", err=True)
-
-
-@db_app.command(cls=Command)
 def check(db: DatabaseOption = None) -> None:
     """Look for damage; ends with 6 if there is any."""
     from bisect_env.errors import StorageError
@@ -90,23 +78,12 @@ def export(
     _tell_merged(f"{file} has", export_database(db, file, study or ()))
 
 
-@db_app.command(cls=Command, name="import")
-def import_(
-    file: Annotated[Path, typer.Argument(help="SQLite file of this or an older release.")],
-    db: DatabaseOption = None,
-) -> None:
-    """Add what an exported file, or a copy of a database, holds."""
-    from bisect_env.storage.transfer import import_file
-
-    _tell_merged("read", import_file(db, file))
-
-
 @db_app.command(cls=Command)
 def merge(
-    other: Annotated[str, typer.Argument(help="Another database: a file or a URL.")],
+    other: Annotated[str, typer.Argument(help="Exported file or other database: a path or a URL.")],
     db: DatabaseOption = None,
 ) -> None:
-    """Add what another database holds, which stays as it is."""
+    """Add the studies and trials of an exported file or of another database, which is only read."""
     from bisect_env.storage.transfer import merge_databases
 
     _tell_merged("read", merge_databases(db, other))

@@ -366,9 +366,9 @@ def amplify(
     and runs its trials so.
     """
     from bisect_env.engine import events
-    from bisect_env.engine.amplify import Amplifier, ends
-    from bisect_env.engine.evidence import known_target
+    from bisect_env.engine.amplify import Amplifier
     from bisect_env.engine.single import MAKING, look_up
+    from bisect_env.engine.stored import known_target
     from bisect_env.engine.study import study_date
     from bisect_env.errors import ExitCode, UsageError
     from bisect_env.matrix.expand import expand
@@ -384,7 +384,7 @@ def amplify(
     with Store.open(db) as store, closing(place):
         as_of = study_date(loaded, store, provider.as_of)
         grid = expand(loaded, provider.catalogue, as_of)
-        known_ends = ends(grid)
+        known_ends = grid.ends
         if known_ends is None and (bad is None or good is None):
             raise UsageError(
                 "the directions of the axes do not say which ends are good and bad",
@@ -400,7 +400,7 @@ def amplify(
         }
         bad_end, good_end = (found_ends[end].single for end in ("bad", "good"))
         study = found_ends["bad"].study
-        target, _ = known_target(loaded, store, None if study is None else study.id)
+        target = known_target(loaded, store, None if study is None else study.id)
 
         def show(text: str) -> None:
             heard(events.Said(text))

@@ -55,8 +55,8 @@ def shell(
     What is run there is no trial. Ends as the shell ends.
     """
     from bisect_env.cli.options import ExecutionOptions
-    from bisect_env.engine.evidence import allowed_sources, trial_files
     from bisect_env.engine.single import look_up
+    from bisect_env.engine.specs import allowed_sources, trial_files
     from bisect_env.environments.prefix import ensure_prefix
     from bisect_env.errors import UsageError
     from bisect_env.matrix.load import load_matrix
@@ -171,17 +171,15 @@ def reproduce(
 
 def _seen(store: Store, study: Study, one: StoredCombination) -> Seen:
     from bisect_env.engine.reproduction import Seen
+    from bisect_env.storage.entries import counts_of
     from bisect_env.trials.records import Evidence
 
-    counts = store.counts(study.id).get(one.combination)
-    bad = [
-        trial
-        for trial in store.trials(study.id)
-        if trial.combination == one.combination and trial.evidence is Evidence.BAD
-    ]
-    whole = store.trial(bad[0].trial_id) if bad else None
-    if counts is None:
+    trials = [trial for trial in store.trials(study.id) if trial.combination == one.combination]
+    if not trials:
         return Seen()
+    counts = counts_of(trials)[one.combination]
+    bad = [trial for trial in trials if trial.evidence is Evidence.BAD]
+    whole = store.trial(bad[0].trial_id) if bad else None
     contrast = _contrast(store, study, one) if bad else None
     if whole is None:
         return Seen(counts.bad, counts.counted)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from bisect_env.cli.views import View
     from bisect_env.engine import events
-    from bisect_env.engine.evidence import MissingModules
+    from bisect_env.engine.missing import MissingModules
     from bisect_env.engine.study import Conclusion
     from bisect_env.environments.provider import EnvironmentProvider
     from bisect_env.matrix.load import Matrix
@@ -225,7 +225,7 @@ def conduct(
     # Imported here, so that `bisect-env --help` need not wait for Dask and numpy.
     from bisect_env.cli import views
     from bisect_env.engine import events
-    from bisect_env.engine.evidence import MissingModules
+    from bisect_env.engine.missing import MissingModules
     from bisect_env.errors import BisectEnvError, StudyInterruptedError
 
     start_log(command, shown)
@@ -428,7 +428,7 @@ def forgotten(module: str, *, everywhere: bool) -> Exception:
         module: Its name.
         everywhere: Whether all environments lack it, as far as is known; else the one that should work does.
     """
-    from bisect_env.engine.evidence import package_of_module
+    from bisect_env.engine.missing import package_of_module
     from bisect_env.errors import UsageError
 
     what = f"no environment has the module {module!r}, which the command imports: it fails everywhere alike"

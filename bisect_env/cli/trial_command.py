@@ -336,8 +336,9 @@ def diagnose(
     from bisect_env.engine import events
     from bisect_env.engine.diagnose import SANITIZERS, Tools
     from bisect_env.engine.diagnose import diagnose as run
-    from bisect_env.engine.evidence import allowed_sources, known_target
     from bisect_env.engine.single import MAKING, look_up
+    from bisect_env.engine.specs import allowed_sources
+    from bisect_env.engine.stored import known_target
     from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
     from bisect_env.matrix.load import load_matrix
     from bisect_env.storage.store import Store
@@ -354,7 +355,7 @@ def diagnose(
     with Store.open(db) as store:
         one = look_up(loaded, at, store=store, provider=provider, notify=heard)
         study_id = None if one.study is None else one.study.id
-        target, is_open = known_target(loaded, store, study_id)
+        target = known_target(loaded, store, study_id)
     folder = _new_folder(output, f"{loaded.name}-{one.single.lock.content_hash[:8]}")
 
     def show(text: str) -> None:
@@ -377,7 +378,7 @@ def diagnose(
             limit=limit,
             tools=Tools(cuda, sanitizer or ""),
             target=target,
-            notes=[_OPEN] if is_open else [],
+            notes=[_OPEN] if target.is_open else [],
             gpus=uuids,
             on_trial=told,
             stopped=stopped.is_set,

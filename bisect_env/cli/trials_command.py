@@ -27,7 +27,7 @@ def studies(db: DatabaseOption = None, as_json: JsonOption = False, as_csv: CsvO
     question = """
         SELECT s.id AS study_id, s.name AS study, s.status, v.status AS verdict,
           (SELECT count(*) FROM trials t WHERE t.study_id = s.id) AS trials,
-          (SELECT count(*) FROM reused r WHERE r.study_id = s.id) AS reused,
+          (SELECT count(*) FROM study_trials m WHERE m.study_id = s.id AND m.reused) AS reused,
           s.created_at, s.username, s.host, v.sentence
         FROM studies s LEFT JOIN v_verdicts v ON v.study_id = s.id
         ORDER BY s.created_at DESC, s.id
@@ -119,15 +119,16 @@ def _one_trial(beginning: str, db: str | None, *, as_json: bool) -> str:
         )
     with Store.open(db, read_only=True) as store:
         whole = store.trial(ids[0])
-    if whole is None:
-        raise UsageError(f"the trial {ids[0]} is gone", remedy="`bisect-env trials --json` lists them")
+        if whole is None:
+            raise UsageError(f"the trial {ids[0]} is gone", remedy="`bisect-env trials --json` lists them")
+        evidence = store.evidence(whole)
     record = whole.record
     facts: dict[str, object] = {
         "trial": record.trial_id,
         "study": whole.study_id,
         "combination": str(record.combination),
         "outcome": str(record.outcome),
-        "evidence": str(whole.evidence),
+        "evidence": str(evidence),
         "detail": record.detail,
         "signature": shown(record.signature),
         "exit status": record.returncode,

@@ -11,14 +11,13 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from bisect_env.matrix.grid import Combination, Grid, Index
+from bisect_env.matrix.grid import Index
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.verdict import Status
-from bisect_env.storage.entries import Decision
 from bisect_env.trials.records import Evidence
 
 ALONE = "alone"
-"""The kind of decision under which such a trial is stored."""
+"""Kind of the decision that says which trial had its GPU to itself."""
 _MISS = 0.05
 """How likely a failure of the rate that was seen may stay away in all of the trials that wait for it."""
 _RATES = (0.02, 0.63)
@@ -35,19 +34,12 @@ class Alone:
     """Results of trials that had a GPU to themselves.
 
     Args:
-        grid: The study's grid.
         gpus: `trial.gpus`; where it is no share of a GPU, nothing is wanted.
-        decisions: Of the study, those of earlier commands included.
     """
 
-    def __init__(self, grid: Grid, gpus: float, decisions: list[Decision]) -> None:
+    def __init__(self, gpus: float) -> None:
         self._is_needed = 0 < gpus < 1
         self._seen: defaultdict[Index, _Counts] = defaultdict(_Counts)
-        for decision in decisions if self._is_needed else ():
-            if decision.kind == ALONE:
-                index = grid.find(Combination.of(decision.payload["combination"]))
-                if index is not None:
-                    self.heard(index, Evidence(decision.payload["evidence"]))
 
     def heard(self, index: Index, evidence: Evidence) -> None:
         """Take in a trial of this combination that had its GPU to itself."""

@@ -17,22 +17,23 @@ from typing import Any
 import numpy as np
 
 from bisect_env.cluster.protocol import BuildFailed, Executor, PrefixProgress, PrefixReady, TrialCompleted
-from bisect_env.engine.evidence import Target, judge, known_target, target_of
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.runner import Runner
+from bisect_env.engine.specs import target_of
+from bisect_env.engine.stored import known_target
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, StudyInterruptedError
-from bisect_env.matrix.grid import Combination, Direction, Grid, Index
+from bisect_env.matrix.grid import Combination, Grid
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import runs_python_body
 from bisect_env.matrix.signatures import FROM_BAD_END, shown
 from bisect_env.search.circumstances import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
+from bisect_env.storage.entries import AMPLIFIED
 from bisect_env.storage.store import Store
+from bisect_env.trials.judge import Target, judge_alone
 from bisect_env.trials.records import NONE, Evidence, Perturbation, TrialRecord, catalogue
 from bisect_env.trials.signature import matches
 
-DECISION = "amplify"
-"""Kind of the decision in the database."""
 BASE_TRIALS = 24
 """Trials of the script as it is, to begin with."""
 BASE_MOST = 96
@@ -94,27 +95,9 @@ def _arm(arm: Arm) -> dict[str, Any]:
 def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
     """Under what a study's trials run, if that has been settled."""
     for decision in store.decisions(study_id):
-        if decision.kind == DECISION:
+        if decision.kind == AMPLIFIED:
             return Perturbation.from_json(decision.payload["perturbation"])
     return None
-
-
-def ends(grid: Grid) -> tuple[Index, Index] | None:
-    """The good and the bad end, stated or told by the directions; None without either. Pure."""
-    sides = {Direction.REGRESSION: (0, -1), Direction.FIXED: (-1, 0)}
-    if grid.good is not None and grid.bad is not None:
-        good, bad = grid.good, grid.bad
-    elif all(axis.direction in sides or len(axis.values) == 1 for axis in grid.axes):
-        places = [sides.get(axis.direction, (0, 0)) for axis in grid.axes]
-        found = [
-            tuple(range(len(axis.values))[at[end]] for axis, at in zip(grid.axes, places, strict=True))
-            for end in (0, 1)
-        ]
-        good = found[0] if grid.good is None else grid.good
-        bad = found[1] if grid.bad is None else grid.bad
-    else:
-        return None
-    return (good, bad) if good != bad else None
 
 
 @dataclass(slots=True)
@@ -255,7 +238,7 @@ class Amplifier:
         return Arm(len(records), len(hits), seconds)
 
     def _evidence(self, record: TrialRecord) -> Evidence:
-        return judge(record, self.target or target_of(self.matrix), repeated=True)
+        return judge_alone(record, self.target or target_of(self.matrix))
 
     def _is_bad(self, record: TrialRecord) -> bool:
         return self._evidence(record) is Evidence.BAD
@@ -352,22 +335,20 @@ def settle(
     known = known_perturbation(store, study_id)
     if known is not None:
         return known
-    chosen = ends(grid)
+    chosen = grid.ends
     locks = [] if chosen is None else [locking.lock_now(index) for index in chosen]
     solved = [lock for lock in locks if isinstance(lock, Lock)]
     if chosen is None or len(solved) < len(chosen):
         found = Amplified(NONE, "no good and bad end can be run, or told from the directions", Arm())
     else:
         good, bad = ((grid.combination(index), lock) for index, lock in zip(chosen, solved, strict=True))
-        target, is_open = known_target(matrix, store, study_id)
+        target = known_target(matrix, store, study_id)
+        # Where the target is still open, its signature is what the study looks for from now on.
         found = Amplifier(matrix, executor(), notify, stopped, target).run(bad, good)
-        if is_open and found.signature:
-            # What was made frequent is what the study is to look for.
-            store.settle_target(study_id, found.signature, "")
-    # Another command of this study may have settled it meanwhile: the first one counts, for both.
+    # Another command of this study may have decided meanwhile: the first one counts, for both.
     known = known_perturbation(store, study_id)
     if known is None:
-        store.record_decision(study_id, DECISION, found.as_json())
+        store.record_decision(study_id, AMPLIFIED, found.as_json())
     how = f"under {found.perturbation.name}" if found.perturbation != NONE else "as they are"
     notify(f"trials run {how}: {found.reason}")
     return found.perturbation if known is None else known

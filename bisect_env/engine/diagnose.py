@@ -15,14 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bisect_env.engine.evidence import Target, judge, target_of, trial_files, trial_spec
 from bisect_env.engine.single import Single
+from bisect_env.engine.specs import target_of, trial_files, trial_spec
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown as shown_signature
 from bisect_env.trials.cores import Debug, of_gdb, under_gdb
 from bisect_env.trials.harness_marks import LINGER
+from bisect_env.trials.judge import Target, judge_alone
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord, TrialSpec
 from bisect_env.trials.run import run_trial
 from bisect_env.trials.stacks import find_tool, sentences
@@ -201,7 +202,7 @@ def _diagnose(
         record = run_once(debug)
         assert record is not None
         # A failure that is void the first time because it may be the machine's is what we are here for.
-        evidence = judge(record, target, repeated=True)
+        evidence = judge_alone(record, target)
         on_trial(number, record, evidence)
         shown = evidence is Evidence.BAD or bool(tools.sanitizer and _of_sanitizer(record.stdout))
         if shown or number >= limit or record.outcome is Outcome.NOT_RUNNABLE:

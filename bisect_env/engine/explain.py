@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from bisect_env.engine.locking import SOLVERS, Prepared, environment_request
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.single import Single, SingleTrials
 from bisect_env.engine.state import Tally, build_cost
-from bisect_env.engine.stored import StoredCombination, stored_combination, stored_grid
+from bisect_env.engine.stored import StoredCombination, stored_combination
 from bisect_env.environments.difference import PackageChange, PackageState, difference
 from bisect_env.environments.lock import Lock, LockedPackage, LockResult
 from bisect_env.environments.lockfiles import make_lock
@@ -39,8 +40,10 @@ from bisect_env.storage.entries import (
     Study,
     StudyDefinition,
     StudyStatus,
+    counts_of,
 )
 from bisect_env.storage.store import Store
+from bisect_env.storage.study_trials import StudyTrials
 
 # --------------------------------------------------------------------------------------------------
 # What was found out about the packages that carry a failure, as data and in words. Pure.
@@ -518,11 +521,15 @@ class CulpritStudy:
     _seconds: _Seconds = field(default_factory=_Seconds)
     _last: Changes | None = None
     _demands: Demands | None = None
+    _trials: StudyTrials = field(init=False)
+    _tallies: defaultdict[Changes, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
     def __post_init__(self) -> None:
         self._good = stored_combination(self.store, self.study, self.good or "last-good", "--good")
         self._bad = stored_combination(self.store, self.study, self.bad or "first-bad", "--bad")
         self._between = self._compare()
+        self._trials = self.store.study_trials(self.study.id)
+        self._trials.look()
         self._ends = self._counts(self._good), self._counts(self._bad)
         if not self._ends[1][0]:
             raise UsageError(
@@ -570,7 +577,7 @@ class CulpritStudy:
         while self.changes > 1 and not self.stopped():
             price = build_cost(self._seconds.build, self._seconds.trial)
             step = search.next_step(build_cost=price)
-            if isinstance(step, Done) or sum(n for _, n in search.counts.values()) >= self.max_trials:
+            if isinstance(step, Done) or self._tried(search) >= self.max_trials:
                 is_sure = isinstance(step, Done) and step.is_sure
                 break
             if isinstance(step, CheckEnvironment):
@@ -638,7 +645,7 @@ class CulpritStudy:
             if state.lock_hash == one.lock.content_hash
             and all(state.combination[name] == one.combination[name] for name in values)
         ]
-        counts = self.store.counts(self.study.id)
+        counts = counts_of(self._trials.everything())
         found = [counts[combination] for combination in same if combination in counts]
         return sum(c.bad for c in found), sum(c.counted for c in found)
 
@@ -655,7 +662,12 @@ class CulpritStudy:
     # -- its own study -------------------------------------------------------------------------------------
 
     def _open(self) -> Study:
-        facts = (self.matrix.digest, self._good.lock.content_hash, self._bad.lock.content_hash)
+        # A failure is what it is in the study that is explained, whichever trials showed that.
+        target = self._trials.target
+        facts = (
+            *(self.matrix.digest, target.signature),
+            *(self._good.lock.content_hash, self._bad.lock.content_hash),
+        )
         definition = self.study.definition
         kept = {**definition.settings, "explains": self.study.id}
         own = self.store.open_study(
@@ -670,6 +682,7 @@ class CulpritStudy:
                     for name, old, new in self._names
                 ],
                 settings=kept,
+                target=target,
                 exclude_newer=definition.exclude_newer,
                 version=definition.version,
                 host=definition.host,
@@ -708,7 +721,7 @@ class CulpritStudy:
                 self._locks[intermediate] = lock
                 runnable = state.status == CombinationStatus.SOLVABLE
                 search.mark(intermediate, feasible=runnable)
-        for combination, counts in self.store.counts(own.id).items():
+        for combination, counts in counts_of(self.store.trials(own.id)).items():
             if counts.counted:
                 search.tell(self._intermediate(combination), hits=counts.bad, trials=counts.counted)
 
@@ -752,8 +765,15 @@ class CulpritStudy:
             return
         if tally.good + tally.bad:
             search.tell(intermediate, hits=tally.bad, trials=tally.good + tally.bad)
-        if (why := tally.why_aside()) is not None:
+        known = self._tallies[intermediate]
+        known.add(tally)
+        if (why := known.why_aside()) is not None:
             self._set_aside(search, own, intermediate, CombinationStatus.SET_ASIDE, why)
+
+    def _tried(self, search: CulpritSearch) -> int:
+        """Count the trials by now, those that failed in another way included."""
+        counted = sum(number for _, number in search.counts.values())
+        return counted + sum(tally.other for tally in self._tallies.values())
 
     def _set_aside(
         self, search: CulpritSearch, own: Study, intermediate: Changes, status: CombinationStatus, why: str
@@ -771,7 +791,7 @@ class CulpritStudy:
 
     def _single(self, intermediate: Changes) -> Single:
         lock = self._locks[intermediate]
-        grid = stored_grid(self.study)
+        grid = self.study.grid
         index = grid.index(self._bad.combination)
         key = trial_key(self.matrix, Prepared(grid, {index: lock}, {}, {}), index)
         return Single(self._combination(intermediate), lock, key, self._values(intermediate))

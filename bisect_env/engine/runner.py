@@ -29,25 +29,16 @@ from bisect_env.cluster.protocol import (
 from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import axes_document, verdict_document
-from bisect_env.engine.evidence import (
-    StudyTarget,
-    allowed_sources,
-    another_problem,
-    lost_record,
-    target_of,
-    trial_files,
-    trial_spec,
-    where_kinds_change,
-)
 from bisect_env.engine.locking import Locking, of_commits
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.sharing import Sharing
+from bisect_env.engine.specs import allowed_sources, lost_record, trial_files, trial_spec
 from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, gist
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
-from bisect_env.matrix.grid import Combination, Direction, Index
+from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.signatures import read_signature, shown
+from bisect_env.matrix.signatures import shown
 from bisect_env.search.goals import Goal, search_towards, settings_of
 from bisect_env.search.multiple import is_coarsened
 from bisect_env.search.searcher import Search, StudySearch
@@ -59,8 +50,7 @@ from bisect_env.storage.entries import (
     StoredTrial,
 )
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import NONE, Evidence, Machine, Outcome, Perturbation, TrialRecord
-from bisect_env.trials.signature import matches
+from bisect_env.trials.records import NONE, Machine, Outcome, Perturbation, TrialRecord
 
 LOOK = 0.5
 """Seconds between two looks at the budget and at Ctrl-C while trials run."""
@@ -85,14 +75,6 @@ _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
 _PAUSE = 0.02
 """Seconds, growing with each attempt, that let two commands fall out of step."""
-
-
-class TargetSettledError(Exception):
-    """It has turned out which failure the study is about: what was learnt is to be learnt again."""
-
-
-_AT_EACH_END = 3
-"""Failures at each end before two kinds of them are taken for two problems."""
 
 
 class Runner:
@@ -299,47 +281,30 @@ class StudyRunner:
         self._stopped = stopped
         self._perturbation = perturbation
         self._bad_end = None if self.grid.bad is None else self._prepared.groups.get(self.grid.bad)
-        wanted = matrix.file.trial.bad.signature
-        self._target = StudyTarget(target_of(matrix), wanted, store, study_id, self._bad_end)
-        settings = settings_of(
+        self._goal = goal
+        self._settings = settings_of(
             matrix.file.search, quick=quick, thrifty=of_commits(self.grid), careful=careful, leaves=leaves
         )
-        self.search: StudySearch = search_towards(goal, self.grid, self._prepared.groups, settings)
+        self.search: StudySearch = search_towards(goal, self.grid, self._prepared.groups, self._settings)
         self.state = StudyState(matrix, self._prepared, self.search)
-        self._ends = self._both_ends()
-        self._ways: dict[Index, dict[str, tuple[str, str]]] = {}
-        self._sharing = Sharing(store, study_id, clock=clock)
+        self._trials = store.study_trials(study_id)
+        self._target = self._trials.target
+        self._sharing = Sharing(store, study_id, self._trials, clock=clock)
         self._keys: dict[Index, str] = {}
-        self._reuse = Reuse(store, study_id, self._keys, self._prepared, self._target, machines)
+        self._reuse = Reuse(self._trials, self._keys, self._prepared, machines)
         self._locks_answered, self._locks_spent = 0, locking.spent
         self.searching = 0.0
         self._unsaved: list[Index] = []
         self._began_at = clock()
         self._check_until: float | None = None
         self._shown_at = self._saved_at = float("-inf")
-        self._alone = Alone(self.grid, matrix.file.trial.gpus, store.decisions(study_id))
-        self._trials_alone: set[str] = set()
+        self._trials_alone = {one.payload["trial"] for one in store.decisions(study_id) if one.kind == ALONE}
+        self._alone = Alone(matrix.file.trial.gpus)
         self._foretold: int | None = None
         self._play: tuple[int, Generator[None, None, int | None]] | None = None
         self._foretell_from = float("-inf")
         self._crowded: set[str] = set()
-
-    def _both_ends(self) -> tuple[Index, Index] | None:
-        """What stands for the good and the bad end: as stated, else the ends of the axes; or None."""
-        axes = self.grid.axes
-        if self.grid.good is not None and self.grid.bad is not None:
-            found: tuple[Index, Index] = (self.grid.good, self.grid.bad)
-        elif all(axis.direction in (Direction.REGRESSION, Direction.FIXED) for axis in axes):
-            # An axis with one value has no ends.
-            last = [len(axis.values) - 1 for axis in axes]
-            fixed = [axis.direction is Direction.FIXED for axis in axes]
-            good = tuple(end if turned else 0 for end, turned in zip(last, fixed, strict=True))
-            found = (good, tuple(0 if turned else end for end, turned in zip(last, fixed, strict=True)))
-        else:
-            return None
-        groups = self._prepared.groups
-        good_end, bad_end = groups.get(found[0]), groups.get(found[1])
-        return None if good_end is None or bad_end is None or good_end == bad_end else (good_end, bad_end)
+        self._ours: set[str] = set()
 
     # -- before and after ----------------------------------------------------------------------------------
 
@@ -397,15 +362,12 @@ class StudyRunner:
         for refused in [one for one in self._prepared.unsolvable if one in self.state.members]:
             self._act(self.state.locked(refused))
         stored = self._sharing.news()
+        self._target = self._trials.target
         # A study that could run its command nowhere was stopped for that; now it may be corrected.
         if any(trial.outcome is not Outcome.NOT_RUNNABLE for trial in stored):
-            self._learn_stored(stored)
-        before = self._store.reused(self._study_id)
+            self._learn(stored)
         self._know([index for index in self.state.members if index in self._prepared.locks])
-        new = self._reuse.look()
-        self._learn_stored([*before, *new])
-        if new:
-            self._notify(events.Reused(len(new), tuple(self._store.origins(self._study_id))))
+        self._learn_reused(self._reuse.look())
         for row in self._store.combinations(self._study_id):
             index = self._group_of(row.combination)
             if row.status == CombinationStatus.UNBUILDABLE and index is not None:
@@ -422,24 +384,57 @@ class StudyRunner:
             Number of trials that were news.
         """
         new = [*self._sharing.news(), *(self._reuse.look() if elsewhere else ())]
-        self._learn_stored(new)
+        self._learn(new)
         self.state.elsewhere = Counter()
         for combination, number in self._sharing.claimed.items():
             if (index := self._group_of(combination)) is not None:
                 self.state.elsewhere[index] += number
         return len(new)
 
-    def _learn_stored(self, trials: Sequence[StoredTrial]) -> None:
+    def _learn(self, trials: Sequence[StoredTrial]) -> None:
+        """Tell the state trials that the database has, in order; all of them if the target has changed."""
+        if self._trials.target != self._target:
+            self._begin_again()
+            return
         for trial in trials:
             index = self._group_of(trial.combination)
-            if index is not None:
+            if index is None:
+                continue
+            if trial.trial_id not in self._ours:
                 self.state.seen.add(trial.lock_hash)
-                self._note_way(index, trial.evidence, trial.signature, trial.trial_id)
-                self._act(
-                    self.state.learn(
-                        index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail
-                    )
+            if trial.trial_id in self._trials_alone:
+                self._alone.heard(index, trial.evidence)
+            self._act(
+                self.state.learn(
+                    index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail
                 )
+            )
+
+    def _begin_again(self) -> None:
+        """Tell a new search every trial, now that it is known which failure the study is about."""
+        self._target = self._trials.target
+        if (problems := self._trials.judge.two_problems) is not None and not problems.lacking:
+            signature = shown(problems.signature)
+            text = (
+                f"two failures that have nothing to do with each other: {problems.other} fails as "
+                f"{problems.other_kind}, {problems.bad} as {signature}; this study looks for the latter, as "
+                f"`bad: {{signature: '{signature}'}}` in `trial` says from the start"
+            )
+            self._warn([text])
+        set_aside = {index for index, (status, _) in self.state.aside.items() if status == "set-aside"}
+        self.search = search_towards(self._goal, self.grid, self._prepared.groups, self._settings)
+        self.state.begin_again(self.search)
+        self._alone = Alone(self._matrix.file.trial.gpus)
+        self._learn(self._trials.everything())
+        for index in set_aside - self.state.aside.keys():
+            for member in self.state.members[index]:
+                combination = self.grid.combination(member)
+                self._store.set_combination(self._study_id, combination, CombinationStatus.SOLVABLE, "")
+
+    def _learn_reused(self, trials: Sequence[StoredTrial]) -> None:
+        self._learn(trials)
+        if reused := sum(trial.reused for trial in trials):
+            self._notify(events.Reused(reused, tuple(self._store.origins(self._study_id))))
 
     def _group_of(self, combination: Combination) -> Index | None:
         """What stands for a stored combination; None where this command does not look at it."""
@@ -531,8 +526,8 @@ class StudyRunner:
                 self._handle(self._runner.gather())
             else:
                 self._locking.wait(LOOK)
-            self._settle()
             self._take_locks()
+            self._look_between_kinds()
             if self._sharing.is_due:
                 self.hear_others(elsewhere=False)
             self._sharing.renew(self._claims)
@@ -588,9 +583,11 @@ class StudyRunner:
 
     def _only(self) -> Mapping[Index, int] | None:
         """What to try alone while nobody knows which failure is meant, and how many at a time, or None."""
-        self._target.look()
         if not self._target.is_open:
-            return self._where_ends_differ()
+            problems = self._trials.judge.two_problems
+            lacking = {} if problems is None else problems.lacking
+            found = {self._group_of(combination): number for combination, number in lacking.items()}
+            return {i: n for i, n in found.items() if i is not None and i not in self.state.aside} or None
         bad_end = self._bad_end
         if bad_end is None or bad_end in self.state.aside:
             raise NoEnvironmentError(
@@ -600,93 +597,22 @@ class StudyRunner:
             )
         return {bad_end: sys.maxsize}
 
-    def _where_ends_differ(self) -> Mapping[Index, int] | None:
-        """Ends that have to fail more often before two kinds of failures are taken for two problems."""
-        lacking = {end: _AT_EACH_END - self.state.tallies[end].bad for end in self._two_problems()}
-        return {end: number for end, number in lacking.items() if number > 0} or None
-
-    def _two_problems(self) -> tuple[Index, ...]:
-        """Good and bad end where both have only failed, in ways that have nothing in common; else none."""
-        if self._target.compares or self._ends is None:
-            return ()
-        if any(end in self.state.aside or not self._ways.get(end) for end in self._ends):
-            return ()
-        if any(self.state.tallies[end].good for end in self._ends):
-            return ()
-        good, bad = (set(self._ways[end]) for end in self._ends)
-        return () if good & bad else self._ends
-
-    def _part_of_another_problem(self) -> tuple[Index, ...]:
-        """Where an answer stands, what fails beyond a pass and as the bad end never does, and that end.
-
-        What was tried may not show whether something passes in between: then that is looked at first.
-        """
-        several = [place for place, axis in enumerate(self.grid.axes) if len(axis.values) > 1]
-        if self._target.compares or self._ends is None or len(several) != 1 or not self._fails_in_kinds:
-            return ()
+    def _look_between_kinds(self) -> None:
+        """Look between failures of different kinds once an answer stands: a pass there tells them apart."""
         search = self.search
-        if not isinstance(search, Search) or not search.answered or not search.verdict.certain:
-            return ()
-        place, tallies, (good_end, bad_end) = several[0], self.state.tallies, self._ends
-        if self.grid.axes[place].direction is Direction.UNORDERED:
-            return ()
-        towards = 1 if good_end[place] > bad_end[place] else -1
-        line = sorted(
-            (one for one in self.state.members if one not in self.state.aside),
-            key=lambda one: towards * one[place],
-        )
-        line = [one for one in line if towards * (one[place] - bad_end[place]) >= 0]
-        tried = [n for n, one in enumerate(line) if tallies[one].bad or tallies[one].good]
-        if any(tallies[line[n]].bad and not self._ways.get(line[n]) for n in tried):
-            return ()
-        ways = [{kind: way[0] for kind, way in self._ways.get(line[n], {}).items()} for n in tried]
-        changes = [(tried[low], tried[high]) for low, high in where_kinds_change(ways)]
-        if open_ := [change for change in changes if change[1] - change[0] > 1]:
-            search.look_at(line[sum(open_[0]) // 2])
-        if (other := another_problem(ways)) is None or line[tried[0]] != bad_end:
-            return ()
-        return line[tried[other]], bad_end
-
-    @property
-    def _fails_in_kinds(self) -> bool:
-        """Whether failures of more than one kind were seen."""
-        return len({kind for ways in self._ways.values() for kind in ways}) > 1
-
-    def _settle(self) -> None:
-        """Take the bad end's failure for the one that is looked for, once that is known to be another one.
-
-        Raises:
-            TargetSettledError: It was settled now.
-        """
-        pair = self._two_problems()
-        if pair and min(self.state.tallies[end].bad for end in pair) < _AT_EACH_END:
+        if self._target.signature or not isinstance(search, Search) or not search.answered:
             return
-        pair = pair or self._part_of_another_problem()
-        if not pair:
+        positions = self._trials.judge.places.line
+        if not positions or not search.verdict.certain:
             return
-        self._handle(self._runner.end())
-        self.state.nothing_runs()
-        (other, _), (told, (signature, trial_id)) = (next(iter(self._ways[one].items())) for one in pair)
-        self._target.settle(signature, trial_id)
-        judged = {
-            trial.trial_id: Evidence.OTHER
-            for trial in (*self._store.trials(self._study_id), *self._store.reused(self._study_id))
-            if trial.evidence is Evidence.BAD and not matches(trial.signature, self._target.rule.signature)
+        line = {
+            self.grid.combination(index): index
+            for index in self.state.members
+            if index not in self.state.aside
         }
-        self._store.judge_again(self._study_id, judged)
-        good, bad = (self.grid.combination(one) for one in pair)
-        wanted = f"`bad: {{signature: '{shown(signature)}'}}` in `trial`"
-        text = (
-            f"two failures that have nothing to do with each other: {good} fails as {other}, {bad} as {told}"
-        )
-        self._warn([f"{text}; this study looks for the latter, as {wanted} says from the start"])
-        raise TargetSettledError
-
-    def _note_way(self, index: Index, evidence: Evidence, signature: str, trial_id: str) -> None:
-        """Remember how a combination fails: outcome and exception, and a trial that shows it."""
-        if evidence is Evidence.BAD and signature:
-            way = read_signature(signature).kind
-            self._ways.setdefault(index, {}).setdefault(way, (signature, trial_id))
+        ordered = sorted((one for one in line if one in positions), key=lambda one: positions[one])
+        if (between := self._trials.judge.between_kinds(ordered)) is not None:
+            search.look_at(line[between])
 
     def _lock(self, indices: Iterable[Index]) -> None:
         self._locking.want(indices)
@@ -704,9 +630,8 @@ class StudyRunner:
         spent, self._locks_spent = self._locking.spent - self._locks_spent, self._locking.spent
         self._notify(events.LockProgress(self._locks_answered, total, spent))
         new = [index for index in answered if index in prepared.locks and index in self.state.members]
-        if self._know(new) and (taken := self._reuse.look(new)):
-            self._learn_stored(taken)
-            self._notify(events.Reused(len(taken), tuple(self._store.origins(self._study_id))))
+        if self._know(new):
+            self._learn_reused(self._reuse.look(new))
 
     def _save_locked(self) -> None:
         """Store what was locked since the last time: before anything that names it, and not for itself."""
@@ -842,31 +767,23 @@ class StudyRunner:
     def _record(self, ended: Sequence[tuple[Index, TrialRecord, float]]) -> None:
         if not ended:
             return
-        judged: list[tuple[TrialRecord, Evidence, str]] = []
-        spoilt = Counter(index for index in self.state.tallies if self.state.tallies[index].void)
-        for index, record, _ in ended:
-            evidence = self._target.judge(index, record, repeated=spoilt[index] > 0)
-            spoilt[index] += evidence is Evidence.VOID
-            judged.append((record, evidence, self._keys[index]))
-        self._store.record_trials(self._study_id, judged)
-        for (index, record, build_seconds), (_, evidence, _) in zip(ended, judged, strict=True):
-            self._sharing.recorded(record.trial_id, record.combination)
+        ours = {record.trial_id: (record, build_seconds) for _, record, build_seconds in ended}
+        self._ours |= ours.keys()
+        news = self._trials.record([(record, self._keys[index]) for index, record, _ in ended])
+        recorded = [trial for trial in news if trial.trial_id in ours]
+        for trial in recorded:
+            record, build_seconds = ours[trial.trial_id]
             if build_seconds:
                 self.state.build_seconds.add(build_seconds)
                 self._record_build(record.lock_hash, build_seconds)
-            self._notify(events.TrialFinished(record, evidence, build_seconds))
-            self._note_way(index, evidence, record.signature, record.trial_id)
-            self._act(
-                self.state.learn(
-                    index, record.outcome, evidence, duration=record.duration, detail=record.detail
-                )
-            )
-            if record.trial_id in self._trials_alone and evidence in (Evidence.GOOD, Evidence.BAD):
-                self._alone.heard(index, evidence)
-                said = {"combination": record.combination.as_dict(), "evidence": str(evidence)}
-                self._store.record_decision(self._study_id, ALONE, {**said, "trial": record.trial_id})
-            if record.trial_id not in self._crowded:
-                self.state.check(record, evidence)
+            self._notify(events.TrialFinished(record, trial.evidence, build_seconds))
+            if trial.trial_id in self._trials_alone:
+                said = {"combination": record.combination.as_dict(), "trial": record.trial_id}
+                self._store.record_decision(self._study_id, ALONE, said)
+        self._learn(news)
+        for trial in recorded:
+            if trial.trial_id not in self._crowded:
+                self.state.check(ours[trial.trial_id][0], trial.evidence)
 
     def _act(self, findings: Iterable[Finding]) -> None:
         for finding in findings:

@@ -15,6 +15,7 @@ from bisect_env.errors import StorageError
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage.entries import StoredTrial, Want
 from bisect_env.storage.store import Store
+from bisect_env.storage.study_trials import StudyTrials
 
 LEASE = 60.0
 """Seconds after which the claims of a command that died on another host count no longer.
@@ -72,56 +73,55 @@ def _started(pid: int) -> str:
 
 
 class Sharing:
-    """This command's view of a study that others may be running, too.
+    """This command's view of a study that other commands may be running, too.
 
     Args:
         store: Where the study is.
         study_id: Which one.
+        trials: Those that this command knows.
         clock: Seconds that only grow.
 
     Attributes:
-        claimed: Trials of each combination that others run now, when one looked last.
+        claimed: Trials of each combination that others ran at the last look.
     """
 
-    def __init__(self, store: Store, study_id: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: Store,
+        study_id: str,
+        trials: StudyTrials,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._study_id = study_id
+        self._trials = trials
         self._clock = clock
         self._holder = name_of_holder()
-        # Of what this command has recorded since it looked last; before that everything is known.
-        self._known: set[str] = set()
-        self._recorded: Counter[Combination] = Counter()
-        self._last = 0
         self._heard_at = self._renewed_at = clock()
         self.claimed: Counter[Combination] = Counter()
 
     def news(self) -> list[StoredTrial]:
-        """Trials of the study that this command did not know, in order.
+        """Return trials of the study that this command did not know, in order, and look at all claims.
 
         What commands had claimed that have died on this host since is free again.
         """
-        found = self._store.news(self._study_id, self._holder, after=self._last, known=self._known)
+        with self._store.snapshot():
+            found = self._trials.look()
+            claims_of = self._store.claimed(self._study_id, self._holder)
         self._heard_at = self._clock()
         self.claimed = Counter()
-        for holder, claims in found.claimed.items():
+        for holder, claims in claims_of.items():
             if has_ended(holder):
                 self._store.release(holder)
             else:
                 self.claimed += claims
-        self._last = found.last
-        self._known.clear()
-        self._recorded.clear()
-        return found.trials
+        return found
 
     @property
     def is_due(self) -> bool:
         """Whether it is time to look again."""
         return self._clock() >= self._heard_at + HEAR_EVERY
-
-    def recorded(self, trial_id: str, combination: Combination) -> None:
-        """A trial of this command is in the database."""
-        self._known.add(trial_id)
-        self._recorded[combination] += 1
 
     def claim(
         self,
@@ -129,25 +129,24 @@ class Sharing:
         running: Mapping[Combination, int],
         decision: tuple[str, dict[str, Any]],
     ) -> list[bool]:
-        """Claim trials, as ids and combinations; for each whether it is ours.
+        """Claim trials, as ids and combinations; return for each whether it is ours.
 
-        What is not ours was claimed or recorded by somebody of whom `news` tells.
+        What is not ours was claimed or recorded by another command since the last look.
 
         Args:
             wanted: In order.
             running: Trials of each combination that this command runs.
             decision: Kind and payload of what was decided, stored beside what is claimed.
         """
-        known = (self._recorded, running, self.claimed)
         taken: Counter[Combination] = Counter()
         wants = []
         for trial_id, combination in wanted:
             if combination not in taken:
-                taken[combination] = sum(some.get(combination, 0) for some in known)
+                taken[combination] = running.get(combination, 0) + self.claimed.get(combination, 0)
             wants.append(Want(trial_id, combination, taken[combination]))
             taken[combination] += 1
         return self._store.claim(
-            self._study_id, self._holder, wants, lease=LEASE, decision=decision, after=self._last
+            self._study_id, self._holder, wants, lease=LEASE, decision=decision, after=self._trials.last
         )
 
     def renew(self, running: Callable[[], Mapping[str, Combination]], *, now: bool = False) -> None:

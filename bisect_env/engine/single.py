@@ -22,7 +22,6 @@ from bisect_env.cluster.protocol import (
 )
 from bisect_env.engine import events
 from bisect_env.engine.amplify import known_perturbation
-from bisect_env.engine.evidence import StudyTarget, lost_record, target_of
 from bisect_env.engine.locking import (
     Prepared,
     environment_request,
@@ -32,13 +31,19 @@ from bisect_env.engine.locking import (
 )
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.runner import Runner
+from bisect_env.engine.specs import lost_record
 from bisect_env.engine.state import BUILDS_BEFORE_UNBUILDABLE, VOIDS_BEFORE_STOP, Tally, in_flight
 from bisect_env.engine.stored import named_combinations
-from bisect_env.engine.study import as_refined_before, settled_ends, study_date, study_definition
+from bisect_env.engine.study import (
+    as_refined_before,
+    own_trials,
+    settled_ends,
+    study_date,
+    study_definition,
+)
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
-from bisect_env.matrix.contradictions import listed_values
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Combination, Grid, Index, find_combination
 from bisect_env.matrix.load import Matrix
@@ -106,8 +111,9 @@ class SingleTrials:
         self._runner = Runner(matrix, executor, lambda text: self._warn([text]))
         self._notify = notify
         self._stopped = stopped
-        wanted = matrix.file.trial.bad.signature
-        self._target = StudyTarget(target_of(matrix), wanted, store, study_id, _bad_end(matrix))
+        self._trials = store.study_trials(study_id)
+        self._trials.look()
+        self._said: dict[str, Evidence] = {}
         self._seconds: float | None = None
         self._voids = 0
 
@@ -171,9 +177,7 @@ class SingleTrials:
         finally:
             # What had come to its end before it could be ended is recorded, too.
             for ended in runner.end():
-                evidence = self._target.judge(single.combination, ended.record, repeated=tally.void > 0)
-                self._store.record_trial(self._study_id, ended.record, evidence, trial_key=single.key)
-                tally.count(evidence)
+                tally.count(self._judged(single, ended.record))
         return tally
 
     def _submit(self, single: Single, more: int, ids: Iterator[str] | None) -> None:
@@ -217,11 +221,31 @@ class SingleTrials:
         for text in texts:
             self._notify(events.Warned(text))
 
+    def _judged(self, single: Single, record: TrialRecord) -> Evidence:
+        """Record a trial; return what it is evidence of.
+
+        Raises:
+            UsageError: Another command has shown which failure is meant, and earlier trials mean something
+                else now.
+        """
+        before = self._trials.target
+        news = self._trials.record([(record, single.key)])
+        is_changed = self._trials.target != before
+        known = self._trials.everything() if is_changed else news
+        by_now = {one.trial_id: one.evidence for one in known}
+        if is_changed and any(by_now[trial_id] is not said for trial_id, said in self._said.items()):
+            raise UsageError(
+                "another command has shown meanwhile which failure is meant, and trials that were counted "
+                "here mean something else now",
+                remedy="start the same command again: what it has measured is stored",
+            )
+        self._said[record.trial_id] = by_now[record.trial_id]
+        return by_now[record.trial_id]
+
     def _record(
         self, single: Single, record: TrialRecord, tally: Tally, build_seconds: float = 0.0
     ) -> Evidence:
-        evidence = self._target.judge(single.combination, record, repeated=tally.void > 0)
-        self._store.record_trial(self._study_id, record, evidence, trial_key=single.key)
+        evidence = self._judged(single, record)
         tally.count(evidence)
         if evidence in (Evidence.GOOD, Evidence.BAD):
             self._seconds = record.duration
@@ -240,15 +264,6 @@ class SingleTrials:
                 remedy="mend that, then start the same command again",
             )
         return evidence
-
-
-def _bad_end(matrix: Matrix) -> Combination | None:
-    """The stated bad end; axes with one value need not be stated."""
-    stated = matrix.file.bad
-    if stated is None:
-        return None
-    only = {name: values[0] for name, axis in matrix.file.axes.items() if (values := listed_values(axis))}
-    return Combination.of({name: stated.get(name, only.get(name, "")) for name in matrix.file.axes})
 
 
 def _lost(single: Single, lost: TrialLost) -> TrialRecord:
@@ -324,7 +339,7 @@ def open_one(
     named = _named(matrix, at, store, provider)
     lock, warnings = _locked(matrix, named, store, provider, notify)
     study = named.study or _begin(store, matrix, named.grid, named.as_of)
-    notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
+    notify(events.StudyOpened(study.id, study.name, own_trials(store, study)))
     index = named.grid.index(named.combination)
     _save(store, study, named.grid, index, lock, warnings)
     return One(study, named.grid, index, _single(matrix, named, lock, store))

@@ -105,6 +105,12 @@ class Tally:
         """Add one trial."""
         setattr(self, str(evidence), getattr(self, str(evidence)) + 1)
 
+    def add(self, other: Tally) -> None:
+        """Add the trials of another tally."""
+        for evidence in Evidence:
+            setattr(self, str(evidence), getattr(self, str(evidence)) + getattr(other, str(evidence)))
+        self.lost_on |= other.lost_on
+
     def many_lost(self) -> str | None:
         """A finding of its own when trials took several hosts down, which one bad host would not explain."""
         if len(self.lost_on) < LOSSES_FOR_FINDING:
@@ -324,6 +330,28 @@ class StudyState:
                 self._living[prepared.locks[index].content_hash].append(index)
         self._backfilled, self._backfilled_at = 0, 0
         self._foreseen_at: tuple[int, int, int, int] | None = None
+
+    def begin_again(self, search: StudySearch) -> None:
+        """Forget what trials said, which is told again; environments, and what runs, stay as they are.
+
+        Args:
+            search: A new one, which is told here from now on.
+        """
+        self.search = search
+        self.aside = {i: why for i, why in self.aside.items() if why[0] != "set-aside"}
+        for index in self.aside:
+            search.set_aside(index)
+        self.tallies = defaultdict(
+            Tally,
+            {
+                index: Tally(failed_builds=tally.failed_builds, lost_on=tally.lost_on)
+                for index, tally in self.tallies.items()
+            },
+        )
+        self.trial_seconds = Mean()
+        self._durations = []
+        self._given_up.clear()
+        self._thought = self._foreseen_at = None
 
     @property
     def hits(self) -> int:

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bisect_env.engine.specs import target_of
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
-from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis, find_combination
+from bisect_env.matrix.grid import Combination, find_combination
 from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
+from bisect_env.trials.judge import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +78,19 @@ def _refuse_strangers(path: Path) -> None:
     )
 
 
-def stored_grid(study: Study) -> Grid:
-    """The grid that a study was about when it was opened last. Pure."""
-    return Grid(
-        tuple(
-            GridAxis(
-                axis["name"],
-                AxisKind(axis.get("kind", AxisKind.PACKAGE)),
-                tuple(axis["values"]),
-                Direction(axis.get("direction", Direction.REGRESSION)),
-            )
-            for axis in study.definition.grid
-        )
-    )
+def known_target(matrix: Matrix, store: Store, study_id: str | None) -> Target:
+    """Return the failure that a matrix asks for, as far as its study knows it.
+
+    Args:
+        matrix: As loaded.
+        store: Where its study may be.
+        study_id: Its study; None if there is none.
+    """
+    if study_id is None:
+        return target_of(matrix)
+    trials = store.study_trials(study_id)
+    trials.look()
+    return trials.target
 
 
 def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
@@ -110,7 +112,7 @@ def stored_combination(store: Store, study: Study, text: str | None, flag: str =
     Raises:
         UsageError: There is no such combination, or it has no environment.
     """
-    combination = find_combination(stored_grid(study), text, named_combinations(study), flag=flag)
+    combination = find_combination(study.grid, text, named_combinations(study), flag=flag)
     state = next((s for s in store.combinations(study.id) if s.combination == combination), None)
     lock = store.lock(state.lock_hash) if state is not None and state.lock_hash else None
     if lock is None:

@@ -22,7 +22,8 @@ from bisect_env.engine.amplify import settle
 from bisect_env.engine.document import MOST_UNTRIED, axes_document, bisect_log, chapter, named_commits
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
-from bisect_env.engine.runner import StudyRunner, TargetSettledError
+from bisect_env.engine.runner import StudyRunner
+from bisect_env.engine.specs import target_of
 from bisect_env.environments.image_lock import moved_tag
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lockfiles import write_locks
@@ -124,7 +125,7 @@ def run_study(
             remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
         )
     study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh))
-    notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
+    notify(events.StudyOpened(study.id, study.name, own_trials(store, study)))
     _keep_logs_within_limit(store, notify)
 
     def watched(event: events.Event) -> None:
@@ -193,11 +194,7 @@ def run_study(
                 if not runner.finished:
                     if store.study(study.id).status is StudyStatus.FINISHED:
                         store.reopen(study.id)
-                    try:
-                        runner.run(cluster.get)
-                    except TargetSettledError:
-                        locking.close()
-                        continue
+                    runner.run(cluster.get)
                 around = goal is Goal.FIRST_BAD and not stopped()
                 values = _to_lay_out(grid, runner.search) if around else {}
                 added = _around(matrix, grid, runner.search.verdict) if around and not values else {}
@@ -234,6 +231,11 @@ def run_study(
                 locking.close()
                 if lockfiles is not None:
                     _write_locks(lockfiles, matrix, locking.prepared)
+
+
+def own_trials(store: Store, study: Study) -> int:
+    """Count the trials that a study recorded itself."""
+    return sum(not trial.reused for trial in store.trials(study.id))
 
 
 def _goes_on(matrix: Matrix, goal: Goal) -> str:
@@ -379,6 +381,7 @@ def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool
         description=matrix.file.description,
         grid=grid_definition(matrix, grid),
         settings={**matrix.file.search.model_dump(mode="json"), "ends": _ends(grid)},
+        target=target_of(matrix),
         exclude_newer=as_of,
         version=__version__,
         host=platform.node(),
@@ -518,7 +521,7 @@ def conclude(
         store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
         raise StudyInterruptedError(
             # Of this study: what it was spared by trials of others was no work of its own.
-            f"stopped after {how_many(len(store.trials(study.id)), 'trial')}; every one of them is stored",
+            f"stopped after {how_many(own_trials(store, study), 'trial')}; every one of them is stored",
             remedy=_goes_on(matrix, goal),
         )
     while True:

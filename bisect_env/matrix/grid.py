@@ -138,6 +138,23 @@ class Grid:
         """Number of values on each axis."""
         return tuple(len(axis.values) for axis in self.axes)
 
+    @property
+    def ends(self) -> tuple[Index, Index] | None:
+        """The good and the bad end, each stated or else given by the directions; None without either."""
+        good, bad = self.good, self.bad
+        if good is None or bad is None:
+            sides = {Direction.REGRESSION: (0, -1), Direction.FIXED: (-1, 0)}
+            if any(axis.direction not in sides and len(axis.values) > 1 for axis in self.axes):
+                return None
+            places = [sides.get(axis.direction, (0, 0)) for axis in self.axes]
+            found = [
+                tuple(range(len(axis.values))[at[end]] for axis, at in zip(self.axes, places, strict=True))
+                for end in (0, 1)
+            ]
+            good = found[0] if good is None else good
+            bad = found[1] if bad is None else bad
+        return (good, bad) if good != bad else None
+
     def indices(self) -> Iterator[Index]:
         """Every index, excluded ones too, in row-major order."""
         return itertools.product(*(range(size) for size in self.shape))
@@ -149,10 +166,10 @@ class Grid:
         )
 
     def find(self, combination: Combination) -> Index | None:
-        """The index of a combination, None if a value is not on its axis."""
+        """Return the index of a combination, None if it has other axes or a value is not on its axis."""
         try:
             return self.index(combination)
-        except ValueError:
+        except (KeyError, ValueError):
             return None
 
     def index(self, combination: Combination) -> Index:

@@ -14,7 +14,7 @@ from bisect_env.environments.difference import counted, difference, project_urls
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis, Index
+from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.history import readable
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.signatures import shown
@@ -59,7 +59,6 @@ from bisect_env.storage.entries import (
     BUILT,
     COMMIT,
     EXPLAINED,
-    TARGET,
     TRACED,
     CombinationState,
     CombinationStatus,
@@ -71,8 +70,13 @@ from bisect_env.storage.entries import (
     Study,
     StudyStatus,
     WholeTrial,
+    counts_of,
+    environments_of,
+    failures_of,
+    machines_of,
 )
 from bisect_env.storage.store import Store
+from bisect_env.trials.judge import Target
 from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence, Machine, Outcome
 
 if TYPE_CHECKING:
@@ -201,8 +205,7 @@ ANSWERS = 6
 
 
 def posterior(
-    axes: Sequence[AxisInfo],
-    settings: Mapping[str, Any],
+    study: Study,
     states: Sequence[CombinationState],
     trials: Sequence[StoredTrial],
     *,
@@ -211,8 +214,7 @@ def posterior(
     """Tell the trials again, and follow the answers that led.
 
     Args:
-        axes: Of the study.
-        settings: As stored with it: those of the search, and `ends`.
+        study: As stored.
         states: Every combination.
         trials: What the study knows, in the order in which it was told.
         every_configuration: Whether the study looked for further failing configurations.
@@ -221,7 +223,7 @@ def posterior(
         An empty one for a large matrix, whose answers are told apart only as far as they have to be, and for
         one without axes, which has no answers to tell apart.
     """
-    if not axes:
+    if not study.definition.grid:
         return PosteriorReport()
     # Most formats do not show it, and the search takes as long to import as a short report takes to be made.
     from bisect_env.search.configuration import ConfigurationQuestion
@@ -230,20 +232,21 @@ def posterior(
     from bisect_env.search.space import is_large
     from bisect_env.search.trace import trace
 
-    grid = _grid(axes, settings)
+    grid = study.grid
     groups = groups_of(grid, states)
     if not groups or is_large(grid.shape, [axis.direction for axis in grid.axes]):
         return PosteriorReport()
     names = {field.name for field in dataclasses.fields(SearchSettings)}
+    settings = study.definition.settings
     chosen = SearchSettings(**{name: value for name, value in settings.items() if name in names})
     search = Search(grid, groups, chosen, make=ConfigurationQuestion if every_configuration else Question)
     for state in states:
-        index = _index(grid, state.combination)
+        index = grid.find(state.combination)
         if state.status not in _CAN_RUN and index in groups:
             search.set_aside(index)
     told = []
     for trial in trials:
-        index = _index(grid, trial.combination)
+        index = grid.find(trial.combination)
         if index in groups and trial.evidence in (Evidence.GOOD, Evidence.BAD):
             told.append((groups[index], trial.evidence is Evidence.BAD))
     if not told:
@@ -264,7 +267,7 @@ def groups_of(grid: Grid, states: Sequence[CombinationState]) -> dict[Index, Ind
     first: dict[tuple[Any, ...], Index] = {}
     groups: dict[Index, Index] = {}
     for state in states:
-        index = _index(grid, state.combination)
+        index = grid.find(state.combination)
         if index is None:
             continue
         if state.lock_hash is not None:
@@ -273,23 +276,6 @@ def groups_of(grid: Grid, states: Sequence[CombinationState]) -> dict[Index, Ind
         elif state.status == CombinationStatus.UNLOCKED:
             groups[index] = index
     return groups
-
-
-def _grid(axes: Sequence[AxisInfo], settings: Mapping[str, Any]) -> Grid:
-    grid = Grid(tuple(GridAxis(a.name, AxisKind(a.kind), a.values, Direction(a.direction)) for a in axes))
-    ends = settings.get("ends") or {}
-    good, bad = (
-        _index(grid, Combination.of(ends[end])) if ends.get(end) else None for end in ("good", "bad")
-    )
-    return Grid(grid.axes, good=good, bad=bad)
-
-
-def _index(grid: Grid, combination: Combination) -> Index | None:
-    try:
-        return grid.index(combination)
-    except (KeyError, ValueError):
-        # A study that went on with other axes keeps what was measured before.
-        return None
 
 
 def _answer(hypothesis: Hypothesis, grid: Grid) -> AnswerReport:
@@ -428,13 +414,10 @@ _MISSING: dict[str, Any] = {
 def build_report(
     study: Study,
     states: Sequence[CombinationState],
-    counts: Mapping[Combination, EvidenceCounts],
+    trials: Sequence[StoredTrial],
+    target: Target,
     failures: Sequence[tuple[FailureGroup, WholeTrial]],
-    environments: int,
     origins: Sequence[Origin] = (),
-    machines: Sequence[Machine] = (),
-    trials: Sequence[StoredTrial] = (),
-    reused: Sequence[StoredTrial] = (),
     decisions: Sequence[Decision] = (),
     difference: DifferenceReport | None = None,
     lock: Lock | None = None,
@@ -446,13 +429,10 @@ def build_report(
     Args:
         study: With its verdict document, if it has one.
         states: Its combinations.
-        counts: What trials said, by the combination they were recorded for.
+        trials: All of its trials, in the order in which it got them.
+        target: The failure that it is about.
         failures: Ways of failing with an example each, the most frequent first.
-        environments: Number of distinct locks in which trials ran.
         origins: From whom it has trials that were measured before.
-        machines: Classes of machines on which its own trials ran.
-        trials: All of its own trials, in the order of recording.
-        reused: Those of other studies that it starts from.
         decisions: What was decided during it.
         difference: Between the environments of last good and first bad.
         lock: Of the first bad combination.
@@ -460,13 +440,15 @@ def build_report(
     """
     axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
     states = _in_matrix_order(states, axes)
+    counts, machines = counts_of(trials), machines_of(trials)
+    own = [trial for trial in trials if not trial.reused]
     verdict: dict[str, Any] = {**_MISSING, **(study.verdict or {})}
     totals = {evidence: sum(c.of(evidence) for c in counts.values()) for evidence in Evidence}
     counted = totals[Evidence.GOOD] + totals[Evidence.BAD]
     if study.verdict is None:
         verdict["trials"] = counted
-    verdict = with_iterations(verdict, [*reused, *trials])
-    combinations = _combinations(states, counts, axes, verdict, trials)
+    verdict = with_iterations(verdict, trials)
+    combinations = _combinations(states, counts, axes, verdict, own)
     verdict["sentence"] = sentence(
         verdict,
         [axis.model_dump() for axis in axes],
@@ -474,7 +456,7 @@ def build_report(
         _changed(difference, _explanation(decisions)),
     )
     verdict["sentence"] = readable(verdict["sentence"], labels(axes))
-    steady = stability(trials)
+    steady = stability(own)
     traced = _traced(decisions)
     if traced is not None:
         # That the one environment is bad and the other is not was only the first step.
@@ -492,46 +474,45 @@ def build_report(
             matrix=study.definition.matrix_path,
             created_at=study.created_at,
             finished_at=study.finished_at,
-            exclude_newer=own if (own := own_date(study)) is not None else study.exclude_newer,
+            exclude_newer=stated if (stated := own_date(study)) is not None else study.exclude_newer,
             version=study.definition.version,
         ),
         axes=axes,
         verdict=verdict,
-        target=_target(decisions),
+        target="" if target.is_open else shown(target.signature),
         trials=counted,
         trial_counts=TrialCounts(**{str(evidence): number for evidence, number in totals.items()}),
-        environments=environments,
+        environments=environments_of(trials),
         reused=tuple(OriginReport(**dataclasses.asdict(origin)) for origin in origins),
         combinations=combinations,
         failures=ways,
         stability=steady,
         advice=tuple(
-            advice(verdict, axes, ways, trials, study.definition.settings, _scripts(study), _unbuilt(states))
+            advice(verdict, axes, ways, own, study.definition.settings, _scripts(study), _unbuilt(states))
         ),
         warnings=(
             *amplified(decisions),
             *verdict_warnings(verdict),
-            *several_failures(verdict, axes, [*reused, *trials]),
+            *several_failures(verdict, axes, trials),
             *rate_warnings(study.definition.settings.get("crash_rate"), *_of_bad_ones(verdict, counts)),
             *_good_side(verdict, axes, counts, study.definition.settings),
             *stability_warnings(steady),
-            *machine_warnings(trials),
+            *machine_warnings(own),
             *_warnings(counts),
-            *other_failures([*reused, *trials], _target(decisions)),
+            *other_failures(trials, "" if target.is_open else shown(target.signature)),
             *_environment_warnings(states),
             *_mixed(machines),
         ),
         posterior=posterior(
-            axes,
-            study.definition.settings,
+            study,
             states,
-            [*reused, *trials],
+            trials,
             every_configuration="no_other" in verdict,
         )
         # The answers that are followed are rules: of a staircase, or of two neighbours, they say nothing.
         if with_posterior and "table" not in verdict and verdict.get("kind") not in ("frontier", "pair")
         else PosteriorReport(),
-        timeline=timeline(states, trials, decisions),
+        timeline=timeline(states, own, decisions),
         machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
         difference=difference,
         explanation=_explanation(decisions),
@@ -722,11 +703,6 @@ def _commit(decisions: Sequence[Decision]) -> CommitReport | None:
     return CommitReport.model_validate(found[-1]) if found else None
 
 
-def _target(decisions: Sequence[Decision]) -> str:
-    settled = next((decision for decision in decisions if decision.kind == TARGET), None)
-    return shown(str(settled.payload["signature"])) if settled else ""
-
-
 def _warnings(counts: Mapping[Combination, EvidenceCounts]) -> list[str]:
     warnings = []
     often = [
@@ -806,20 +782,19 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
     with store.snapshot():
         study = store.study(study_id)
         # Other failures are shown too, but never crowd out the ones that the study is about.
-        groups = sorted(store.failures(study.id), key=lambda group: group.evidence is not Evidence.BAD)
+        known = store.study_trials(study.id)
+        trials = known.look()
+        groups = sorted(failures_of(trials), key=lambda group: group.evidence is not Evidence.BAD)
         examples = [(group, store.trial(group.trial_id)) for group in groups[:FAILURES]]
         states = store.combinations(study.id)
         good, bad = (_lock(store, study, states, end) for end in ("last_good", "first_bad"))
         return build_report(
             study,
             states,
-            store.counts(study.id),
+            trials,
+            known.target,
             [(group, example) for group, example in examples if example is not None],
-            store.environments(study.id),
             store.origins(study.id),
-            store.machines(study.id),
-            store.trials(study.id),
-            store.reused(study.id),
             store.decisions(study.id),
             _difference(study, good, bad),
             bad,

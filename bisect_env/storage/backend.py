@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from sqlalchemy import URL, Column, Connection, Engine, MetaData, String, Table, insert, inspect, select
+from sqlalchemy import URL, Connection, Engine, insert, inspect, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
 
 from bisect_env import __version__
 from bisect_env.errors import StorageError, UsageError
-from bisect_env.storage.tables import METADATA, SCHEMA_VERSION, MetaRow
+from bisect_env.storage.tables import APPLICATION_ID, METADATA, SCHEMA_VERSION, MetaRow
 from bisect_env.storage.values import DamageError, read_json
 
 # --------------------------------------------------------------------------------------------------
@@ -253,16 +252,15 @@ _EVIDENCE = ("good", "bad", "other", "void", "skip")
 def _count(evidence: str) -> str:
     # A count for each combination that is asked for, from an index: a join would count all of them.
     return (
-        f"  (SELECT count(*) FROM trials t WHERE t.combination_id = c.id AND t.evidence = '{evidence}')\n"
-        f"  + (SELECT count(*) FROM reused r WHERE r.combination_id = c.id AND r.evidence = '{evidence}')"
-        f" AS {evidence}"
+        "  (SELECT count(*) FROM study_trials m"
+        f" WHERE m.combination_id = c.id AND m.evidence = '{evidence}') AS {evidence}"
     )
 
 
 _COMBINATIONS = f"""
 SELECT c.study_id, s.name AS study, c.key AS combination, c.status, c.reason, c.lock_hash,
 {",".join(_count(evidence) for evidence in _EVIDENCE)},
-  (SELECT count(*) FROM reused r WHERE r.combination_id = c.id) AS reused
+  (SELECT count(*) FROM study_trials m WHERE m.combination_id = c.id AND m.reused) AS reused
 FROM combinations c
 JOIN studies s ON s.id = c.study_id
 """
@@ -270,13 +268,16 @@ JOIN studies s ON s.id = c.study_id
 # A subquery for a column costs nothing where the column is not asked for, while a join would be made for
 # every row of a count. The study is joined, because people choose by its name; LEFT, so that PostgreSQL may
 # leave the join out. Every row has its partners.
-_TRIALS = """
+_OF_MEMBER = "FROM study_trials m WHERE m.study_id = t.study_id AND m.trial_sequence = t.sequence"
+_TRIALS = f"""
 SELECT t.trial_id, t.study_id, s.name AS study,
-  (SELECT c.key FROM combinations c WHERE c.id = t.combination_id) AS combination, t.lock_hash,
+  (SELECT c.key FROM combinations c WHERE c.id = (SELECT m.combination_id {_OF_MEMBER})) AS combination,
+  t.lock_hash,
   (SELECT l.python FROM locks l WHERE l.content_hash = t.lock_hash) AS python,
   (SELECT l.platform FROM locks l WHERE l.content_hash = t.lock_hash) AS platform,
-  t.outcome, t.evidence, t.returncode, t.phase, t.signature, t.detail, t.started_at, t.recorded_at,
-  t.duration, t.host, t.worker, t.gpu, s.username, t.cpu, t.gpu_model, t.driver, t.trial_key
+  t.outcome, (SELECT m.evidence {_OF_MEMBER}) AS evidence, t.returncode, t.phase, t.signature, t.detail,
+  t.started_at, t.recorded_at, t.duration, t.host, t.worker, t.gpu, s.username, t.cpu, t.gpu_model, t.driver,
+  t.trial_key
 FROM trials t
 LEFT JOIN studies s ON s.id = t.study_id
 """
@@ -323,47 +324,6 @@ def make_views(connection: Connection) -> None:
         connection.exec_driver_sql(f"CREATE VIEW {name} AS {body}")
 
 
-def drop(connection: Connection) -> None:
-    """Take them away: a table cannot be made anew beneath a view."""
-    for name in NAMES:
-        connection.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
-
-
-# --------------------------------------------------------------------------------------------------
-# Revisions. Only an upgrade needs Alembic; what it would say of a database is one SELECT.
-
-MIGRATIONS = "bisect_env.storage:migrations"
-"""Where the revisions are."""
-
-VERSIONS = Table(
-    "alembic_version", MetaData(), Column("version_num", String(32), primary_key=True, nullable=False)
-)
-"""Alembic's own table, as Alembic makes it."""
-
-
-def revision_of(version: int) -> str:
-    """The revision that makes a schema: its number, in four digits."""
-    return f"{version:04d}"
-
-
-def revisions(connection: Connection) -> list[str]:
-    """The revisions in the version table: usually one; none without the table."""
-    if not inspect(connection).has_table(VERSIONS.name):
-        return []
-    return sorted(str(found) for found in connection.execute(select(VERSIONS.c.version_num)).scalars())
-
-
-def to_head(connection: Connection) -> None:
-    """Run every revision that the database has not had; the connection's transaction is the caller's."""
-    # Here: it takes longer to import than most commands take, and only upgrades need it.
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", MIGRATIONS)
-    command.upgrade(config, "head")
-
-
 # --------------------------------------------------------------------------------------------------
 # Which schema a database has, and how a new one gets it.
 
@@ -377,12 +337,46 @@ def make_schema(connection: Connection) -> None:
     """Make every table and view in an empty database, in the transaction that is given."""
     METADATA.create_all(connection)
     make_views(connection)
-    VERSIONS.create(connection)
-    connection.execute(insert(VERSIONS).values(version_num=revision_of(SCHEMA_VERSION)))
-    # The limit is there from the beginning, as none: else whoever may only insert could set one, and have the
-    # owner's next collection drop the logs of others.
+    # The limit is there from the beginning, as none: else a user who may only insert could set one, and have
+    # the owner's next collection drop the logs of others.
     facts = {"schema": str(SCHEMA_VERSION), "created_by": f"{CREATED_BY} {__version__}", LOG_LIMIT: ""}
     connection.execute(insert(MetaRow), [{"name": name, "value": value} for name, value in facts.items()])
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+def has_schema(connection: Connection, shown: str) -> bool:
+    """Return whether our tables are in a database; False if it has no tables.
+
+    Raises:
+        StorageError: It holds tables of another program.
+    """
+    here = set(inspect(connection).get_table_names())
+    if connection.dialect.name == "sqlite":
+        if connection.exec_driver_sql("PRAGMA application_id").scalar_one() == APPLICATION_ID:
+            return True
+    else:
+        # A server's database may hold tables of other programs beside ours.
+        here &= set(METADATA.tables)
+        found = inspect(connection).get_columns("meta") if "meta" in here else []
+        columns = {column["name"] for column in found}
+        if {"name", "value"} <= columns and (fact(connection, "created_by") or "").startswith(CREATED_BY):
+            return True
+    if not here:
+        return False
+    raise StorageError(
+        f"the database {shown} holds tables of another program ({', '.join(sorted(here)[:5])}); "
+        "it was left as it is",
+        remedy="make a database of its own for bisect-env, or " + ANOTHER,
+    )
+
+
+def no_results(shown: str) -> StorageError:
+    """Return the error for a database that is to be read and does not exist."""
+    return StorageError(
+        f"there are no results in {shown}",
+        remedy="start `bisect-env run MATRIX` first, or name another with `--db` or BISECT_ENV_DB",
+    )
 
 
 def fact(connection: Connection, name: str) -> str | None:
@@ -409,37 +403,19 @@ def stored_version(connection: Connection, shown: str) -> int:
 
 
 def check_version(found: int, shown: str) -> None:
-    """Refuse another schema than ours; what to do depends on which is newer. Pure.
+    """Refuse a schema that is not this release's. Pure.
 
     Raises:
         StorageError: It is another one.
     """
-    if found > SCHEMA_VERSION:
+    if found != SCHEMA_VERSION:
+        is_newer = found > SCHEMA_VERSION
+        which = "a newer" if is_newer else "an older"
+        remedy = "install the newest release of bisect-env" if is_newer else "use the release that wrote it"
         raise StorageError(
-            f"the database {shown} was written by a newer release (schema {found}; this one knows "
+            f"the database {shown} was written by {which} release (schema {found}; this one knows "
             f"{SCHEMA_VERSION})",
-            remedy="install the newest release of bisect-env, or " + ANOTHER,
-        )
-    if found < SCHEMA_VERSION:
-        raise StorageError(
-            f"the database {shown} was written by an older release (schema {found}; this one needs "
-            f"{SCHEMA_VERSION})",
-            remedy=f"bisect-env db upgrade --db {shlex.quote(shown)}",
-        )
-
-
-def check_upgradable(found: int, shown: str) -> None:
-    """Refuse a schema from which no revision leads here. Pure.
-
-    Raises:
-        StorageError: It is newer than ours, or no release ever had it.
-    """
-    if found > SCHEMA_VERSION:
-        check_version(found, shown)
-    if found < 1:
-        raise StorageError(
-            f"the database {shown} says that it has schema {found}, which no release ever had",
-            remedy="another program changed it: take it from a backup, or " + ANOTHER,
+            remedy=f"{remedy}, or {ANOTHER}",
         )
 
 
@@ -466,18 +442,16 @@ class Database:
         engine: Its transactions write, and hold the write lock from their beginning.
         reader: The same pool; its transactions read one state and block nobody.
         shown: The database as messages name it, without a password.
-        folder: Where large logs lie as files; None keeps them in the database.
     """
 
     engine: Engine
     reader: Engine
     shown: str
-    folder: Path | None = None
 
     @classmethod
-    def of(cls, engine: Engine, shown: str, folder: Path | None = None) -> Database:
-        """With the reader that belongs to an engine."""
-        return cls(engine, engine.execution_options(**{READING: True}), shown, folder)
+    def of(cls, engine: Engine, shown: str) -> Database:
+        """Return the database of an engine, with its reader."""
+        return cls(engine, engine.execution_options(**{READING: True}), shown)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -495,29 +469,34 @@ def open_database(reference: str | None, *, read_only: bool) -> Database:
         UsageError: The reference cannot be understood.
         StorageError: There is no database that this release could use.
     """
-    database = open_any_schema(reference, read_only=read_only)
+    location = database_location(reference)
+    # The back ends import this module; and a user has one of the two.
+    if isinstance(location, Path):
+        from bisect_env.storage.sqlite import open_file
+
+        database = open_file(location, read_only=read_only)
+    else:
+        from bisect_env.storage.postgres import open_server
+
+        database = open_server(location, read_only=read_only)
     try:
-        with speaking(database.shown), database.reader.connect() as connection:
-            check_version(stored_version(connection, database.shown), database.shown)
-    except StorageError:
+        with speaking(database.shown):
+            _find_or_make(database, read_only=read_only)
+            with database.reader.connect() as connection:
+                check_version(stored_version(connection, database.shown), database.shown)
+    except BaseException:
         database.engine.dispose()
         raise
     return database
 
 
-def open_any_schema(reference: str | None, *, read_only: bool = False) -> Database:
-    """Open a database of any schema, for `maintenance` alone.
-
-    Raises:
-        UsageError: The reference cannot be understood.
-        StorageError: There is no database of ours.
-    """
-    # The back ends import this module; and a user has one of the two.
-    location = database_location(reference)
-    if isinstance(location, Path):
-        from bisect_env.storage.sqlite import open_file
-
-        return open_file(location, read_only=read_only)
-    from bisect_env.storage.postgres import open_server
-
-    return open_server(location, read_only=read_only)
+def _find_or_make(database: Database, *, read_only: bool) -> None:
+    with database.reader.connect() as connection:
+        if has_schema(connection, database.shown):
+            return
+    if read_only:
+        raise no_results(database.shown)
+    with database.engine.begin() as connection:
+        # The process that held the write lock before may have made the tables.
+        if not has_schema(connection, database.shown):
+            make_schema(connection)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from bisect_env.matrix.grid import Combination
-from bisect_env.trials.records import (
-    Evidence,
-    Outcome,
-    TrialFacts,
-    TrialRecord,
-)
+from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
+from bisect_env.trials.judge import Target
+from bisect_env.trials.records import Evidence, Machine, Outcome, TrialFacts, TrialRecord
 
 
 class StudyStatus(StrEnum):
@@ -65,6 +61,7 @@ class StudyDefinition:
         description: Of the matrix.
         grid: JSON list, in matrix order an object for each axis: `name`, `kind`, `direction`, `values`.
         settings: JSON object: the search's settings and whatever else may change when a study goes on.
+        target: The failure that the study is about, as the matrix states it.
         exclude_newer: The moment as of which the index is seen; a study that goes on keeps its first one.
         version: Of bisect-env.
         host: Host name.
@@ -79,6 +76,7 @@ class StudyDefinition:
     description: str = ""
     grid: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    target: Target = field(default_factory=Target)
     exclude_newer: datetime | None = None
     version: str = ""
     host: str = ""
@@ -88,7 +86,7 @@ class StudyDefinition:
     @property
     def packages(self) -> list[str]:
         """Packages that the axes move, in matrix order."""
-        # Studies of older releases say nothing of packages; an axis is mostly called as what it moves.
+        # Where an axis names no package, it is called as what it moves.
         named = (axis.get("package", axis["name"]) for axis in self.grid)
         return [name for name in named if name]
 
@@ -125,6 +123,23 @@ class Study:
         """The moment as of which the index is seen, UTC."""
         return self.definition.exclude_newer
 
+    @property
+    def grid(self) -> Grid:
+        """The combinations that the study was about when it was opened last, with its stated ends."""
+        axes = tuple(
+            GridAxis(
+                axis["name"],
+                AxisKind(axis.get("kind", AxisKind.PACKAGE)),
+                tuple(axis["values"]),
+                Direction(axis.get("direction", Direction.REGRESSION)),
+            )
+            for axis in self.definition.grid
+        )
+        grid = Grid(axes)
+        ends = self.definition.settings.get("ends") or {}
+        stated = {end: grid.find(Combination.of(ends[end])) for end in ("good", "bad") if ends.get(end)}
+        return replace(grid, good=stated.get("good"), bad=stated.get("bad"))
+
 
 @dataclass(frozen=True, slots=True)
 class CombinationState:
@@ -145,40 +160,44 @@ class CombinationState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTrial(TrialFacts):
-    """A trial as a study reads thousands of them: without its logs, but with what it says there.
+    """A trial of a study, without its logs.
+
+    `combination` is the one that it stands for in this study.
 
     Attributes:
-        sequence: Grows in the order of recording.
-        study_id: Its study.
-        evidence: What it says in that study.
+        sequence: Grows in the order in which the study got its trials.
+        study_id: The study that recorded it.
+        reused: Whether that is another study than the one that was asked for.
+        matched: Whether its output contains what the study looks for.
+        evidence: Its meaning in the study.
         recorded_at: UTC.
     """
 
     sequence: int
     study_id: str
-    evidence: Evidence
+    reused: bool
+    matched: bool
     recorded_at: datetime
+    evidence: Evidence = Evidence.VOID
 
-    def record(self, **logs: Any) -> TrialRecord:
-        """The trial's record, with the given logs."""
-        return TrialRecord(**{one.name: getattr(self, one.name) for one in fields(TrialFacts)}, **logs)
+    def judged(self, evidence: Evidence) -> StoredTrial:
+        """Return the trial with its evidence."""
+        return replace(self, evidence=evidence)
 
 
 @dataclass(frozen=True, slots=True)
 class WholeTrial:
-    """A trial with everything that is known about it.
+    """A trial with its logs, as the study that recorded it has it.
 
     Attributes:
-        study_id: Its study.
+        study_id: The study that recorded it.
         record: What it did, logs included.
-        evidence: What that says in its study.
         recorded_at: UTC.
         collected: Whether some of its logs were collected to make room; they are "" then.
     """
 
     study_id: str
     record: TrialRecord
-    evidence: Evidence
     recorded_at: datetime
     collected: bool = False
 
@@ -197,21 +216,6 @@ class Want:
     trial_id: str
     combination: Combination
     believed: int
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """The results and claims of other commands since the last look.
-
-    Attributes:
-        trials: Recorded since, in order.
-        claimed: Trials of each combination that others run now, by who claimed them.
-        last: The `sequence` up to which everything is known by now.
-    """
-
-    trials: list[StoredTrial]
-    claimed: Mapping[str, Counter[Combination]]
-    last: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +301,36 @@ class FailureGroup:
     trial_id: str
 
 
+def counts_of(trials: Collection[StoredTrial]) -> dict[Combination, EvidenceCounts]:
+    """Count the trials of each combination by evidence and outcome; combinations without any are left out."""
+    found: dict[Combination, Counter[tuple[Evidence, Outcome]]] = {}
+    for trial in trials:
+        found.setdefault(trial.combination, Counter())[(trial.evidence, trial.outcome)] += 1
+    return {combination: EvidenceCounts(dict(by_outcome)) for combination, by_outcome in found.items()}
+
+
+def failures_of(trials: Collection[StoredTrial]) -> list[FailureGroup]:
+    """Group failures (bad and other ones) by signature, outcome and evidence, the most frequent first."""
+    found: dict[tuple[str, Outcome, Evidence], list[str]] = {}
+    for trial in trials:
+        if trial.evidence in (Evidence.BAD, Evidence.OTHER):
+            found.setdefault((trial.signature, trial.outcome, trial.evidence), []).append(trial.trial_id)
+    # Stable: of groups of the same size the one that was seen first stays first.
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+    return [FailureGroup(*kind, trials=len(ids), trial_id=ids[0]) for kind, ids in ordered]
+
+
+def environments_of(trials: Collection[StoredTrial]) -> int:
+    """Count the environments in which trials that are not void ran."""
+    return len({trial.lock_hash for trial in trials if trial.evidence is not Evidence.VOID})
+
+
+def machines_of(trials: Collection[StoredTrial]) -> list[Machine]:
+    """List the classes of machines on which a study's own trials ran, without void ones."""
+    own = (trial for trial in trials if not trial.reused and trial.evidence is not Evidence.VOID)
+    return sorted({trial.machine for trial in own}, key=str)
+
+
 BUILT, BUILD_FAILED = "built", "build-failed"
 """Kinds of decisions about environments; their payload has `lock`, and `seconds` or `reason`."""
 EXPLAINED = "explained"
@@ -307,8 +341,9 @@ the culprit's releases `study` and `releases`, "" where there is none; the last 
 COMMIT = "commit"
 """Kind of the decision that holds what is known of the first bad commit (`engine/document.py`), and
 where another study found it that one's `study` and `sentence`; the last one counts."""
-TARGET = "target"
-"""Kind of the decision which failure a study is about; its payload has `signature` and `trial`."""
+AMPLIFIED = "amplify"
+"""Kind of the decision under which circumstances a study's trials run (`engine/amplify.py`); the first one
+counts."""
 
 
 @dataclass(frozen=True, slots=True)

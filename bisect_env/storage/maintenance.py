@@ -1,103 +1,29 @@
-"""Upgrades, checks and measures a database."""
+"""Checks and measures a database."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, inspect, select, update
+from sqlalchemy import Connection, func, inspect, select
 from sqlmodel import Session
 from sqlmodel import select as select_rows
 
 from bisect_env.errors import StorageError
 from bisect_env.storage import backend, rows
-from bisect_env.storage.backend import ANOTHER, open_any_schema, open_database, speaking
+from bisect_env.storage.backend import open_database, speaking
 from bisect_env.storage.tables import (
     METADATA,
-    SCHEMA_VERSION,
     CombinationRow,
     DecisionRow,
     LockRow,
-    MetaRow,
+    MemberRow,
     PackageRow,
     StudyRow,
     TrialRow,
 )
 from bisect_env.storage.values import DamageError
-
-
-@dataclass(frozen=True, slots=True)
-class Upgrade:
-    """The result of an upgrade.
-
-    Attributes:
-        shown: The database, without a password.
-        before: Its schema before.
-        after: Its schema now; the same when there was nothing to do.
-    """
-
-    shown: str
-    before: int
-    after: int
-
-
-def upgrade(reference: str | None) -> Upgrade:
-    """Bring a database to this release's schema, as a whole or not at all.
-
-    Args:
-        reference: As `Store.open` takes it.
-
-    Raises:
-        StorageError: It was written by a newer release, or cannot be upgraded; it is as before.
-    """
-    # Opening for writing would make a database where there is none.
-    open_any_schema(reference, read_only=True).engine.dispose()
-    database = open_any_schema(reference)
-    try:
-        with speaking(database.shown), database.engine.connect() as connection:
-            if connection.dialect.name == "sqlite":
-                # Making a table anew would delete the rows that refer to it; and inside a transaction this
-                # setting is not heeded.
-                driver: Any = connection.connection.driver_connection
-                driver.execute("PRAGMA foreign_keys = OFF")
-            with connection.begin():
-                before = backend.stored_version(connection, database.shown)
-                if before == SCHEMA_VERSION:
-                    return Upgrade(database.shown, before, before)
-                backend.check_upgradable(before, database.shown)
-                _refuse_other_revision(connection, before, database.shown)
-                backend.drop(connection)
-                backend.to_head(connection)
-                backend.make_views(connection)
-                connection.execute(
-                    update(MetaRow)
-                    .where(MetaRow.name == "schema")  # type: ignore[arg-type]
-                    .values(value=str(SCHEMA_VERSION))
-                )
-                _refuse_dangling(connection, database.shown)
-            return Upgrade(database.shown, before, SCHEMA_VERSION)
-    finally:
-        database.engine.dispose()
-
-
-def _refuse_other_revision(connection: Connection, version: int, shown: str) -> None:
-    wanted, found = backend.revision_of(version), backend.revisions(connection)
-    if found != [wanted]:
-        raise StorageError(
-            f"the database {shown} says that it has schema {version}, and its version table names "
-            f"{' and '.join(map(ascii, found)) or 'no revision'}; it was not upgraded",
-            remedy="another program changed it: take it from a backup, or " + ANOTHER,
-        )
-
-
-def _refuse_dangling(connection: Connection, shown: str) -> None:
-    if connection.dialect.name == "sqlite" and connection.exec_driver_sql("PRAGMA foreign_key_check").first():
-        raise StorageError(
-            f"the database {shown} holds rows that refer to nothing; it was not upgraded",
-            remedy="another program changed it: take it from a backup, or " + ANOTHER,
-        )
 
 
 def problems(reference: str | None) -> tuple[str, list[str]]:
@@ -128,10 +54,6 @@ def _problems(connection: Connection) -> list[str]:
     missing = sorted(set(METADATA.tables) - set(here.get_table_names()))
     missing += sorted(set(backend.NAMES) - set(here.get_view_names()))
     found += [f"{name} is missing" for name in missing]
-    revisions, wanted = backend.revisions(connection), backend.revision_of(SCHEMA_VERSION)
-    if revisions != [wanted]:
-        named = " and ".join(ascii(revision) for revision in revisions) or "no revision"
-        found.append(f"the version table names {named}, not {wanted}")
     return found
 
 
@@ -143,7 +65,6 @@ def _damages(connection: Connection) -> list[str]:
     """Rows that do not hold what we write; logs are not read."""
     found: list[str] = []
     with Session(connection) as session:
-        keys = {row.id: row.key for row in session.exec(select_rows(CombinationRow))}
         packages: defaultdict[str, list[PackageRow]] = defaultdict(list)
         for package in session.exec(select_rows(PackageRow)):
             packages[package.lock_hash].append(package)
@@ -151,7 +72,8 @@ def _damages(connection: Connection) -> list[str]:
             (StudyRow, rows.study_of),
             (LockRow, lambda row: rows.lock_of(row, packages[row.content_hash])),
             (CombinationRow, rows.combination_of),
-            (TrialRow, lambda row: rows.stored_trial(row, keys.get(row.combination_id, ""))),
+            (TrialRow, rows.check_trial),
+            (MemberRow, rows.check_member),
             (DecisionRow, rows.decision_of),
         ]
         for table, look in looks:

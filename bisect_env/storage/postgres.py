@@ -5,22 +5,21 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 
-from bisect_env.errors import StorageError, UsageError
+from bisect_env.errors import UsageError
 from bisect_env.storage import backend
-from bisect_env.storage.backend import ANOTHER, READING, Database, shown_url, speaking
-from bisect_env.storage.tables import APPLICATION_ID, METADATA
+from bisect_env.storage.backend import READING, Database, shown_url
+from bisect_env.storage.tables import APPLICATION_ID
 
 _CONNECT_SECONDS = 15
 
 
 def open_server(url: URL, *, read_only: bool) -> Database:
-    """Open a PostgreSQL database; make our tables first if it is to be written and has none.
+    """Open a PostgreSQL database.
 
     Raises:
         UsageError: The driver is not installed.
-        StorageError: The server cannot be reached, or the database is another program's.
     """
     shown = shown_url(url)
     if importlib.util.find_spec("psycopg") is None:
@@ -28,51 +27,7 @@ def open_server(url: URL, *, read_only: bool) -> Database:
             f"{shown}: the driver of PostgreSQL is not installed",
             remedy="pip install 'bisect-env[postgres]'",
         )
-    database = Database.of(_engine(url, read_only=read_only), shown)
-    try:
-        with speaking(shown):
-            _find_or_make(database, read_only=read_only)
-    except BaseException:
-        database.engine.dispose()
-        raise
-    return database
-
-
-def _find_or_make(database: Database, *, read_only: bool) -> None:
-    with database.reader.connect() as connection:
-        if _is_ours(connection, database.shown):
-            return
-    if read_only:
-        raise StorageError(
-            f"there are no results in {database.shown}",
-            remedy="start `bisect-env run MATRIX` first, or name another with `--db` or BISECT_ENV_DB",
-        )
-    with database.engine.begin() as connection:
-        # Whoever held the lock before us may have made the tables.
-        if not _is_ours(connection, database.shown):
-            backend.make_schema(connection)
-
-
-def _is_ours(connection: Connection, shown: str) -> bool:
-    """Whether our tables are here; False where there is none of their names.
-
-    Raises:
-        StorageError: There are tables of those names that are not ours.
-    """
-    here = set(inspect(connection).get_table_names()) & set(METADATA.tables)
-    if not here:
-        return False
-    if "meta" in here:
-        columns = {column["name"] for column in inspect(connection).get_columns("meta")}
-        if {"name", "value"} <= columns:
-            created_by = backend.fact(connection, "created_by")
-            if created_by is not None and created_by.startswith(backend.CREATED_BY):
-                return True
-    raise StorageError(
-        f"the database {shown} holds tables of another program ({', '.join(sorted(here))}); "
-        "it was left as it is",
-        remedy="make a database of its own for bisect-env, or " + ANOTHER,
-    )
+    return Database.of(_engine(url, read_only=read_only), shown)
 
 
 def _engine(url: URL, *, read_only: bool) -> Engine:

@@ -17,10 +17,11 @@ from typing_extensions import TypedDict
 from bisect_env.environments.lock import Lock, LockFileError
 from bisect_env.matrix.grid import AxisKind, Combination, Direction
 from bisect_env.matrix.secrets import shared_matrix_text, without_credentials, without_passwords
+from bisect_env.matrix.signatures import read_signature
 from bisect_env.storage.entries import (
+    AMPLIFIED,
     BUILD_FAILED,
     BUILT,
-    TARGET,
     CombinationState,
     CombinationStatus,
     Decision,
@@ -30,7 +31,15 @@ from bisect_env.storage.entries import (
     StudyStatus,
     WholeTrial,
 )
-from bisect_env.storage.tables import CombinationRow, DecisionRow, LockRow, PackageRow, StudyRow, TrialRow
+from bisect_env.storage.tables import (
+    CombinationRow,
+    DecisionRow,
+    LockRow,
+    MemberRow,
+    PackageRow,
+    StudyRow,
+    TrialRow,
+)
 from bisect_env.storage.values import (
     DamageError,
     Unreadable,
@@ -41,6 +50,7 @@ from bisect_env.storage.values import (
     read_json,
     shortened,
 )
+from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialRecord
 
 # --------------------------------------------------------------------------------------------------
@@ -153,11 +163,6 @@ class _Settings(TypedDict, total=False):
     ends: _Ends | None
 
 
-class _Target(TypedDict):
-    signature: str
-    trial: str
-
-
 class _Amplified(TypedDict):
     perturbation: dict[str, Any]
     reason: NotRequired[str]
@@ -170,7 +175,7 @@ class _Build(TypedDict, total=False):
 
 
 _SHAPES: dict[str, Any] = {"grid": list[_Axis], "verdict": _Verdict, "settings": _Settings}
-_PAYLOADS: dict[str, Any] = {TARGET: _Target, "amplify": _Amplified, BUILT: _Build, BUILD_FAILED: _Build}
+_PAYLOADS: dict[str, Any] = {AMPLIFIED: _Amplified, BUILT: _Build, BUILD_FAILED: _Build}
 
 _STUDY_ID = re.compile(r"[0-9a-f]{32}")
 _TRIAL_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -260,8 +265,6 @@ def _named(kind: str, row_id: object) -> str:
 
 LOGS = ("stdout", "stderr", "stack")
 """Artefacts that every trial may have."""
-ITERATIONS = "bodies"
-"""In the column `copies`: how many iterations of the script were begun, where it is repeated."""
 IMPORTED = "imported"
 """The artefact that holds, as JSON, the versions that the script imported; mostly the same for all trials
 of a combination, and then stored once."""
@@ -279,6 +282,10 @@ def study_of(row: StudyRow) -> Study:
     for column in ("grid", "settings", "verdict"):
         if (document := getattr(row, column)) is not None:
             _check_shape(document, ("studies", column), where, column)
+    try:
+        target = Target.from_json(row.target)
+    except (ValueError, TypeError) as error:
+        raise DamageError(where, "target", shortened(str(error))) from None
     definition = StudyDefinition(
         name=row.name,
         digest=row.digest,
@@ -287,6 +294,7 @@ def study_of(row: StudyRow) -> Study:
         description=row.description,
         grid=row.grid,
         settings=row.settings,
+        target=target,
         exclude_newer=row.exclude_newer,
         version=row.version,
         host=row.host,
@@ -314,6 +322,7 @@ def definition_values(definition: StudyDefinition) -> dict[str, Any]:
         "description": public(definition.description),
         "grid": jsonable(definition.grid),
         "settings": jsonable(definition.settings),
+        "target": jsonable(definition.target.as_json()),
         "matrix_text": clean(shared_matrix_text(definition.matrix_text)),
     }
 
@@ -421,28 +430,22 @@ def decision_of(row: DecisionRow) -> Decision:
     return Decision(row.at, row.kind, row.payload)
 
 
-def trial_values(
-    study_id: str, combination_id: int, record: TrialRecord, evidence: Evidence, trial_key: str, now: datetime
-) -> dict[str, Any]:
-    """The columns of a trial's row, without its logs.
+def trial_values(study_id: str, record: TrialRecord, trial_key: str, now: datetime) -> dict[str, Any]:
+    """Return the columns of a trial's row, without its logs.
 
     A mapping, which costs a tenth of what a `TrialRow` does: there is one for each trial.
 
     Args:
-        study_id: Of its study.
-        combination_id: Of its combination's row.
+        study_id: Id of the study that records it.
         record: What it did.
-        evidence: What that means there.
-        trial_key: Under which other studies find it; "" for none.
-        now: When it is recorded.
+        trial_key: Key under which other studies find it; "" for none.
+        now: Time of recording.
     """
     return {
         "trial_id": record.trial_id,
         "study_id": study_id,
-        "combination_id": combination_id,
         "lock_hash": record.lock_hash,
         "outcome": str(Outcome(record.outcome)),
-        "evidence": str(Evidence(evidence)),
         "returncode": record.returncode,
         "phase": str(Phase(record.phase)),
         "started_at": record.started_at,
@@ -450,7 +453,8 @@ def trial_values(
         "duration": float(record.duration),
         "killed_by_us": bool(record.killed_by_us),
         "hash_seed": record.hash_seed,
-        "copies": _copies(record),
+        "copies": {str(Outcome(outcome)): int(number) for outcome, number in record.copies.items()},
+        "iterations": int(record.iterations),
         "host": clean(record.host),
         "worker": clean(record.worker),
         "gpu": clean(record.gpu),
@@ -463,12 +467,6 @@ def trial_values(
     }
 
 
-def _copies(record: TrialRecord) -> dict[str, int]:
-    """Copies by outcome; beside them the iterations, where they are more than the processes."""
-    copies = {str(Outcome(outcome)): int(number) for outcome, number in record.copies.items()}
-    return copies if not record.iterations else {**copies, ITERATIONS: record.iterations}
-
-
 def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
     """The texts that a trial wrote, by name, without passwords; bytes keep NUL and lone surrogates."""
     texts = {name: getattr(record, name) for name in LOGS}
@@ -479,11 +477,49 @@ def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
     }
 
 
-def stored_trial(row: TrialRow, key: str, evidence: str | None = None) -> StoredTrial:
-    """A stored trial without its logs; `evidence` is what it says in another study than its own.
+def stored_trial(of_study: MemberRow, row: TrialRow, key: str) -> StoredTrial:
+    """Return a trial of a study without its logs; its evidence is left to a `Judge`.
+
+    Args:
+        of_study: What the study has of it.
+        row: Its facts.
+        key: Key of the combination that it stands for in the study.
 
     Raises:
         DamageError: It is not what we store.
+    """
+    facts = _facts(row, key)
+    check_member(of_study)
+    return StoredTrial(
+        **facts,
+        sequence=of_study.id or 0,
+        study_id=row.study_id,
+        reused=of_study.reused,
+        matched=of_study.matched,
+        recorded_at=row.recorded_at,
+    )
+
+
+def check_member(row: MemberRow) -> None:
+    """Refuse a row that does not hold what we store.
+
+    Raises:
+        DamageError: It does not.
+    """
+    where = f"trial {shortened(row.trial_sequence)} of study {shortened(row.study_id)}"
+    check_types(row, where)
+    member(Evidence, row.evidence, where)
+
+
+def _facts(row: TrialRow, key: str) -> dict[str, Any]:
+    return {**check_trial(row), "combination": combination_from(key, _named("trial", row.trial_id))}
+
+
+def check_trial(row: TrialRow) -> dict[str, Any]:
+    """Return the facts of a trial, by field of `TrialFacts`, without its combination.
+
+    Raises:
+        DamageError: They are not what we store.
     """
     where = _named("trial", row.trial_id)
     check_types(row, where)
@@ -491,39 +527,43 @@ def stored_trial(row: TrialRow, key: str, evidence: str | None = None) -> Stored
     numbers: list[object] = list(row.copies.values())
     if not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise DamageError(where, "copies", f"it holds {shortened(row.copies)}, not numbers of processes")
-    return StoredTrial(
-        sequence=row.sequence or 0,
-        study_id=row.study_id,
-        trial_id=row.trial_id,
-        combination=combination_from(key, where),
-        lock_hash=row.lock_hash,
-        outcome=member(Outcome, row.outcome, where),
-        evidence=member(Evidence, evidence or row.evidence, where),
-        detail=row.detail,
-        returncode=row.returncode,
-        phase=member(Phase, row.phase, where),
-        started_at=row.started_at,
-        duration=row.duration,
-        signature=row.signature,
-        killed_by_us=row.killed_by_us,
-        hash_seed=row.hash_seed,
-        copies={
-            member(Outcome, outcome, where): number
-            for outcome, number in row.copies.items()
-            if outcome != ITERATIONS
-        },
-        iterations=row.copies.get(ITERATIONS, 0),
-        host=row.host,
-        worker=row.worker,
-        gpu=row.gpu,
-        recorded_at=row.recorded_at,
-        machine=Machine(row.cpu, row.gpu_model, row.driver),
-    )
+    if row.iterations < 0:
+        raise DamageError(where, "iterations", f"it holds {row.iterations}, which is no number of iterations")
+    if row.signature:
+        try:
+            read_signature(row.signature)
+        except (ValueError, TypeError):
+            raise DamageError(
+                where, "signature", f"it holds {shortened(row.signature)}, which is none"
+            ) from None
+    return {
+        "trial_id": row.trial_id,
+        "lock_hash": row.lock_hash,
+        "outcome": member(Outcome, row.outcome, where),
+        "detail": row.detail,
+        "returncode": row.returncode,
+        "phase": member(Phase, row.phase, where),
+        "started_at": row.started_at,
+        "duration": row.duration,
+        "signature": row.signature,
+        "killed_by_us": row.killed_by_us,
+        "hash_seed": row.hash_seed,
+        "copies": {member(Outcome, outcome, where): number for outcome, number in row.copies.items()},
+        "iterations": row.iterations,
+        "host": row.host,
+        "worker": row.worker,
+        "gpu": row.gpu,
+        "machine": Machine(row.cpu, row.gpu_model, row.driver),
+    }
 
 
 def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> WholeTrial:
-    """A stored trial with its logs; those that were collected are None."""
-    light = stored_trial(row, key)
+    """Return a trial with its logs, of which those that were collected are None.
+
+    Raises:
+        DamageError: It is not what we store.
+    """
+    facts = _facts(row, key)
     where = _named("trial", row.trial_id)
     try:
         texts = {name: (logs.get(name) or b"").decode("utf-8", "surrogatepass") for name in LOGS}
@@ -532,6 +572,6 @@ def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> Wh
     imported = read_json(logs.get(IMPORTED) or b"{}")
     if not isinstance(imported, dict) or not all(isinstance(value, str) for value in imported.values()):
         raise DamageError(where, IMPORTED, f"it holds {shortened(imported)}, not versions")
-    record = light.record(**texts, imported=imported)
+    record = TrialRecord(**{**facts, **texts, "imported": imported})
     collected = any(content is None for content in logs.values())
-    return WholeTrial(light.study_id, record, light.evidence, light.recorded_at, collected)
+    return WholeTrial(row.study_id, record, row.recorded_at, collected)

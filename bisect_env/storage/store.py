@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Self
 
 from sqlalchemy import Connection, bindparam, insert, literal_column, union_all
@@ -42,13 +42,9 @@ from bisect_env.matrix.grid import Combination
 from bisect_env.storage import blobs, rows
 from bisect_env.storage.backend import LOG_LIMIT, Database, open_database, speaking
 from bisect_env.storage.entries import (
-    TARGET,
     CombinationState,
     CombinationStatus,
     Decision,
-    EvidenceCounts,
-    FailureGroup,
-    News,
     Origin,
     StoredTrial,
     Study,
@@ -56,7 +52,9 @@ from bisect_env.storage.entries import (
     StudyStatus,
     Want,
     WholeTrial,
+    failures_of,
 )
+from bisect_env.storage.study_trials import StudyTrials
 from bisect_env.storage.tables import (
     METADATA,
     ArtefactRow,
@@ -65,14 +63,14 @@ from bisect_env.storage.tables import (
     CombinationRow,
     DecisionRow,
     LockRow,
+    MemberRow,
     MetaRow,
     PackageRow,
-    ReusedRow,
     StudyRow,
     TrialRow,
 )
-from bisect_env.storage.values import DamageError, clean, jsonable, member, public
-from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
+from bisect_env.storage.values import DamageError, clean, jsonable, public
+from bisect_env.trials.records import Evidence
 
 # --------------------------------------------------------------------------------------------------
 # Rows that must be there, and constraints in words.
@@ -122,9 +120,6 @@ def constraints(what: str) -> Iterator[None]:
 # Trials themselves stay: to drop some would change the counts that every verdict rests on. A verdict cites
 # the first trial of every way of failing in its study, which reports show with its stack, and of the two
 # combinations between which it draws the line the first bad and the first good trial.
-#
-# Files go in two steps: what is dropped is marked and committed, and only then removed. A collector that is
-# killed in between leaves a file that nobody names, never a name without its file.
 
 LIMIT = 10 * 2**30
 """Bytes that all logs may take together unless the database says otherwise."""
@@ -163,45 +158,35 @@ def stored(session: Session) -> int:
     return int(session.exec(query).one())
 
 
-def cited_trials(session: Session) -> set[int]:
-    """`sequence` of every trial that a verdict cites."""
-    found: set[int] = set()
-    query = select(StudyRow.id, StudyRow.verdict).where(col(StudyRow.verdict).is_not(None))
-    for study_id, verdict in session.exec(query).all():
-        groups = _failure_groups(study_id)
-        found.update(session.execute(select_columns(groups.c.first)).scalars())
+def _cited_trials(store: Store, session: Session) -> set[int]:
+    """Return `trials.sequence` of every trial that a verdict cites."""
+    cited: list[str] = []
+    for study_id, verdict in session.exec(
+        select(StudyRow.id, StudyRow.verdict).where(col(StudyRow.verdict).is_not(None))
+    ).all():
+        trials = store.trials(study_id)
+        cited += [group.trial_id for group in failures_of(trials)]
         for end, evidence in (("first_bad", Evidence.BAD), ("last_good", Evidence.GOOD)):
             values = (verdict or {}).get(end)
             if isinstance(values, dict) and values:
-                found.update(_first_at(session, study_id, Combination.of(values).key, evidence))
-    return found
-
-
-def _first_at(session: Session, study_id: str, key: str, evidence: Evidence) -> list[int]:
-    here = (col(CombinationRow.study_id) == study_id) & (col(CombinationRow.key) == key)
-    own = (
-        select(func.min(TrialRow.sequence))
-        .join(CombinationRow, col(CombinationRow.id) == col(TrialRow.combination_id))
-        .where(here, TrialRow.evidence == evidence.value)
-    )
-    reused = (
-        select(func.min(ReusedRow.trial_sequence))
-        .join(CombinationRow, col(CombinationRow.id) == col(ReusedRow.combination_id))
-        .where(here, ReusedRow.evidence == evidence.value)
-    )
-    firsts = (session.exec(query).one() for query in (own, reused))
-    return [int(first) for first in firsts if first is not None]
+                there = Combination.of(values)
+                found = (t.trial_id for t in trials if t.combination == there and t.evidence is evidence)
+                cited += [*itertools.islice(found, 1)]
+    sequences: set[int] = set()
+    for i in range(0, len(cited), _NAMED):
+        named = session.connection().execute(_NAMED_TRIALS, {"ids": cited[i : i + _NAMED]})
+        sequences.update(row.sequence for row in named)
+    return sequences
 
 
 def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
     """As `Store.collect`."""
-    folder = sessions.database.folder
     with sessions.reading() if dry else sessions.writing() as session:
         before = stored(session)
         limit = limit_of(session) if limit is None else limit
         orphans = _orphans(session)
         after = before - sum(orphans.values())
-        cited = _blobs_of(session, cited_trials(session)) if after > limit else {}
+        cited = _blobs_of(session, _cited_trials(sessions, session)) if after > limit else {}
         dropped: dict[str, int] = {}
         for digest, size in _oldest_first(session) if after > limit else ():
             if after <= limit:
@@ -217,9 +202,6 @@ def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
             session.flush()
             for digest in orphans:
                 session.exec(delete(BlobRow).where(col(BlobRow.content_hash) == digest))
-    if not dry and folder is not None and folder.is_dir():
-        with sessions.writing() as session:
-            _remove_files(session, folder)
     return Collected(limit, before, after, len(dropped), len(orphans), sum(cited.values()))
 
 
@@ -254,17 +236,6 @@ def _oldest_first(session: Session) -> list[tuple[str, int]]:
         .order_by(youngest, col(BlobRow.content_hash))
     )
     return [(digest, size) for digest, size in session.exec(query)]
-
-
-def _remove_files(session: Session, folder: Path) -> None:
-    """Remove files that no row names; the write lock keeps writers from naming one meanwhile."""
-    query = select(BlobRow.content_hash).where(col(BlobRow.collected).is_(False), col(BlobRow.data).is_(None))
-    named = set(session.exec(query))
-    for digest, path in blobs.files(folder):
-        # Whoever writes a file holds the write lock until the row is committed: what is not named now is
-        # of no use to anybody, unfinished files of killed writers included.
-        if digest not in named:
-            path.unlink(missing_ok=True)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -327,16 +298,7 @@ def _listed(studies: Sequence[Study]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Studies: which signature one looks for, and the newest of a name.
-
-
-def _target(session: Session, study_id: str) -> tuple[str, str] | None:
-    query = select(DecisionRow).where(DecisionRow.study_id == study_id, DecisionRow.kind == TARGET)
-    row = session.exec(query.order_by(col(DecisionRow.id))).first()
-    if row is None:
-        return None
-    payload = rows.decision_of(row).payload
-    return str(payload["signature"]), str(payload["trial"])
+# The newest study of a name.
 
 
 def _newest(session: Session, name: str, digest: str) -> StudyRow | None:
@@ -348,17 +310,12 @@ def _newest(session: Session, name: str, digest: str) -> StudyRow | None:
 # What runs for each batch of trials: statements that are made once, and run past the unit of work. Making
 # an object for each row, and finding out what changed, would cost several times what the database does.
 
-_TRIALS, _CLAIMS = METADATA.tables["trials"], METADATA.tables["claims"]
+_TRIALS, _MEMBERS, _CLAIMS = (METADATA.tables[name] for name in ("trials", "study_trials", "claims"))
 _COMBINATIONS, _DECISIONS = METADATA.tables["combinations"], METADATA.tables["decisions"]
 _NAMED_TRIALS = select_columns(_TRIALS.c.trial_id, _TRIALS.c.sequence).where(
     _TRIALS.c.trial_id.in_(bindparam("ids", expanding=True))
 )
 _OF_TRIALS = delete_rows(_CLAIMS).where(_CLAIMS.c.trial_id.in_(bindparam("ids", expanding=True)))
-_SINCE = (
-    select_columns(_TRIALS.c.sequence, _TRIALS.c.trial_id)
-    .where(_TRIALS.c.study_id == bindparam("study"), _TRIALS.c.sequence > bindparam("after"))
-    .order_by(_TRIALS.c.sequence)
-)
 
 
 def _add_decision(session: Session, study_id: str, kind: str, payload: Mapping[str, Any]) -> None:
@@ -381,39 +338,23 @@ def _statements(session: Session) -> Connection:
 # Trials: single statements that several methods share.
 
 
-def _trials_of(session: Session, study_id: str, sequences: Sequence[int] | None = None) -> list[StoredTrial]:
-    """Trials that a study recorded, in the order of recording, without logs; all, or those named."""
-    query = (
-        select(TrialRow, CombinationRow.key)
-        .join(CombinationRow, col(TrialRow.combination_id) == col(CombinationRow.id))
-        .where(TrialRow.study_id == study_id)
-        .order_by(col(TrialRow.sequence))
-    )
-    if sequences is None:
-        return [rows.stored_trial(row, key) for row, key in session.exec(query)]
-    found = []
-    for i in range(0, len(sequences), _NAMED):
-        some = query.where(col(TrialRow.sequence).in_(sequences[i : i + _NAMED]))
-        found += [rows.stored_trial(row, key) for row, key in session.exec(some)]
-    return found
-
-
-def _whole_trial(session: Session, trial_id: str, folder: Path | None) -> WholeTrial | None:
+def _whole_trial(session: Session, trial_id: str) -> WholeTrial | None:
     """One trial with its logs."""
     query = (
         select(TrialRow, CombinationRow.key)
-        .join(CombinationRow, col(TrialRow.combination_id) == col(CombinationRow.id))
-        .where(TrialRow.trial_id == trial_id)
+        .join(MemberRow, col(MemberRow.trial_sequence) == col(TrialRow.sequence))
+        .join(CombinationRow, col(CombinationRow.id) == col(MemberRow.combination_id))
+        .where(TrialRow.trial_id == trial_id, MemberRow.study_id == TrialRow.study_id)
     )
     found = session.exec(query).first()
     if found is None:
         return None
     row, key = found
     assert row.sequence is not None
-    return rows.whole_trial(row, key, _artefacts(session, row.sequence, folder))
+    return rows.whole_trial(row, key, _artefacts(session, row.sequence))
 
 
-def _artefacts(session: Session, sequence: int, folder: Path | None) -> dict[str, bytes | None]:
+def _artefacts(session: Session, sequence: int) -> dict[str, bytes | None]:
     """Everything that a trial left, by name; what was collected is None."""
     query = (
         select(ArtefactRow.name, BlobRow)
@@ -421,36 +362,7 @@ def _artefacts(session: Session, sequence: int, folder: Path | None) -> dict[str
         .where(ArtefactRow.trial_sequence == sequence)
         .order_by(col(ArtefactRow.name))
     )
-    return {name: blobs.get(blob, folder) for name, blob in session.exec(query)}
-
-
-def _has_trial(session: Session, trial_id: str) -> bool:
-    """Whether any study has a trial with this id."""
-    return session.exec(select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)).first() is not None
-
-
-def _failure_groups(study_id: str) -> Any:
-    """A subquery: the ways in which a study's trials failed, each with its number and its first trial."""
-    shown = [Evidence.BAD.value, Evidence.OTHER.value]
-    own = (
-        select_columns(
-            col(TrialRow.signature), col(TrialRow.outcome), col(TrialRow.evidence), col(TrialRow.sequence)
-        )
-        .where(col(TrialRow.study_id) == study_id)
-        .where(col(TrialRow.evidence).in_(shown))
-    )
-    reused = (
-        select_columns(
-            col(TrialRow.signature), col(TrialRow.outcome), col(ReusedRow.evidence), col(TrialRow.sequence)
-        )
-        .join(TrialRow, col(TrialRow.sequence) == col(ReusedRow.trial_sequence))
-        .where(col(ReusedRow.study_id) == study_id)
-        .where(col(ReusedRow.evidence).in_(shown))
-    )
-    both = union_all(own, reused).subquery()
-    kind = (both.c.signature, both.c.outcome, both.c.evidence)
-    number, first = func.count().label("number"), func.min(both.c.sequence).label("first")
-    return select_columns(*kind, number, first).group_by(*kind).subquery()
+    return {name: blobs.get(blob) for name, blob in session.exec(query)}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -494,11 +406,12 @@ def time_of_database(session: Session) -> float:
     return float(connection.execute(_CLOCKS[connection.dialect.name]).scalar_one())
 
 
-# Of a sum SQLite sees no order in an index, for whose sake it would read all trials of the study.
-_PLACE = _TRIALS.c.combination_id + literal_column("0")
+# `+ 0` keeps SQLite from using the index for GROUP BY; with it, it scans the whole study instead of
+# `id > :after`.
+_PLACE = _MEMBERS.c.combination_id + literal_column("0")
 _TAKEN = union_all(
     select_columns(_PLACE, func.count())
-    .where(_TRIALS.c.study_id == bindparam("study"), _TRIALS.c.sequence > bindparam("after"))
+    .where(_MEMBERS.c.study_id == bindparam("study"), _MEMBERS.c.id > bindparam("after"))
     .group_by(_PLACE),
     select_columns(_CLAIMS.c.combination_id, func.count())
     .where(_CLAIMS.c.study_id == bindparam("study"))
@@ -516,7 +429,7 @@ def _add_claims(
 
 
 def _taken(session: Session, study_id: str, after: int) -> Counter[int]:
-    """Trials of each combination of a study that were recorded after a `sequence`, or are claimed."""
+    """Count the trials of each combination that a study got after a `sequence`, or that are claimed."""
     found: Counter[int] = Counter()
     for place, number in _statements(session).execute(_TAKEN, {"study": study_id, "after": after}):
         found[place] += number
@@ -728,29 +641,6 @@ class Store:
             self._check_study(session, study_id)
             _add_decision(session, study_id, kind, payload)
 
-    def settle_target(self, study_id: str, signature: str, trial_id: str) -> tuple[str, str]:
-        """Say which failure a study is about; who says so first is believed.
-
-        Args:
-            study_id: Which study.
-            signature: Of the failure, as stored.
-            trial_id: The trial that it was seen in, "" where the matrix states it.
-
-        Returns:
-            What is settled: signature and trial.
-        """
-        with self.writing() as session:
-            study_row(session, study_id)
-            if (settled := _target(session, study_id)) is not None:
-                return settled
-            _add_decision(session, study_id, TARGET, {"signature": public(signature), "trial": trial_id})
-            return public(signature), trial_id
-
-    def target(self, study_id: str) -> tuple[str, str] | None:
-        """Signature of the failure that a study is about, and its trial; None if any failure is meant."""
-        with self.reading() as session:
-            return _target(session, study_id)
-
     def decisions(self, study_id: str) -> list[Decision]:
         """Everything that was decided in a study, in order."""
         with self.reading() as session:
@@ -853,69 +743,6 @@ class Store:
 
     # -- trials ----------------------------------------------------------------------------------------------
 
-    def record_trial(
-        self, study_id: str, record: TrialRecord, evidence: Evidence, *, trial_key: str = ""
-    ) -> bool:
-        """Store a trial, and end its claim; when this returns, it is there for good.
-
-        Args:
-            study_id: Its study.
-            record: What it did.
-            evidence: What that says.
-            trial_key: What makes trials of other studies the same measurement; "" if nothing does.
-
-        Returns:
-            False when a trial with this id was there already, which then stays as it is.
-
-        Raises:
-            ValueError: The study does not have this combination, or its lock is not stored.
-        """
-        return bool(self.record_trials(study_id, [(record, evidence, trial_key)]))
-
-    def record_trials(self, study_id: str, trials: Sequence[tuple[TrialRecord, Evidence, str]]) -> int:
-        """Store several trials at once, as `record_trial` does with one: all of them, or none.
-
-        Args:
-            study_id: Their study.
-            trials: Record, evidence and trial key of each.
-
-        Returns:
-            How many were not there already.
-
-        Raises:
-            ValueError: The study does not have a combination, or a lock is not stored.
-        """
-        if not trials:
-            return 0
-        named = {"ids": [record.trial_id for record, _, _ in trials]}
-        try:
-            with self.writing() as session:
-                connection = _statements(session)
-                known = set(connection.execute(_NAMED_TRIALS, named).scalars())
-                new = [one for one in trials if one[0].trial_id not in known]
-                places = self._combination_ids(
-                    session, study_id, [record.combination for record, _, _ in new]
-                )
-                now = datetime.now(UTC)
-                values = [
-                    rows.trial_values(study_id, place, record, evidence, key, now)
-                    for place, (record, evidence, key) in zip(places, new, strict=True)
-                ]
-                if values:
-                    connection.execute(insert(_TRIALS), values)
-                self._keep_artefacts(session, [record for record, _, _ in new])
-                connection.execute(_OF_TRIALS, named)
-            return len(new)
-        except IntegrityError as error:
-            # A back end without our write lock lets two writers both see that a trial is not there yet.
-            if len(trials) > 1:
-                return sum(self.record_trials(study_id, [one]) for one in trials)
-            ((record, _, _),) = trials
-            with self.reading() as session:
-                if _has_trial(session, record.trial_id):
-                    return 0
-            raise ValueError(f"trial {record.trial_id} names a lock that is not stored") from error
-
     def _check_study(self, session: Session, study_id: str) -> None:
         """See that there is a study; none is ever removed, so that each is looked up once.
 
@@ -926,29 +753,10 @@ class Store:
             study_row(session, study_id)
             self._studies.add(study_id)
 
-    def _keep_artefacts(self, session: Session, records: Sequence[TrialRecord]) -> None:
-        """Store what trials left that were recorded just now."""
-        left = {record.trial_id: found for record in records if (found := rows.artefacts_of(record))}
-        if not left:
-            return
-        connection = session.connection()
-        stored = connection.execute(_NAMED_TRIALS, {"ids": [*left]})
-        sequences = {row.trial_id: row.sequence for row in stored}
-        contents = [content for found in left.values() for content in found.values()]
-        digests = iter(blobs.put(session, self.database.folder, contents))
-        connection.execute(
-            insert(METADATA.tables["artefacts"]),
-            [
-                {"trial_sequence": sequences[trial_id], "name": name, "content_hash": next(digests)}
-                for trial_id, found in left.items()
-                for name in found
-            ],
-        )
-
-    def _combination_ids(
+    def combination_ids(
         self, session: Session, study_id: str, combinations: Sequence[Combination]
     ) -> list[int]:
-        """Where combinations stand; a row's place never changes, so that each is looked up once.
+        """Return the ids of combinations' rows; an id never changes, so that each is looked up once.
 
         Raises:
             ValueError: The study does not have one.
@@ -963,105 +771,30 @@ class Store:
             found.append(self._places[key])
         return found
 
+    def study_trials(self, study_id: str) -> StudyTrials:
+        """Return the trials of a study to read, judge and record; none of them is known there yet.
+
+        Raises:
+            ValueError: There is no such study.
+        """
+        return StudyTrials(self, study_id)
+
     def trials(self, study_id: str) -> list[StoredTrial]:
-        """Trials that a study recorded, in the order of recording, without logs."""
-        with self.reading() as session:
-            return _trials_of(session, study_id)
+        """Return the trials of a study with their evidence, those that it reuses included, without logs.
+
+        They come in the order in which the study got them.
+        """
+        return self.study_trials(study_id).look()
+
+    def evidence(self, trial: WholeTrial) -> Evidence:
+        """Return what a trial is evidence of in the study that recorded it."""
+        trials = self.trials(trial.study_id)
+        return next(one.evidence for one in trials if one.trial_id == trial.record.trial_id)
 
     def trial(self, trial_id: str) -> WholeTrial | None:
         """One trial with its logs."""
         with self.reading() as session:
-            return _whole_trial(session, trial_id, self.database.folder)
-
-    def counts(self, study_id: str) -> dict[Combination, EvidenceCounts]:
-        """How many trials of each combination said what, reused ones included.
-
-        Combinations without trials are left out.
-        """
-        with self.reading() as session:
-            own = (
-                select(CombinationRow.key, TrialRow.evidence, TrialRow.outcome, func.count())
-                .join(CombinationRow, col(TrialRow.combination_id) == col(CombinationRow.id))
-                .where(TrialRow.study_id == study_id)
-                .group_by(col(CombinationRow.key), col(TrialRow.evidence), col(TrialRow.outcome))
-            )
-            reused = (
-                select(CombinationRow.key, ReusedRow.evidence, TrialRow.outcome, func.count())
-                .join(CombinationRow, col(ReusedRow.combination_id) == col(CombinationRow.id))
-                .join(TrialRow, col(TrialRow.sequence) == col(ReusedRow.trial_sequence))
-                .where(ReusedRow.study_id == study_id)
-                .group_by(col(CombinationRow.key), col(ReusedRow.evidence), col(TrialRow.outcome))
-            )
-            where = f"a trial of study {study_id}"
-            gathered: dict[str, Counter[tuple[Evidence, Outcome]]] = {}
-            for query in (own, reused):
-                for key, evidence, outcome, number in session.exec(query):
-                    said = (member(Evidence, evidence, where), member(Outcome, outcome, where))
-                    gathered.setdefault(key, Counter())[said] += number
-            where = f"study {study_id}"
-            return {
-                rows.combination_from(key, where): EvidenceCounts(dict(by_outcome))
-                for key, by_outcome in gathered.items()
-            }
-
-    def failures(self, study_id: str) -> list[FailureGroup]:
-        """The ways in which trials failed (bad and other ones), the most frequent first."""
-        with self.reading() as session:
-            groups = _failure_groups(study_id)
-            query: Any = (
-                select_columns(groups, col(TrialRow.trial_id))
-                .join(TrialRow, col(TrialRow.sequence) == groups.c.first)
-                .order_by(groups.c.number.desc(), groups.c.first)
-            )
-            return [
-                FailureGroup(
-                    signature=rows.text_of(row.signature, f"trial {row.trial_id}", "signature"),
-                    outcome=member(Outcome, row.outcome, f"trial {row.trial_id}"),
-                    evidence=member(Evidence, row.evidence, f"trial {row.trial_id}"),
-                    trials=row.number,
-                    trial_id=row.trial_id,
-                )
-                for row in session.execute(query)
-            ]
-
-    def environments(self, study_id: str) -> int:
-        """Number of distinct locks in which trials of a study ran; spoilt trials do not count."""
-        with self.reading() as session:
-            own = (
-                select(TrialRow.lock_hash)
-                .where(TrialRow.study_id == study_id)
-                .where(TrialRow.evidence != Evidence.VOID.value)
-                .distinct()
-            )
-            reused = (
-                select(TrialRow.lock_hash)
-                .join(ReusedRow, col(TrialRow.sequence) == col(ReusedRow.trial_sequence))
-                .where(ReusedRow.study_id == study_id)
-                .distinct()
-            )
-            return len({*session.exec(own), *session.exec(reused)})
-
-    def machines(self, study_id: str) -> list[Machine]:
-        """Classes of machines on which a study's own trials ran; spoilt trials do not count."""
-        with self.reading() as session:
-            query = (
-                select(TrialRow.cpu, TrialRow.gpu_model, TrialRow.driver)
-                .where(TrialRow.study_id == study_id)
-                .where(TrialRow.evidence != Evidence.VOID.value)
-                .distinct()
-            )
-            where = f"a trial of study {study_id}"
-            columns = ("cpu", "gpu_model", "driver")
-            found = [
-                Machine(
-                    *(
-                        rows.text_of(value, where, column)
-                        for value, column in zip(values, columns, strict=True)
-                    )
-                )
-                for values in session.exec(query)
-            ]
-            return sorted(found, key=str)
+            return _whole_trial(session, trial_id)
 
     # -- claims, and trials of other studies -----------------------------------------------------------------
 
@@ -1097,7 +830,7 @@ class Store:
             self._check_study(session, study_id)
             now = time_of_database(session)
             session.connection().execute(_LAPSED, _stand_at(now))
-            places = self._combination_ids(session, study_id, [want.combination for want in wants])
+            places = self.combination_ids(session, study_id, [want.combination for want in wants])
             taken = _taken(session, study_id, after)
             ours: list[tuple[str, int]] = []
             for place, want in zip(places, wants, strict=True):
@@ -1131,7 +864,7 @@ class Store:
             connection.execute(_OF_TRIALS, named)
             recorded = set(connection.execute(_NAMED_TRIALS, named).scalars())
             left = {trial: place for trial, place in running.items() if trial not in recorded}
-            places = self._combination_ids(session, study_id, [*left.values()])
+            places = self.combination_ids(session, study_id, [*left.values()])
             if left:
                 _add_claims(session, study_id, holder, [*zip(left, places, strict=True)], now + lease)
 
@@ -1143,121 +876,27 @@ class Store:
                 query = query.where(col(ClaimRow.trial_id).in_(trial_ids))
             session.exec(query)
 
-    def news(self, study_id: str, holder: str, *, after: int, known: Container[str] = ()) -> News:
-        """The results and claims of other commands in a study.
+    def end_claims(self, session: Session, trial_ids: Sequence[str]) -> None:
+        """End the claims of trials that are recorded, in the writing session that is given."""
+        session.connection().execute(_OF_TRIALS, {"ids": [*trial_ids]})
+
+    def claimed(self, study_id: str, holder: str) -> dict[str, Counter[Combination]]:
+        """Count the trials of each combination of a study that others run now, by who claimed them.
 
         Args:
-            study_id: Which one.
-            holder: Whose claims are not news.
-            after: The `sequence` up to which everything is known; it grows in the order of commits.
-            known: Ids of trials that were recorded since, and are not to be read again.
+            study_id: Which study.
+            holder: Whose claims are left out.
         """
+        found: dict[str, Counter[Combination]] = {}
         with self.reading() as session:
             now = time_of_database(session)
-            claimed: dict[str, Counter[Combination]] = {}
             named = {"study": study_id, "holder": clean(holder), **_stand_at(now)}
             for other, key, number in session.connection().execute(_CLAIMED, named):
                 combination = rows.combination_from(key, f"study {study_id}")
-                claimed.setdefault(other, Counter())[combination] = number
-            since = session.connection().execute(_SINCE, {"study": study_id, "after": after}).all()
-            new = [sequence for sequence, trial_id in since if trial_id not in known]
-            last = since[-1].sequence if since else after
-            return News(_trials_of(session, study_id, new), claimed, last)
-
-    # -- trials of other studies ---------------------------------------------------------------------------
-
-    def measured(
-        self, study_id: str, keys: Collection[str], machines: Collection[Machine], *, logs: bool
-    ) -> dict[str, list[tuple[StoredTrial, WholeTrial | None]]]:
-        """Trials that other studies recorded under the same keys on the same machines, in order.
-
-        Those that the study reuses already are left out.
-
-        Args:
-            study_id: The study that wants to start from them.
-            keys: As `record_trial` was given them.
-            machines: On which they must have run.
-            logs: Whether to read each with its logs.
-        """
-        found: dict[str, list[tuple[StoredTrial, WholeTrial | None]]] = {}
-        with self.reading() as session:
-            known = set(session.exec(select(ReusedRow.trial_sequence).where(ReusedRow.study_id == study_id)))
-            for key in sorted(set(keys) - {""}):
-                query = (
-                    select(TrialRow, CombinationRow.key)
-                    .join(CombinationRow, col(TrialRow.combination_id) == col(CombinationRow.id))
-                    .where(TrialRow.trial_key == key)
-                    .where(TrialRow.study_id != study_id)
-                    .order_by(col(TrialRow.sequence))
-                )
-                for row, combination in session.exec(query):
-                    light = rows.stored_trial(row, combination)
-                    if row.sequence in known or light.machine not in machines:
-                        continue
-                    folder = self.database.folder
-                    whole = _whole_trial(session, row.trial_id, folder) if logs else None
-                    found.setdefault(key, []).append((light, whole))
+                found.setdefault(other, Counter())[combination] = number
         return found
 
-    def reuse(self, study_id: str, trials: Iterable[tuple[str, Combination, Evidence]]) -> int:
-        """Let a study start from trials of others.
-
-        Args:
-            study_id: Which one.
-            trials: Id, the combination that it stands for here, and what it says here.
-
-        Returns:
-            How many it did not have yet.
-        """
-        number = 0
-        with self.writing() as session:
-            for trial_id, combination, evidence in trials:
-                sequence = session.exec(
-                    select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)
-                ).first()
-                if sequence is None or session.get(ReusedRow, (study_id, sequence)) is not None:
-                    continue
-                row = combination_row(session, study_id, combination)
-                assert row.id is not None
-                number += 1
-                session.add(
-                    ReusedRow(
-                        study_id=study_id,
-                        trial_sequence=sequence,
-                        combination_id=row.id,
-                        evidence=str(Evidence(evidence)),
-                    )
-                )
-        return number
-
-    def judge_again(self, study_id: str, judged: Mapping[str, Evidence]) -> None:
-        """Change what trials say in a study, own and reused ones, because it is now known what it is about.
-
-        Args:
-            study_id: Which one.
-            judged: Trial to what it says.
-        """
-        with self.writing() as session:
-            for trial_id, evidence in judged.items():
-                row = session.exec(select(TrialRow).where(TrialRow.trial_id == trial_id)).first()
-                if row is None:
-                    continue
-                said = ReusedRow if row.study_id != study_id else None
-                own: Any = row if said is None else session.get(ReusedRow, (study_id, row.sequence))
-                if own is not None:
-                    own.evidence = str(evidence)
-
-    def reused(self, study_id: str) -> list[StoredTrial]:
-        """Trials of other studies that a study reuses, with what they say in this one."""
-        with self.reading() as session:
-            query = (
-                select(TrialRow, CombinationRow.key, ReusedRow.evidence)
-                .join(ReusedRow, col(ReusedRow.trial_sequence) == col(TrialRow.sequence))
-                .join(CombinationRow, col(ReusedRow.combination_id) == col(CombinationRow.id))
-                .where(ReusedRow.study_id == study_id)
-                .order_by(col(TrialRow.sequence))
-            )
-            return [rows.stored_trial(row, key, evidence) for row, key, evidence in session.exec(query)]
+    # -- trials of other studies ---------------------------------------------------------------------------
 
     def origins(self, study_id: str) -> list[Origin]:
         """From whom a study has the trials that it reuses, the largest share first."""
@@ -1268,8 +907,8 @@ class Store:
                     col(StudyRow.id), col(StudyRow.name), col(StudyRow.username), col(StudyRow.host), number
                 )
                 .join(TrialRow, col(TrialRow.study_id) == col(StudyRow.id))
-                .join(ReusedRow, col(ReusedRow.trial_sequence) == col(TrialRow.sequence))
-                .where(col(ReusedRow.study_id) == study_id)
+                .join(MemberRow, col(MemberRow.trial_sequence) == col(TrialRow.sequence))
+                .where(col(MemberRow.study_id) == study_id, col(MemberRow.reused))
                 .group_by(col(StudyRow.id), col(StudyRow.name), col(StudyRow.username), col(StudyRow.host))
                 .order_by(number.desc(), col(StudyRow.id))
             )
@@ -1289,7 +928,7 @@ class Store:
             ValueError: The trial is not stored.
         """
         with self.reading() as session:
-            return _artefacts(session, _sequence(session, trial_id), self.database.folder)
+            return _artefacts(session, _sequence(session, trial_id))
 
     def collect(self, limit: int | None = None, *, dry: bool = False) -> Collected:
         """Drop what no trial refers to, and the oldest logs beyond a limit; never what a verdict cites.

@@ -1,4 +1,4 @@
-"""The tables of the database; a change needs a new `SCHEMA_VERSION` and a revision in `migrations`.
+"""The tables of the database; a change needs a new `SCHEMA_VERSION`.
 
 Enumerations are stored as text and checked in code, times are UTC, and a combination is known by its
 canonical key. (No `from __future__ import annotations` here: SQLModel reads the annotations.)
@@ -15,7 +15,6 @@ from sqlalchemy import (
     Double,
     Index,
     MetaData,
-    String,
     Text,
     UniqueConstraint,
     false,
@@ -24,7 +23,7 @@ from sqlmodel import Field, SQLModel
 
 from bisect_env.storage.values import Bytes, UtcDateTime
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the tables below."""
 
 APPLICATION_ID = 0x62656E76
@@ -64,6 +63,7 @@ class StudyRow(_Table, table=True):
     description: str = Field(sa_type=Text)
     grid: list[dict[str, Any]] = Field(sa_type=JSON)
     settings: dict[str, Any] = Field(sa_type=JSON)
+    target: dict[str, Any] = Field(sa_type=JSON)
     verdict: dict[str, Any] | None = Field(default=None, sa_column=Column(JSON(none_as_null=True)))
     matrix_text: str = Field(sa_type=Text)
     fresh: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
@@ -108,31 +108,22 @@ class CombinationRow(_Table, table=True):
 
 
 class TrialRow(_Table, table=True):
-    """One trial; never changed once written."""
+    """The facts of one trial; never changed once written."""
 
     __tablename__ = "trials"
     __table_args__ = (
-        # What `counts` asks for, answered from the index alone.
-        Index("ix_trials_study_counts", "study_id", "combination_id", "evidence", "outcome"),
-        # What `v_combinations` asks for, likewise.
-        Index("ix_trials_combination_evidence", "combination_id", "evidence"),
-        # What has been recorded since one looked last.
-        Index("ix_trials_study_sequence", "study_id", "sequence"),
-        # What has been measured already.
+        # For trials that were measured already.
         Index("ix_trials_trial_key", "trial_key", "cpu"),
         Index("ix_trials_recorded_at", "recorded_at"),
         Index("ix_trials_outcome", "outcome", "lock_hash", "gpu_model", "study_id"),
-        # What people ask over all studies, each answered from the index alone.
-        Index("ix_trials_machine", "cpu", "gpu_model", "driver", "evidence", "study_id"),
-        Index("ix_trials_host", "host", "evidence", "study_id"),
+        Index("ix_trials_machine", "cpu", "gpu_model", "driver", "study_id"),
+        Index("ix_trials_host", "host", "study_id"),
     )
     sequence: int | None = Field(default=None, primary_key=True)
     trial_id: str = Field(unique=True)
-    study_id: str = Field(foreign_key="studies.id")
-    combination_id: int = Field(foreign_key="combinations.id")
+    study_id: str = Field(foreign_key="studies.id", index=True)
     lock_hash: str = Field(foreign_key="locks.content_hash", index=True)
     outcome: str
-    evidence: str
     returncode: int | None = Field(default=None, sa_type=BigInteger)
     phase: str
     started_at: datetime = Field(sa_type=UtcDateTime)
@@ -141,24 +132,39 @@ class TrialRow(_Table, table=True):
     killed_by_us: bool
     hash_seed: int = Field(sa_type=BigInteger)
     copies: dict[str, int] = Field(sa_type=JSON)
+    iterations: int
     host: str
     worker: str
     gpu: str
     signature: str = Field(sa_type=Text)
     detail: str = Field(sa_type=Text)
-    trial_key: str = Field(default="", sa_column=Column(String, nullable=False, server_default=""))
-    cpu: str = Field(default="", sa_column=Column(String, nullable=False, server_default=""))
-    gpu_model: str = Field(default="", sa_column=Column(String, nullable=False, server_default=""))
-    driver: str = Field(default="", sa_column=Column(String, nullable=False, server_default=""))
+    trial_key: str
+    cpu: str
+    gpu_model: str
+    driver: str
 
 
-class ReusedRow(_Table, table=True):
-    """A trial of another study that this one starts from, and what it says here."""
+class MemberRow(_Table, table=True):
+    """One trial of one study: its own, or one of another study that it reuses.
 
-    __tablename__ = "reused"
-    study_id: str = Field(primary_key=True, foreign_key="studies.id")
-    trial_sequence: int = Field(primary_key=True, foreign_key="trials.sequence", index=True)
-    combination_id: int = Field(foreign_key="combinations.id", index=True)
+    `evidence` follows from the facts of all trials of the study and is written with them, for questions in
+    SQL. The program computes it whenever it reads trials.
+    """
+
+    __tablename__ = "study_trials"
+    __table_args__ = (
+        UniqueConstraint("study_id", "trial_sequence", name="uq_study_trials_study_trial"),
+        # For what has been recorded since the last look.
+        Index("ix_study_trials_study_id", "study_id", "id"),
+        # For `v_combinations`.
+        Index("ix_study_trials_combination_evidence", "combination_id", "evidence"),
+    )
+    id: int | None = Field(default=None, primary_key=True)
+    study_id: str = Field(foreign_key="studies.id")
+    trial_sequence: int = Field(foreign_key="trials.sequence", index=True)
+    combination_id: int = Field(foreign_key="combinations.id")
+    reused: bool
+    matched: bool
     evidence: str
 
 
@@ -174,7 +180,7 @@ class ClaimRow(_Table, table=True):
 
 
 class BlobRow(_Table, table=True):
-    """A content, known by its sha256, stored once; without `data` it is a file beside the database."""
+    """A compressed content, known by its sha256 and stored once; without `data` it was collected."""
 
     __tablename__ = "blobs"
     content_hash: str = Field(primary_key=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from bisect_env.errors import StorageError, UsageError
-from bisect_env.storage import blobs, maintenance, rows
-from bisect_env.storage.backend import Database, open_any_schema, open_database, speaking
+from bisect_env.storage import blobs, rows
+from bisect_env.storage.backend import Database, open_database, speaking
 from bisect_env.storage.entries import CombinationStatus
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import (
@@ -29,13 +28,12 @@ from bisect_env.storage.tables import (
     CombinationRow,
     DecisionRow,
     LockRow,
+    MemberRow,
     PackageRow,
-    ReusedRow,
     StudyRow,
     TrialRow,
 )
 from bisect_env.storage.values import DamageError, shortened
-from bisect_env.temporary import temporary
 
 # --------------------------------------------------------------------------------------------------
 # From one database into another: export, import and merge are one thing.
@@ -69,8 +67,6 @@ def merge(
     source: Database,
     target: Database,
     chosen: Sequence[str] | None = None,
-    *,
-    one_file: bool = False,
 ) -> Merged:
     """Add what one database has to another.
 
@@ -78,7 +74,6 @@ def merge(
         source: Only read, as one state.
         target: Open for writing.
         chosen: Ids of studies, None for all; those whose trials they reuse come along.
-        one_file: Keep every log in the target's tables.
 
     Raises:
         UsageError: They are one database.
@@ -87,11 +82,11 @@ def merge(
     if source.shown == target.shown:
         raise UsageError(f"{source.shown} would be merged into itself", remedy="name another database")
     with speaking(source.shown), Session(source.reader) as reading:
-        copier = _Copier(reading, source.folder, target, None if one_file else target.folder)
+        copier = _Copier(reading, target)
         wanted = _with_origins(reading, chosen)
         copied = [study.id for study in _studies(reading, wanted) if copier.study(study)]
         for study_id in copied:
-            copier.reused(study_id)
+            copier.members(study_id)
         return copier.merged
 
 
@@ -103,14 +98,13 @@ def _studies(reading: Session, wanted: set[str] | None) -> Iterator[StudyRow]:
 def _with_origins(reading: Session, chosen: Sequence[str] | None) -> set[str] | None:
     if chosen is None:
         return None
-    wanted = set(chosen)
     query = (
         select(TrialRow.study_id)
-        .join(ReusedRow, col(ReusedRow.trial_sequence) == col(TrialRow.sequence))
-        .where(col(ReusedRow.study_id).in_(chosen))
+        .join(MemberRow, col(MemberRow.trial_sequence) == col(TrialRow.sequence))
+        .where(col(MemberRow.study_id).in_(chosen))
         .distinct()
     )
-    return wanted | set(reading.exec(query))
+    return {*chosen, *reading.exec(query)}
 
 
 def _values(row: Any, *without: str) -> dict[str, Any]:
@@ -121,15 +115,10 @@ class _Copier:
     def __init__(
         self,
         reading: Session,
-        folder: Path | None,
         target: Database,
-        target_folder: Path | None,
     ) -> None:
         self._reading = reading
-        self._folder = folder
         self._target = target
-        self._target_folder = target_folder
-        self._keys: dict[int, str] = {}
         self.merged = Merged()
 
     def study(self, study: StudyRow) -> bool:
@@ -150,10 +139,10 @@ class _Copier:
                 for name, value in _values(study, "id").items():
                     setattr(known, name, value)
             session.flush()
-            ids = self._combinations(session, study.id)
+            self._combinations(session, study.id)
             self._decisions(session, study.id)
             session.commit()
-        self._trials(study.id, ids)
+        self._trials(study.id)
         return True
 
     def _check(self, study: StudyRow) -> None:
@@ -193,25 +182,17 @@ class _Copier:
                 session.add_all(PackageRow(**_values(p)) for p in self._reading.exec(packages))
                 session.commit()
 
-    def _combinations(self, session: Session, study_id: str) -> dict[int, int]:
-        """Ids there to ids here."""
+    def _combinations(self, session: Session, study_id: str) -> None:
         query = select(CombinationRow).where(CombinationRow.study_id == study_id)
         query = query.order_by(col(CombinationRow.id))
         known = {row.key: row for row in session.exec(query)}
-        ids: dict[int, int] = {}
         for row in self._reading.exec(query):
             mine = known.get(row.key)
             if mine is None:
                 mine = CombinationRow(**_values(row, "id"))
                 session.add(mine)
-                session.flush()
             elif _is_learnt(row) and not _is_learnt(mine) and row.lock_hash == mine.lock_hash:
                 mine.status, mine.reason = row.status, row.reason
-            assert row.id is not None
-            assert mine.id is not None
-            ids[row.id] = mine.id
-            self._keys[row.id] = row.key
-        return ids
 
     def _decisions(self, session: Session, study_id: str) -> None:
         query = select(DecisionRow).where(DecisionRow.study_id == study_id).order_by(col(DecisionRow.id))
@@ -220,7 +201,7 @@ class _Copier:
             if (row.at, row.kind, repr(row.payload)) not in known:
                 session.add(DecisionRow(**_values(row, "id")))
 
-    def _trials(self, study_id: str, ids: dict[int, int]) -> None:
+    def _trials(self, study_id: str) -> None:
         last = 0
         while True:
             query = select(TrialRow).where(TrialRow.study_id == study_id)
@@ -230,12 +211,12 @@ class _Copier:
                 return
             last = found[-1].sequence or 0
             with self.writing() as session:
-                self._chunk(session, found, ids)
+                self._chunk(session, found)
                 session.commit()
             # What was copied need not stay in memory.
             self._reading.expunge_all()
 
-    def _chunk(self, session: Session, found: Sequence[TrialRow], ids: dict[int, int]) -> None:
+    def _chunk(self, session: Session, found: Sequence[TrialRow]) -> None:
         wanted = [row.trial_id for row in found]
         query = select(TrialRow).where(col(TrialRow.trial_id).in_(wanted))
         known = {row.trial_id: row for row in session.exec(query)}
@@ -248,15 +229,13 @@ class _Copier:
                 continue
             assert row.sequence is not None
             try:
-                rows.stored_trial(row, self._keys[row.combination_id])
+                rows.check_trial(row)
                 left = list(self._left_by(row.sequence))
-            except (DamageError, StorageError, KeyError) as error:
+            except (DamageError, StorageError) as error:
                 self.merged.damaged.append(_in_words(error))
                 continue
             self.merged.new_trials += 1
-            copy = TrialRow(
-                **_values(row, "sequence", "combination_id"), combination_id=ids[row.combination_id]
-            )
+            copy = TrialRow(**_values(row, "sequence"))
             session.add(copy)
             session.flush()
             assert copy.sequence is not None
@@ -270,56 +249,66 @@ class _Copier:
             .where(ArtefactRow.trial_sequence == sequence)
         )
         for name, blob in self._reading.exec(query):
-            yield name, blob, blobs.get(blob, self._folder)
+            yield name, blob, blobs.get(blob)
 
     def _artefacts(
         self, session: Session, left: Sequence[tuple[str, BlobRow, bytes | None]], ours: int
     ) -> None:
         for name, blob, content in left:
             if content is not None:
-                blobs.put(session, self._target_folder, [content])
+                blobs.put(session, [content])
             elif session.get(BlobRow, blob.content_hash) is None:
                 session.add(BlobRow(**_values(blob, "data")))
                 session.flush()
             session.add(ArtefactRow(trial_sequence=ours, name=name, content_hash=blob.content_hash))
 
-    def reused(self, study_id: str) -> None:
+    def members(self, study_id: str) -> None:
+        """Give a study the trials that it has in the source and does not have in the target yet."""
         query = (
-            select(TrialRow.trial_id, CombinationRow.key, ReusedRow.evidence)
-            .join(ReusedRow, col(ReusedRow.trial_sequence) == col(TrialRow.sequence))
-            .join(CombinationRow, col(CombinationRow.id) == col(ReusedRow.combination_id))
-            .where(ReusedRow.study_id == study_id)
+            select(MemberRow, TrialRow.trial_id, CombinationRow.key)
+            .join(TrialRow, col(TrialRow.sequence) == col(MemberRow.trial_sequence))
+            .join(CombinationRow, col(CombinationRow.id) == col(MemberRow.combination_id))
+            .where(MemberRow.study_id == study_id)
+            .order_by(col(MemberRow.id))
         )
-        cited = self._reading.exec(query).all()
-        for i in range(0, len(cited), _CHUNK):
+        there = self._reading.exec(query).all()
+        trials = Store(self._target).study_trials(study_id)
+        for i in range(0, len(there), _CHUNK):
+            chunk = there[i : i + _CHUNK]
             with self.writing() as session:
-                for trial_id, key, evidence in cited[i : i + _CHUNK]:
-                    trial = session.exec(
-                        select(TrialRow.sequence).where(TrialRow.trial_id == trial_id)
-                    ).first()
-                    if trial is None:
-                        continue  # it is damaged where it comes from, and was named
-                    here = select(CombinationRow.id).where(CombinationRow.study_id == study_id)
-                    combination = session.exec(here.where(CombinationRow.key == key)).first()
-                    if combination is None:
-                        self.merged.damaged.append(_in_words(KeyError(key)))
-                        continue
-                    row = ReusedRow(
-                        study_id=study_id,
-                        trial_sequence=trial,
-                        combination_id=combination,
-                        evidence=evidence,
-                    )
-                    session.merge(row)
+                sequences = _sequences(session, [trial_id for _, trial_id, _ in chunk])
+                known = select(MemberRow.trial_sequence).where(
+                    MemberRow.study_id == study_id, col(MemberRow.trial_sequence).in_(sequences.values())
+                )
+                missing = {*sequences.values()} - {*session.exec(known)}
+                combinations = select(CombinationRow.key, CombinationRow.id)
+                places = dict(session.exec(combinations.where(CombinationRow.study_id == study_id)).all())
+                trials.admit(
+                    session,
+                    [
+                        {
+                            "trial_sequence": sequences[trial_id],
+                            "combination_id": places[key],
+                            "reused": member.reused,
+                            "matched": member.matched,
+                        }
+                        for member, trial_id, key in chunk
+                        # A trial that is damaged in the source was named and is not here.
+                        if sequences.get(trial_id) in missing
+                    ],
+                )
                 session.commit()
 
 
-def _in_words(error: Exception) -> str:
+def _sequences(session: Session, trial_ids: Sequence[str]) -> dict[str, int]:
+    query = select(TrialRow.trial_id, TrialRow.sequence).where(col(TrialRow.trial_id).in_(trial_ids))
+    return {trial_id: sequence for trial_id, sequence in session.exec(query) if sequence is not None}
+
+
+def _in_words(error: DamageError | StorageError) -> str:
     if isinstance(error, DamageError):
         return f"{error.where}, column {error.column}: {error.why}"
-    if isinstance(error, StorageError):
-        return error.what
-    return f"a trial names combination {error}, which its study does not have"
+    return error.what
 
 
 def _is_learnt(row: CombinationRow) -> bool:
@@ -362,44 +351,16 @@ def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Me
     part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
         with _opened(reference, read_only=True) as source, _opened(str(part), read_only=False) as target:
-            merged = merge(source, target, chosen, one_file=True)
+            merged = merge(source, target, chosen)
         part.replace(file)
     except OSError as error:
         raise StorageError(
             f"{file} cannot be written: {error.strerror or error}", remedy="name another file"
         ) from error
     finally:
-        for name in (part.name, f"{part.name}-wal", f"{part.name}-shm", f".{part.name}.lock"):
+        for name in (part.name, f"{part.name}-wal", f"{part.name}-shm"):
             part.with_name(name).unlink(missing_ok=True)
     return merged
-
-
-def import_file(reference: str | None, file: Path) -> Merged:
-    """Add what a file holds, be it of this release's schema or of an older one; the file stays as it is.
-
-    Raises:
-        StorageError: It is no database of ours, or of a newer release.
-    """
-    file = file.expanduser().absolute()
-    with temporary("import") as folder:
-        # A copy, made by SQLite itself: the file may have a log beside it, and be upgraded here.
-        copy = folder / "import.sqlite"
-        original = open_any_schema(str(file), read_only=True)
-        original.engine.dispose()
-        try:
-            with (
-                contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as old,
-                contextlib.closing(sqlite3.connect(copy)) as new,
-            ):
-                old.backup(new)
-        except sqlite3.Error as error:
-            raise StorageError(
-                f"{file} cannot be read: {error}", remedy="take it from a backup, or name another file"
-            ) from error
-        maintenance.upgrade(str(copy))
-        with _opened(str(copy), read_only=True) as source, _opened(reference, read_only=False) as target:
-            named = Database(source.engine, source.reader, str(file), original.folder)
-            return merge(named, target)
 
 
 def merge_databases(reference: str | None, other: str) -> Merged:

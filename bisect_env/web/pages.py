@@ -29,6 +29,7 @@ from bisect_env.storage.entries import WholeTrial
 from bisect_env.storage.query import limit_memory
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
+from bisect_env.trials.records import Evidence
 
 # --------------------------------------------------------------------------------------------------
 # Pages of our own beside the report: a trial with its logs, and what went wrong. Pure.
@@ -53,13 +54,13 @@ def page(title: str, body: str) -> str:
     )
 
 
-def trial_page(trial: WholeTrial) -> str:
-    """A trial with its logs."""
+def trial_page(trial: WholeTrial, evidence: Evidence) -> str:
+    """Return a page that shows a trial with its evidence and its logs."""
     record = trial.record
     facts = {
         "combination": str(record.combination),
         "outcome": f"{record.outcome}: {record.detail}",
-        "evidence": str(trial.evidence),
+        "evidence": str(evidence),
         "return code": "" if record.returncode is None else str(record.returncode),
         "started": f"{record.started_at:%Y-%m-%d %H:%M:%S} UTC, {record.duration:.3f} s",
         "host": f"{record.host} ({record.worker})",
@@ -219,7 +220,7 @@ def make_app(path: Path, shown: str, token: str | None) -> Asgi:
     """
     served = Datasette(
         files=[],
-        metadata=metadata(NAME, [*METADATA.tables, "alembic_version"], shown),
+        metadata=metadata(NAME, [*METADATA.tables], shown),
         settings=_SETTINGS,
         cors=False,
         pdb=False,
@@ -361,7 +362,7 @@ class _Plugin:
         def read() -> str | None:
             with Store.open(str(self._path), read_only=True) as store:
                 found = store.trial(request.url_vars["trial"])
-            return None if found is None else trial_page(found)
+                return None if found is None else trial_page(found, store.evidence(found))
 
         return await _answer(read)
 

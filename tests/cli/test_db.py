@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence
 from tests.cli.calls import RunCommand
-from tests.storage.samples import opened_study, record
-from tests.storage.test_migrations import later_release
+from tests.storage.samples import opened_study, record, record_trial
 from tests.storage.test_sqlite_store import noise
 
 
@@ -29,22 +27,6 @@ def test_path(db: Path, run: RunCommand) -> None:
     assert run("db", "path") == (0, f"{db}\n", "")
     url = "postgresql://me:hunter2@db.example/r"
     assert run("db", "path", "--db", url) == (0, "postgresql+psycopg://me:***@db.example/r\n", "")
-
-
-def test_a_database_of_an_older_release_names_the_command_that_mends_it(
-    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = tmp_path / "of last year.sqlite"
-    with Store.open(str(old)) as store:
-        opened_study(store)
-    later_release(tmp_path, monkeypatch)
-    code, out, err = run("report", "--db", str(old))
-    assert (code, out) == (6, "")
-    remedy = err.rpartition("remedy: bisect-env ")[2]
-    assert remedy == f"db upgrade --db '{old}'\n"
-    assert run("db", "upgrade", "--db", str(old)) == (0, "", f"{old}: schema 1 became 2\n")
-    assert run("db", "upgrade", "--db", str(old)) == (0, "", f"{old} has schema 2: nothing to do\n")
-    assert run("studies", "--db", str(old))[0] == 0
 
 
 def test_check(db: Path, run: RunCommand) -> None:
@@ -68,21 +50,21 @@ def test_stats(db: Path, run: RunCommand) -> None:
     assert "combinations 3\n" in run("db", "stats")[1]
 
 
-@pytest.mark.parametrize("command", ["upgrade", "check", "stats"])
+@pytest.mark.parametrize("command", ["check", "stats"])
 def test_a_file_that_is_no_database(tmp_path: Path, run: RunCommand, command: str) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("remember the milk\n")
     code, _, err = run("db", command, "--db", str(path))
     assert code == 6
-    assert "is not a SQLite database; it was left as it is" in err
+    assert "is not a SQLite database" in err
     assert path.read_text() == "remember the milk\n"
 
 
-def test_export_import_and_merge(db: Path, tmp_path: Path, run: RunCommand) -> None:
+def test_export_and_merge(db: Path, tmp_path: Path, run: RunCommand) -> None:
     file, other = tmp_path / "export.benv", str(tmp_path / "other.sqlite")
     with Store.open() as store:
         study = store.study()
-        store.record_trial(study.id, record(), Evidence.GOOD)
+        record_trial(store, study.id, record())
     assert run("db", "export", str(file)) == (
         0,
         "",
@@ -90,7 +72,7 @@ def test_export_import_and_merge(db: Path, tmp_path: Path, run: RunCommand) -> N
     )
     assert run("db", "export", str(file))[0] == 2
     told = "read 1 studies (1 new) and 1 trials (1 new)\n"
-    assert run("db", "import", str(file), "--db", other) == (0, "", told)
+    assert run("db", "merge", str(file), "--db", other) == (0, "", told)
     assert run("db", "merge", str(db), "--db", other) == (0, "", told.replace("1 new", "0 new"))
     assert run("db", "export", str(tmp_path / "x"), "--study", "gone")[0] == 2
     assert run("db", "check", "--db", other)[0] == 0
@@ -101,7 +83,7 @@ def test_gc(db: Path, tmp_path: Path, run: RunCommand) -> None:
     with Store.open() as store:
         study = store.study()
         one = record(stdout=noise(1))
-        store.record_trial(study.id, one, Evidence.GOOD)
+        record_trial(store, study.id, one)
     code, out, err = run("db", "gc", "--limit", "1KB", "--dry-run")
     assert (code, out) == (0, "")
     assert "1 logs would be dropped" in err

@@ -13,10 +13,6 @@ from pathlib import Path
 import pytest
 
 from bisect_env.engine.diagnose import GPU_CORE_ENV
-from bisect_env.engine.single import open_one
-from bisect_env.environments.provider import Environments
-from bisect_env.matrix.load import load_matrix
-from bisect_env.matrix.signatures import read_signature
 from bisect_env.storage.store import Store
 from bisect_env.trials import cores
 from bisect_env.trials.harness_marks import LINGER
@@ -176,11 +172,7 @@ def test_another_failure_than_that_of_the_study_is_passed_over(  # type: ignore[
     # Nobody knows yet which failure is meant, and that is said.
     assert (code, found["findings"]) == (3, ["guilty frame: wanted (script.py:3)"])
     assert any("any failure that fits" in note for note in found["notes"])
-    with Store.open(str(tmp_path / "results.sqlite")) as store:
-        loaded = load_matrix("matrix.yaml")
-        provider = Environments(tmp_path / "cache")
-        one = open_one(loaded, "bad", store=store, provider=provider, notify=lambda _event: None)
-        store.settle_target(one.study.id, read_signature(found["signature"]).stored(), "")
+    assert run("trial", "matrix.yaml", "--at", "bad", "-n", "1")[0] == 3
     code, out, _ = run(*words)
     assert (code, json.loads(out)["notes"]) == (3, [])
     (tmp_path / "another").touch()

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence, Outcome
+from bisect_env.trials.records import Outcome
 from tests.cli.calls import RunCommand
 from tests.storage.conftest import postgres, postgres_url
-from tests.storage.samples import opened_study, record, whole_record
+from tests.storage.samples import opened_study, record, record_trial, whole_record
 
 __all__ = ["postgres", "postgres_url"]
 
@@ -27,8 +27,8 @@ def db(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("BISECT_ENV_DB", reference)
     with Store.open(reference) as store:
         study = opened_study(store)
-        store.record_trial(study.id, whole_record(), Evidence.BAD)
-        store.record_trial(study.id, record("1.0", Outcome.PASS, worker="a,b\x1b[31m"), Evidence.GOOD)
+        record_trial(store, study.id, whole_record())
+        record_trial(store, study.id, record("1.0", Outcome.PASS, worker="a,b\x1b[31m"))
         store.finish_study(
             study.id, "finished", {"status": "confirmed", "probability": 0.97, "first_bad": {"orjson": "2.0"}}
         )

@@ -256,7 +256,7 @@ def test_what_a_command_loads(
     public = {name.partition(".")[0] for name in loaded if not name.startswith("_")}
     assert public & installed() <= FEW | allowed
     # What is imported for the first picture is not there where none is drawn.
-    assert "--json" not in words or not public & {"rich", "distributed", "alembic", "scipy"}
+    assert "--json" not in words or not public & {"rich", "distributed", "scipy"}
     # The set-up compiles what a command loads: it loads it.
     kept = {name for name in loaded - set_up() if name.partition(".")[0] in installed() - {"bisect_env"}}
     assert not kept

@@ -17,6 +17,7 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.worker import HostGpus
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.matrix.grid import Combination
+from bisect_env.storage.entries import machines_of
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Machine, Outcome, TrialSpec
 from tests.cluster.test_gpu_health import ends
@@ -116,7 +117,7 @@ def test_every_trial_is_stored_with_its_machine(studies: Studies) -> None:
     with Store.open(str(studies.db), read_only=True) as store:
         study = store.study()
         assert {trial.machine for trial in store.trials(study.id)} == {HERE}
-        assert store.machines(study.id) == [HERE]
+        assert machines_of(store.trials(study.id)) == [HERE]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 from bisect_env.engine import amplify, events
 from bisect_env.errors import ExitCode
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.storage.entries import AMPLIFIED
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Perturbation
 from tests.engine.studies import Studies
@@ -53,7 +54,7 @@ def test_the_study_runs_under_what_makes_it_fail_most(studies: Studies) -> None:
     with Store.open(str(studies.db)) as store:
         study = store.study()
         assert amplify.known_perturbation(store, study.id) == TRIED[1]
-        (decision,) = [one for one in store.decisions(study.id) if one.kind == amplify.DECISION]
+        (decision,) = [one for one in store.decisions(study.id) if one.kind == AMPLIFIED]
         trials = store.trials(study.id)
     # What was measured to find it is no evidence, and fails the same way alone.
     assert decision.payload["good"]["hits"] == 0
@@ -102,7 +103,7 @@ def test_what_is_amplified_is_what_the_study_then_looks_for(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`from-bad-end` means the first failure there, not the most frequent one."""
-    from bisect_env.engine.evidence import known_target
+    from bisect_env.engine.stored import known_target
     from bisect_env.matrix.load import load_matrix
     from bisect_env.matrix.signatures import read_signature
 
@@ -131,16 +132,16 @@ def test_what_is_amplified_is_what_the_study_then_looks_for(
     )
     matrix = load_matrix(path)
     with Store.open(str(studies.db)) as store:
-        assert known_target(matrix, store, None)[1]
+        assert known_target(matrix, store, None).is_open
     # One trial after another: which one fails first is planted.
     report = studies.run(path, slots=1).report
     assert read_signature(report["target"]).frames[0] == "script.py:early"
     assert report["verdict"]["first_bad"]["level"] == "6"
     with Store.open(str(studies.db)) as store:
         study = store.study()
-        (decision,) = [one for one in store.decisions(study.id) if one.kind == amplify.DECISION]
-        target, is_open = known_target(matrix, store, study.id)
-    assert not is_open
+        (decision,) = [one for one in store.decisions(study.id) if one.kind == AMPLIFIED]
+        target = known_target(matrix, store, study.id)
+    assert not target.is_open
     shown = str(read_signature(target.signature))
     assert decision.payload["signature"] == shown == str(read_signature(report["target"]))
     assert decision.payload["base"]["hits"] == 1
@@ -154,7 +155,7 @@ def test_ends() -> None:
     down = GridAxis("down", AxisKind.VALUE, ("1", "2"), Direction.FIXED)
     either = GridAxis("either", AxisKind.VALUE, ("1", "2"), Direction.EITHER)
     alone = GridAxis("alone", AxisKind.VALUE, ("1",), Direction.UNORDERED)
-    assert amplify.ends(Grid((up, down, alone))) == ((0, 1, 0), (2, 0, 0))
-    assert amplify.ends(Grid((up, down), bad=(1, 0))) == ((0, 1), (1, 0))
-    assert amplify.ends(Grid((up, either))) is None
-    assert amplify.ends(Grid((up, either), good=(0, 0), bad=(2, 1))) == ((0, 0), (2, 1))
+    assert Grid((up, down, alone)).ends == ((0, 1, 0), (2, 0, 0))
+    assert Grid((up, down), bad=(1, 0)).ends == ((0, 1), (1, 0))
+    assert Grid((up, either)).ends is None
+    assert Grid((up, either), good=(0, 0), bad=(2, 1)).ends == ((0, 0), (2, 1))

@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta, tzinfo
 
 import pytest
 
-from bisect_env.engine import events, evidence
+from bisect_env.engine import events, specs
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage import store as store_module
+from bisect_env.storage import study_trials
 from bisect_env.storage.entries import Want
 from bisect_env.storage.store import Store
 from bisect_env.trials import run
@@ -31,7 +32,7 @@ def test_a_clock_set_back_by_an_hour_changes_nothing(
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz) - back()
 
-    for module in (evidence, run, store_module):
+    for module in (specs, run, study_trials):
         monkeypatch.setattr(module, "datetime", Clock)
     database_now = store_module.time_of_database
     monkeypatch.setattr(
@@ -42,7 +43,7 @@ def test_a_clock_set_back_by_an_hour_changes_nothing(
     told = [event.record.trial_id for event in studies.events if isinstance(event, events.TrialFinished)]
     with Store.open(str(studies.db), read_only=True) as store:
         trials = store.trials(store.study(None).id)
-        assert store.news(store.study(None).id, "somebody", after=0).claimed == {}
+        assert store.claimed(store.study(None).id, "somebody") == {}
     assert [trial.trial_id for trial in trials] == told
     assert [trial.sequence for trial in trials] == sorted(trial.sequence for trial in trials)
     assert any(b.started_at < a.started_at - timedelta(minutes=50) for a, b in itertools.pairwise(trials))
@@ -63,6 +64,6 @@ def test_a_claim_of_before_the_clock_was_set_back_lapses(
         assert store.claim(study, "me", [Want("b", one, recorded)], lease=60) == [False]
         now = store_module.time_of_database
         monkeypatch.setattr(store_module, "time_of_database", lambda session: now(session) - 3600.0)
-        assert store.news(study, "me", after=0).claimed == {}
+        assert store.claimed(study, "me") == {}
         assert store.claim(study, "me", [Want("b", one, recorded)], lease=60) == [True]
-        assert store.news(study, "you", after=0).claimed == {"me": {one: 1}}
+        assert store.claimed(study, "you") == {"me": {one: 1}}

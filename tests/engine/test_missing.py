@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bisect_env.engine.evidence import MissingModules, missing_module, package_of_module
+from bisect_env.engine.missing import MissingModules, missing_module, package_of_module
 from bisect_env.matrix.grid import Combination
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bisect_env.cli.views import as_json, describe
 from bisect_env.engine import events
-from bisect_env.engine.evidence import StudyTarget, Target
 from bisect_env.engine.locking import Prepared, group
 from bisect_env.engine.reuse import Reuse, reusable, trial_key
 from bisect_env.environments.lock import Lock
@@ -20,12 +20,13 @@ from bisect_env.report.build import report_document
 from bisect_env.report.model import Report
 from bisect_env.report.sentence import told_origins
 from bisect_env.report.text import report_text
-from bisect_env.storage.entries import Origin
+from bisect_env.storage.entries import Origin, counts_of
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
+from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome
 from tests.engine.studies import CRASH_FROM_SIX, QUICK, Studies
-from tests.storage.samples import combination, opened_study, record
+from tests.storage.samples import combination, definition, opened_study, record, record_trial
 
 
 def started(studies: Studies) -> int:
@@ -125,7 +126,7 @@ def test_what_a_trial_says_is_judged_anew(studies: Studies) -> None:
         crashed = [t for t in store.trials(first["study"]["id"]) if t.outcome is Outcome.CRASH]
     studies.run(renamed(path, change))
     with Store.open(str(studies.db), read_only=True) as store:
-        reused = {t.trial_id: t for t in store.reused(store.study("again").id)}
+        reused = {t.trial_id: t for t in store.trials(store.study("again").id) if t.reused}
     for trial in crashed:
         odd = int(trial.combination["level"]) % 2
         assert reused[trial.trial_id].evidence == (Evidence.BAD if odd else Evidence.OTHER)
@@ -204,10 +205,13 @@ class OneKey:
 
     def measured(self, outcome: Outcome, **changes: object) -> str:
         one = record("2.0", outcome, machine=Machine("x86_64"), **changes)
-        self.store.record_trial(self.old.id, one, Evidence.OTHER, trial_key="k")
+        record_trial(self.store, self.old.id, one, trial_key="k")
         return one.trial_id
 
-    def reuse(self, **target: object) -> Reuse:
+    def reuse(self, **target: Any) -> Reuse:
+        # The study goes on with this target.
+        self.new = self.store.open_study(definition("new", target=Target(**target)))
+
         class Grid:
             def combination(self, _index: object) -> object:
                 return combination("2.0")
@@ -215,10 +219,10 @@ class OneKey:
         class Planted:
             grid = Grid()
 
-        rule = Target(**target)  # type: ignore[arg-type]
-        judged = StudyTarget(rule, "", self.store, self.new.id, None)
         planted: Prepared = Planted()  # type: ignore[assignment]
-        return Reuse(self.store, self.new.id, {(0,): "k"}, planted, judged, [Machine("x86_64")])
+        trials = self.store.study_trials(self.new.id)
+        trials.look()
+        return Reuse(trials, {(0,): "k"}, planted, [Machine("x86_64")])
 
 
 @pytest.fixture
@@ -237,7 +241,7 @@ def test_all_trials_of_a_key_are_taken_whatever_they_did(one: OneKey) -> None:
         one.measured(outcome)
     taken = one.reuse().look()
     assert [trial.outcome for trial in taken] == outcomes
-    counts = one.store.counts(one.new.id)[combination("2.0")]
+    counts = counts_of(one.store.trials(one.new.id))[combination("2.0")]
     assert counts.good == outcomes.count(Outcome.PASS)
     assert counts.bad == len(outcomes) - counts.good
 
@@ -248,7 +252,10 @@ def test_what_says_nothing_is_not_taken(one: OneKey) -> None:
     one.measured(Outcome.CUDA_INIT)
     reuse = one.reuse()
     # As in a study of its own: a GPU that could not be opened once is void, twice it is a failure.
-    assert [(t.outcome, t.evidence) for t in reuse.look()] == [(Outcome.CUDA_INIT, Evidence.OTHER)]
+    assert [(t.outcome, t.evidence) for t in reuse.look()] == [
+        (Outcome.CUDA_INIT, Evidence.VOID),
+        (Outcome.CUDA_INIT, Evidence.OTHER),
+    ]
     assert reuse.look() == []
 
 

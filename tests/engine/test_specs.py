@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bisect_env.engine.evidence import trial_spec
+from bisect_env.engine.specs import trial_spec
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import load_matrix

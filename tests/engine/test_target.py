@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from bisect_env.engine import events
-from bisect_env.engine.evidence import another_problem, where_kinds_change
 from bisect_env.errors import EndsNotAsStatedError, MatrixError, NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.signatures import read_signature
@@ -19,9 +18,10 @@ from bisect_env.report.build import report_document
 from bisect_env.report.model import Report
 from bisect_env.report.text import report_text
 from bisect_env.storage.store import Store
+from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence
 from tests.engine.studies import PYTHON, QUICK, Studies
-from tests.engine.test_reuse import renamed, started
+from tests.engine.test_reuse import renamed
 from tests.engine.test_single import opened, so_many
 
 # From 3 on one failure, from 6 on the one that is looked for; at 8 now and then the other as well.
@@ -44,6 +44,12 @@ FROM_BAD_END = {"trial": "bad: {signature: from-bad-end}", "rest": REST}
 def first_bad(report: dict[str, Any]) -> str | None:
     cell = report["verdict"]["first_bad"]
     return cell["level"] if cell else None
+
+
+def known_target(store: Store, study_id: str) -> Target:
+    trials = store.study_trials(study_id)
+    trials.look()
+    return trials.target
 
 
 def evidence(studies: Studies) -> dict[str, Counter[str]]:
@@ -133,14 +139,12 @@ def test_it_is_kept_when_the_study_goes_on(studies: Studies) -> None:
     with pytest.raises(StudyInterruptedError):
         studies.run(path, stopped=twice)
     with Store.open(str(studies.db)) as store:
-        settled = store.target(store.studies()[0].id)
-    assert settled is not None
+        settled = known_target(store, store.studies()[0].id)
+    assert not settled.is_open
     report = studies.run(path).report
     assert first_bad(report) == "6"
     with Store.open(str(studies.db)) as store:
-        assert store.target(report["study"]["id"]) == settled
-        decisions = [d for d in store.decisions(report["study"]["id"]) if d.kind == "target"]
-    assert len(decisions) == 1
+        assert known_target(store, report["study"]["id"]) == settled
 
 
 @pytest.mark.integration
@@ -155,41 +159,9 @@ def test_trials_of_another_study_settle_it_without_any_new_one(studies: Studies)
     reused = next(event for event in studies.events if isinstance(event, events.Reused))
     assert reused.trials == first["trials"]
     with Store.open(str(studies.db)) as store:
-        settled = store.target(report["study"]["id"])
-        assert settled is not None
-        assert store.trial(settled[1]).study_id == first["study"]["id"]  # type: ignore[union-attr]
-
-
-@pytest.mark.integration
-def test_trials_signed_by_an_older_release_are_signed_again(
-    studies: Studies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bisect_env.trials import signature
-
-    monkeypatch.setattr(signature, "SIGNATURE_VERSION", 1)
-    studies.run(studies.matrix(TWO_FAILURES, rest=REST))
-    monkeypatch.undo()
-    studies.events.clear()
-    report = studies.run(renamed(studies.matrix(TWO_FAILURES, **FROM_BAD_END))).report
-    assert first_bad(report) == "6"
-    assert any(isinstance(event, events.Reused) for event in studies.events)
-    assert report["target"].endswith("(v2)")
-
-
-@pytest.mark.integration
-def test_a_study_of_an_older_release_goes_on_with_the_same_failure(
-    studies: Studies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bisect_env.engine import evidence
-    from bisect_env.trials import signature
-
-    path = studies.matrix(TWO_FAILURES, **FROM_BAD_END)
-    monkeypatch.setattr(signature, "SIGNATURE_VERSION", 1)
-    monkeypatch.setattr(evidence, "SIGNATURE_VERSION", 1)
-    with pytest.raises(StudyInterruptedError):
-        studies.run(path, stopped=lambda: started(studies) >= 2)
-    monkeypatch.undo()
-    assert first_bad(studies.run(path).report) == "6"
+        trials = store.trials(report["study"]["id"])
+    settled = next(t for t in trials if t.combination["level"] == "9" and t.evidence is Evidence.BAD)
+    assert settled.study_id == first["study"]["id"]
 
 
 @pytest.mark.integration
@@ -269,7 +241,7 @@ def test_trials_by_themselves_are_judged_by_the_same_target(studies: Studies) ->
         assert trials.run(one.single, so_many(2)).other == 2
     with opened(studies, path, "level=9") as (store, one, trials):
         assert trials.run(one.single, so_many(2)).bad == 2
-        assert store.target(one.study.id) is not None
+        assert not known_target(store, one.study.id).is_open
     with opened(studies, path, "level=4") as (_, one, trials):
         assert trials.run(one.single, so_many(2)).other == 2
     assert first_bad(studies.run(path).report) == "6"
@@ -310,7 +282,7 @@ def test_failures_of_two_kinds_at_the_two_ends_are_two_problems(tmp_path: Path) 
     assert "bad: {signature:" in text
     with Store.open(str(studies.db), read_only=True) as store:
         study = store.study(None)
-        assert store.target(study.id) is not None
+        assert known_target(store, study.id).signature
         said = {(int(t.combination["level"]), t.evidence) for t in store.trials(study.id)}
     assert {level for level, evidence in said if evidence is Evidence.BAD} <= {6, 7, 8, 9}
     assert {level for level, evidence in said if evidence is Evidence.OTHER} <= {0, 1, 2}
@@ -407,43 +379,10 @@ def test_what_fails_beyond_a_stated_bad_end_is_no_matter(studies: Studies) -> No
     assert (report["verdict"]["status"], first_bad(report)) == ("confirmed", "10")
 
 
-A, B = {"exit-fail:A": "exit-fail:A, at a.py:f (v2)"}, {"exit-fail:B": "exit-fail:B, at b.py:f (v2)"}
-BOTH, GOOD = {**A, **B}, dict[str, str]()
-MOVED = {"exit-fail:B": "exit-fail:B, at inside.py:g (v2)"}
-
-
-@pytest.mark.parametrize(
-    ("line", "other", "changes"),
-    [
-        ([], None, []),
-        ([GOOD, A], None, []),
-        ([B, B, GOOD, GOOD], None, []),
-        ([B, B, GOOD, A, GOOD], 3, []),
-        ([B, GOOD, GOOD, A, A, GOOD, A], 3, []),
-        ([B, GOOD, B, GOOD], None, []),
-        ([B, GOOD, A, GOOD, B], None, []),
-        ([B, GOOD, BOTH, GOOD], None, []),
-        ([B, A, GOOD, GOOD], None, [(0, 1)]),
-        ([B, B, A, A, GOOD], None, [(1, 2)]),
-        ([B, BOTH, A, GOOD], None, []),
-        ([B, A, A, B], None, [(0, 1), (2, 3)]),
-        ([B, GOOD, B, A, GOOD], None, [(2, 3)]),
-        # The failure of the end would not tell all of its own part from the rest.
-        ([B, A, GOOD, {"hang": "hang (v2)"}], None, [(0, 1)]),
-        ([B, MOVED, GOOD, A], None, []),
-    ],
-)
-def test_what_is_another_problem(
-    line: Sequence[Mapping[str, str]], other: int | None, changes: list[tuple[int, int]]
-) -> None:
-    assert another_problem(line) == other
-    assert where_kinds_change(line) == changes
-
-
 @pytest.mark.integration
 def test_one_failure_at_both_ends_is_one_problem(tmp_path: Path) -> None:
     studies = Studies(tmp_path)
     report = studies.run(studies.matrix("raise KeyError")).report
     assert report["verdict"]["status"] == "none" or report["verdict"]["kind"] == "always"
     with Store.open(str(studies.db), read_only=True) as store:
-        assert store.target(store.study(None).id) is None
+        assert not known_target(store, store.study(None).id).signature

@@ -17,7 +17,9 @@ from bisect_env.matrix.grid import Combination
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.entries import CombinationState, Study, StudyDefinition
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialRecord
+from bisect_env.trials.judge import Target
+from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord
+from tests.storage.samples import record_trial
 
 Values = Mapping[str, str]
 Axis = dict[str, Any]
@@ -90,10 +92,20 @@ def record(values: Values, lock_hash: str, outcome: Outcome, **changes: Any) -> 
     return TrialRecord(**{**plain, **changes})
 
 
+CRASHES = Target(outcomes=frozenset({Outcome.CRASH}))
+"""Any other failure is of another kind."""
+
+
 class StudyBuilder:
     """Fills a store with one study."""
 
-    def __init__(self, store: Store, axes: Sequence[Axis], name: str = "orjson_crash") -> None:
+    def __init__(
+        self,
+        store: Store,
+        axes: Sequence[Axis],
+        name: str = "orjson_crash",
+        target: Target = Target(),  # noqa: B008 - never changed
+    ) -> None:
         self.store = store
         self.axes = list(axes)
         self._number = itertools.count()
@@ -107,6 +119,7 @@ class StudyBuilder:
                 matrix_text="version: 1\n",
                 description="it crashes",
                 grid=self.axes,
+                target=target,
                 exclude_newer=datetime(2026, 11, 1, tzinfo=UTC),
                 version="0.1.0",
             )
@@ -151,16 +164,14 @@ class StudyBuilder:
             [replace(s, lock_hash=self.locks[s.lock_hash]) if s.lock_hash else s for s in states],
         )
 
-    def trials(
-        self, cell: Values, outcome: Outcome, number: int, evidence: Evidence, lock: str = "", **changes: Any
-    ) -> None:
+    def trials(self, cell: Values, outcome: Outcome, number: int, lock: str = "", **changes: Any) -> None:
         for _ in range(number):
             changes["trial_id"] = f"{next(self._number):08x}{self.study.id[:8]}"
             one = record(cell, self.locks[lock or "|".join(cell.values())], outcome, **changes)
-            assert self.store.record_trial(self.study.id, one, evidence)
+            assert record_trial(self.store, self.study.id, one)
 
     def passes(self, cell: Values, number: int) -> None:
-        self.trials(cell, Outcome.PASS, number, Evidence.GOOD)
+        self.trials(cell, Outcome.PASS, number)
 
     def crashes(self, cell: Values, number: int, **changes: Any) -> None:
         plain = {
@@ -168,7 +179,7 @@ class StudyBuilder:
             "signature": '[1,"crash:SIGSEGV","body","orjson/__init__.py:dumps","script.py:main"]',
             "stack": 'Fatal Python error: Segmentation fault\n\n  File "script.py", line 3 in main\n',
         }
-        self.trials(cell, Outcome.CRASH, number, Evidence.BAD, **{**plain, **changes})
+        self.trials(cell, Outcome.CRASH, number, **{**plain, **changes})
 
     def finished(self, document: dict[str, Any] | None, status: str = "finished") -> Study:
         self.store.finish_study(self.study.id, status, document)
@@ -195,7 +206,7 @@ def orjson_study(store: Store) -> StudyBuilder:
     study.passes(cell("3.9.11"), 15)
     study.crashes(cell("3.9.14"), 1)
     study.passes(cell("3.9.14"), 7)
-    study.trials(cell("3.9.10"), Outcome.WORKER_LOST, 1, Evidence.VOID)
+    study.trials(cell("3.9.10"), Outcome.WORKER_LOST, 1)
     return study
 
 
@@ -214,7 +225,7 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
     """
     torch = axis("torch", "2.1", "2.2", f"2.3{text}")
     axes = [torch, axis("cuml", "24.04", "24.06"), axis("mode", "plain", f"x{text}", kind="value")]
-    study = StudyBuilder(store, axes, name=f"hostile-{len(text)}")
+    study = StudyBuilder(store, axes, name=f"hostile-{len(text)}", target=CRASHES)
     first_bad = {"torch": torch["values"][2], "cuml": "24.06", "mode": "plain"}
     last_good = {**first_bad, "torch": "2.2"}
     unsolvable = {"torch": "2.1", "cuml": "24.04", "mode": "plain"}
@@ -265,10 +276,10 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
         signature=json.dumps([1, f"crash:{text}", "body", f"{text}:f"]),
         **changes,
     )
-    study.trials(first_bad, Outcome.PASS, 5, Evidence.GOOD, lock(first_bad), **{**changes, "host": "h2"})
-    study.trials(last_good, Outcome.PASS, 9, Evidence.GOOD, lock(last_good), **changes)
-    study.trials(last_good, Outcome.EXIT_FAIL, 4, Evidence.OTHER, lock(last_good), stderr=text, **changes)
-    study.trials(last_good, Outcome.WORKER_LOST, 3, Evidence.VOID, lock(last_good), detail=text, **changes)
+    study.trials(first_bad, Outcome.PASS, 5, lock(first_bad), **{**changes, "host": "h2"})
+    study.trials(last_good, Outcome.PASS, 9, lock(last_good), **changes)
+    study.trials(last_good, Outcome.EXIT_FAIL, 4, lock(last_good), stderr=text, **changes)
+    study.trials(last_good, Outcome.WORKER_LOST, 3, lock(last_good), detail=text, **changes)
     store.record_decision(study.study.id, "built", {"lock": study.locks[lock(last_good)], "seconds": 2.5})
     store.record_decision(study.study.id, "build-failed", {"lock": lock(unsolvable), "reason": f"gcc {text}"})
     changes_between = [

@@ -15,8 +15,8 @@ from bisect_env.report.build import load_report
 from bisect_env.report.junit import junit_text
 from bisect_env.report.model import Report
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence, Outcome
-from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict
+from bisect_env.trials.records import Outcome
+from tests.report.samples import CRASHES, StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict
 
 
 @pytest.fixture
@@ -74,10 +74,10 @@ def test_a_study_is_a_suite(store: Store, tmp_path: Path) -> None:
 
 
 def test_without_a_verdict_what_failed_is_a_failure(store: Store, tmp_path: Path) -> None:
-    study = StudyBuilder(store, [axis("a", "1", "2", "3", "4")])
+    study = StudyBuilder(store, [axis("a", "1", "2", "3", "4")], target=CRASHES)
     study.passes({"a": "1"}, 2)
     study.crashes({"a": "2"}, 1)
-    study.trials({"a": "3"}, Outcome.EXIT_FAIL, 2, Evidence.OTHER, stderr="other trouble")
+    study.trials({"a": "3"}, Outcome.EXIT_FAIL, 2, stderr="other trouble")
     suite = suite_of(load_report(store, study.study.id), tmp_path)
     kinds = {case.name: [type(one).__name__ for one in case.result] for case in suite}
     assert kinds == {"a=1": [], "a=2": ["Failure"], "a=3": ["Error"]}

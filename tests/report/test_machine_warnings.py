@@ -16,6 +16,8 @@ def trial(outcome: Outcome, *, gpu: str = "", host: str = "node1", detail: str =
     return StoredTrial(
         sequence=1,
         study_id="s",
+        reused=False,
+        matched=True,
         trial_id="t",
         combination=Combination.of({"a": "1"}),
         lock_hash="0" * 64,

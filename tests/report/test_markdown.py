@@ -17,6 +17,7 @@ from bisect_env.report.model import StepReport
 from bisect_env.report.untrusted import clean
 from bisect_env.storage.store import Store
 from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict
+from tests.storage.samples import signature
 
 GITHUB = MarkdownIt("gfm-like", {"html": True, "linkify": False})
 EVIL = "</details><script>x</script> ```\n# h `|` [l](http://e.example) ![i](u) @user #1 **b** ~~s~~ <b>&amp;"
@@ -101,7 +102,7 @@ def test_an_issue_can_hold_it(store: Store) -> None:
     study = StudyBuilder(store, [axis("a", *(f"{i}" for i in range(200)))])
     for kind in range(6):
         stack = "\n".join(f'  File "{kind}/{"x" * 140}.py", line {n} in f' for n in range(300))
-        study.crashes({"a": str(150 + kind)}, 3, stack=stack, signature=f"kind {kind}")
+        study.crashes({"a": str(150 + kind)}, 3, stack=stack, signature=signature(f"kind {kind}"))
         study.passes({"a": str(10 * kind)}, 5)
     text = markdown_text(load_report(store, study.study.id))
     assert len(text) < MOST

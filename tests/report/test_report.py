@@ -18,8 +18,9 @@ from bisect_env.report.text import STACK_LINES, print_report, report_text, stack
 from bisect_env.report.words import ROWS, rows
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence, Outcome
-from tests.report.samples import StudyBuilder, axis, orjson_study, orjson_verdict, rate, verdict
+from bisect_env.trials.records import Outcome
+from tests.report.samples import CRASHES, StudyBuilder, axis, orjson_study, orjson_verdict, rate, verdict
+from tests.storage.samples import signature
 
 
 @pytest.fixture
@@ -128,8 +129,8 @@ def test_combinations_with_one_environment_share_their_trials(store: Store) -> N
         store, [axis("day", "1", "2", "3", kind="date"), axis("threads", "1", "8", kind="value")]
     )
     study.fill(lock_of=lambda cell: "same" if cell["day"] in "12" else "other")
-    study.trials({"day": "1", "threads": "8"}, Outcome.CRASH, 3, Evidence.BAD, "same")
-    study.trials({"day": "1", "threads": "8"}, Outcome.PASS, 1, Evidence.GOOD, "same")
+    study.trials({"day": "1", "threads": "8"}, Outcome.CRASH, 3, "same")
+    study.trials({"day": "1", "threads": "8"}, Outcome.PASS, 1, "same")
     report = load_report(store, study.study.id)
     shared = row(report, day="2", threads="8")
     assert (shared.bad, shared.good, shared.same_as) == (3, 1, {"day": "1", "threads": "8"})
@@ -178,13 +179,13 @@ def test_what_a_verdict_says_of_a_combination(
 
 
 def test_frequent_other_failures_and_spoilt_trials_are_warned_about(store: Store) -> None:
-    study = StudyBuilder(store, [axis("a", "1", "2", "3")])
+    study = StudyBuilder(store, [axis("a", "1", "2", "3")], target=CRASHES)
     study.passes({"a": "1"}, 10)
-    study.trials({"a": "1"}, Outcome.EXIT_FAIL, 5, Evidence.OTHER)
-    study.trials({"a": "1"}, Outcome.IMPORT_ERROR, 1, Evidence.OTHER)
+    study.trials({"a": "1"}, Outcome.EXIT_FAIL, 5)
+    study.trials({"a": "1"}, Outcome.IMPORT_ERROR, 1)
     study.passes({"a": "2"}, 50)
-    study.trials({"a": "2"}, Outcome.EXIT_FAIL, 3, Evidence.OTHER)
-    study.trials({"a": "3"}, Outcome.HOST_OOM, 9, Evidence.VOID)
+    study.trials({"a": "2"}, Outcome.EXIT_FAIL, 3)
+    study.trials({"a": "3"}, Outcome.HOST_OOM, 9)
     report = load_report(store, study.study.id)
     assert report.warnings == (
         (
@@ -197,9 +198,9 @@ def test_frequent_other_failures_and_spoilt_trials_are_warned_about(store: Store
 
 
 def test_bad_failures_come_before_more_frequent_other_ones(store: Store) -> None:
-    study = StudyBuilder(store, [axis("a", "1", "2")])
+    study = StudyBuilder(store, [axis("a", "1", "2")], target=CRASHES)
     for kind in range(6):
-        study.trials({"a": "1"}, Outcome.EXIT_FAIL, 4, Evidence.OTHER, signature=f"other {kind}")
+        study.trials({"a": "1"}, Outcome.EXIT_FAIL, 4, signature=signature(f"other {kind}"))
     study.crashes({"a": "2"}, 2)
     report = load_report(store, study.study.id)
     assert [failure.evidence for failure in report.failures] == ["bad"] + ["other"] * 4
@@ -208,7 +209,7 @@ def test_bad_failures_come_before_more_frequent_other_ones(store: Store) -> None
 def test_a_failure_without_a_stack_shows_the_end_of_its_output(store: Store) -> None:
     study = StudyBuilder(store, [axis("a", "1", "2")])
     lines = "\n".join(f"line {i}" for i in range(100))
-    study.trials({"a": "2"}, Outcome.EXIT_FAIL, 1, Evidence.BAD, stderr=lines, stack="", signature="")
+    study.trials({"a": "2"}, Outcome.EXIT_FAIL, 1, stderr=lines, stack="", signature="")
     (failure,) = load_report(store, study.study.id).failures
     assert failure.stack.splitlines() == [f"line {i}" for i in range(85, 100)]
 
@@ -303,7 +304,7 @@ def test_untrusted_text_reaches_no_terminal(store: Store) -> None:
     bad, good = {axes[0]["name"]: axes[0]["values"][1]}, {axes[0]["name"]: "1"}
     study.fill(lambda cell: ("unsolvable", evil) if cell == good else ("solvable", ""))
     study.crashes(bad, 3, stack=f"{evil}\n{evil}", detail=evil, signature=json.dumps([1, evil, evil, evil]))
-    study.trials(bad, Outcome.EXIT_FAIL, 3, Evidence.OTHER, detail=evil)
+    study.trials(bad, Outcome.EXIT_FAIL, 3, detail=evil)
     study.finished(verdict(axes, bad, good, reason=evil, status="likely"))
     report = load_report(store, study.study.id)
     plain = report_text(report)
@@ -438,7 +439,7 @@ def test_a_row_stands_for_what_one_reads_in_it(store: Store) -> None:
 def test_trials_of_equal_environments_count_once_in_a_row(store: Store) -> None:
     study = StudyBuilder(store, [axis("day", *map(str, range(1, 8)), kind="date")])
     study.fill(lock_of=lambda cell: "same")
-    study.trials({"day": "1"}, Outcome.PASS, 6, Evidence.GOOD, "same")
+    study.trials({"day": "1"}, Outcome.PASS, 6, "same")
     (only,) = rows(load_report(store, study.study.id)).shown
     assert (only.values["day"], only.counted, len(only.members)) == ("1 … 7", 6, 7)
 

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import text
 from sqlmodel import select
 
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.errors import UsageError
-from bisect_env.storage.entries import CombinationState, EvidenceCounts, StudyStatus, Want
+from bisect_env.matrix.signatures import FROM_BAD_END
+from bisect_env.storage.entries import (
+    CombinationState,
+    EvidenceCounts,
+    StudyStatus,
+    Want,
+    counts_of,
+    environments_of,
+    failures_of,
+    machines_of,
+)
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA, BlobRow
+from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome
 from tests.storage.samples import (
     combination,
@@ -27,6 +38,8 @@ from tests.storage.samples import (
     lock,
     opened_study,
     record,
+    record_trial,
+    signature,
     states,
     whole_record,
 )
@@ -160,9 +173,9 @@ class StoreContract:
             lambda: store.save_combinations(study.id, [unlocked]),
             lambda: store.save_combinations(study.id, [CombinationState(combination("1.0"), "fine")]),
             lambda: store.set_combination(study.id, combination("9.9"), "unbuildable", ""),
-            lambda: store.record_trial(study.id, record("9.9"), Evidence.GOOD),
-            lambda: store.record_trial("0" * 32, record(), Evidence.GOOD),
-            lambda: store.record_trial(study.id, record(lock_hash="f" * 64), Evidence.GOOD),
+            lambda: record_trial(store, study.id, record("9.9")),
+            lambda: record_trial(store, "0" * 32, record()),
+            lambda: record_trial(store, study.id, record(lock_hash="f" * 64)),
             lambda: store.record_decision("0" * 32, "ask", {}),
         ]
         for call in calls:
@@ -176,24 +189,24 @@ class StoreContract:
     def test_a_trial_comes_back_whole(self, store: Store, reopen: Reopen) -> None:
         study = opened_study(store)
         given = whole_record()
-        assert store.record_trial(study.id, given, Evidence.BAD) is True
+        assert record_trial(store, study.id, given) is True
         found = reopen().trial(given.trial_id)
         assert found is not None
         assert found.record == given
-        assert (found.study_id, found.evidence) == (study.id, Evidence.BAD)
+        assert (found.study_id, store.evidence(found)) == (study.id, Evidence.BAD)
         assert store.trial("gone") is None
 
     def test_texts_that_databases_refuse_do_not_lose_a_trial(self, store: Store) -> None:
         study = opened_study(store)
-        given = record(detail="a\0b\udcff", host="h\0", worker="\udc80", signature="\0", gpu="\ud800")
-        assert store.record_trial(study.id, given, Evidence.GOOD)
+        given = record(detail="a\0b\udcff", host="h\0", worker="\udc80", gpu="\ud800")
+        assert record_trial(store, study.id, given)
         (found,) = store.trials(study.id)
         assert (found.detail, found.host, found.worker) == ("a\ufffdb?", "h\ufffd", "?")
 
     def test_other_time_zones_mean_the_same_moment(self, store: Store) -> None:
         study = opened_study(store)
         given = record(started_at=datetime(2026, 3, 1, 1, 0, tzinfo=timezone(timedelta(hours=5, minutes=30))))
-        store.record_trial(study.id, given, Evidence.GOOD)
+        record_trial(store, study.id, given)
         (found,) = store.trials(study.id)
         assert found.started_at == given.started_at
         assert found.started_at.utcoffset() == timedelta(0)
@@ -201,9 +214,9 @@ class StoreContract:
     def test_a_trial_is_stored_once_and_never_changes(self, store: Store, reopen: Reopen) -> None:
         study = opened_study(store)
         given = whole_record()
-        assert store.record_trial(study.id, given, Evidence.BAD)
+        assert record_trial(store, study.id, given)
         changed = dataclasses.replace(given, outcome=Outcome.PASS, stdout="")
-        assert reopen().record_trial(study.id, changed, Evidence.GOOD) is False
+        assert record_trial(reopen(), study.id, changed) is False
         (light,) = store.trials(study.id)
         assert (light.outcome, light.evidence) == (Outcome.CRASH, Evidence.BAD)
         found = store.trial(given.trial_id)
@@ -215,50 +228,94 @@ class StoreContract:
         other = opened_study(store, "another")
         given = [record(started_at=datetime(2026, 1, 28 - i, tzinfo=UTC)) for i in range(5)]
         for one in given:
-            store.record_trial(study.id, one, Evidence.GOOD)
-            store.record_trial(other.id, record(), Evidence.GOOD)
+            record_trial(store, study.id, one)
+            record_trial(store, other.id, record())
         assert [trial.trial_id for trial in store.trials(study.id)] == [one.trial_id for one in given]
         assert len(store.trials(other.id)) == 5
 
     def test_counts_failures_and_environments(self, store: Store) -> None:
         study = opened_study(store)
         other = opened_study(store, "another")
+        hang, crash, skip = signature("hang"), signature("crash:SIGSEGV", "a:b"), signature("cuda-oom")
         plan = [
-            *[("1.0", Outcome.PASS, Evidence.GOOD, "")] * 7,
-            *[("2.0", Outcome.PASS, Evidence.GOOD, "")] * 2,
-            *[("2.0", Outcome.HANG, Evidence.BAD, "hang")] * 1,
-            *[("2.0", Outcome.CRASH, Evidence.BAD, "segv")] * 4,
-            *[("2.0", Outcome.EXIT_FAIL, Evidence.OTHER, "exit")] * 3,
-            *[("1.0", Outcome.WORKER_LOST, Evidence.VOID, "")] * 2,
-            *[("1.0", Outcome.SKIP, Evidence.SKIP, "")] * 1,
+            *[("1.0", Outcome.PASS, "")] * 7,
+            *[("2.0", Outcome.PASS, "")] * 2,
+            *[("2.0", Outcome.HANG, hang)] * 1,
+            *[("2.0", Outcome.CRASH, crash)] * 4,
+            *[("2.0", Outcome.CUDA_OOM, skip)] * 3,
+            *[("1.0", Outcome.WORKER_LOST, "")] * 2,
+            *[("1.0", Outcome.SKIP, "")] * 1,
         ]
         ids: dict[str, list[str]] = {}
-        for version, outcome, evidence, signature in plan:
-            one = record(version, outcome, signature=signature)
-            store.record_trial(study.id, one, evidence)
-            ids.setdefault(signature, []).append(one.trial_id)
-        store.record_trial(other.id, record("1.0", Outcome.CRASH), Evidence.BAD)
-        counts = store.counts(study.id)
+        for version, outcome, signed in plan:
+            one = record(version, outcome, signature=signed)
+            record_trial(store, study.id, one)
+            ids.setdefault(signed, []).append(one.trial_id)
+        record_trial(store, other.id, record("1.0", Outcome.CRASH))
+        trials = store.trials(study.id)
+        counts = counts_of(trials)
         assert set(counts) == {combination("1.0"), combination("2.0")}
-        one, two = counts[combination("1.0")], counts[combination("2.0")]
-        assert (one.good, one.bad, one.other, one.void, one.skip, one.counted) == (7, 0, 0, 2, 1, 7)
-        assert (two.good, two.bad, two.other, two.void, two.skip, two.counted) == (2, 5, 3, 0, 0, 7)
+        first, two = counts[combination("1.0")], counts[combination("2.0")]
+        assert [first.of(evidence) for evidence in Evidence] == [7, 0, 0, 1, 2]
+        assert [two.of(evidence) for evidence in Evidence] == [2, 5, 3, 0, 0]
+        assert (first.counted, two.counted) == (7, 7)
         assert two.by_outcome[(Evidence.BAD, Outcome.CRASH)] == 4
-        found = [(f.signature, f.outcome, f.evidence, f.trials, f.trial_id) for f in store.failures(study.id)]
+        found = [(f.signature, f.outcome, f.evidence, f.trials, f.trial_id) for f in failures_of(trials)]
         assert found == [
-            ("segv", Outcome.CRASH, Evidence.BAD, 4, ids["segv"][0]),
-            ("exit", Outcome.EXIT_FAIL, Evidence.OTHER, 3, ids["exit"][0]),
-            ("hang", Outcome.HANG, Evidence.BAD, 1, ids["hang"][0]),
+            (crash, Outcome.CRASH, Evidence.BAD, 4, ids[crash][0]),
+            (skip, Outcome.CUDA_OOM, Evidence.OTHER, 3, ids[skip][0]),
+            (hang, Outcome.HANG, Evidence.BAD, 1, ids[hang][0]),
         ]
-        assert store.environments(study.id) == 2
-        assert store.environments(other.id) == 1
-        assert store.counts("0" * 32) == {}
+        assert environments_of(trials) == 2
+        assert environments_of(store.trials(other.id)) == 1
         assert EvidenceCounts().counted == 0
 
-    def test_an_environment_where_every_trial_was_spoilt_does_not_count(self, store: Store) -> None:
+    def test_an_environment_where_every_trial_is_void_does_not_count(self, store: Store) -> None:
         study = opened_study(store)
-        store.record_trial(study.id, record("1.0", Outcome.WORKER_LOST), Evidence.VOID)
-        assert store.environments(study.id) == 0
+        record_trial(store, study.id, record("1.0", Outcome.WORKER_LOST))
+        assert environments_of(store.trials(study.id)) == 0
+
+    # -- evidence, and which failure a study is about -----------------------------------------------------
+
+    def written(self, store: Store, study_id: str) -> list[tuple[str, str]]:
+        """What SQL users see: trial and evidence, in order."""
+        query = text("SELECT trial_sequence, evidence FROM study_trials WHERE study_id = :study ORDER BY id")
+        with store.reading() as session:
+            rows = session.connection().execute(query, {"study": study_id}).all()
+            names = dict(session.connection().execute(text("SELECT sequence, trial_id FROM trials")).all())
+        return [(names[sequence], evidence) for sequence, evidence in rows]
+
+    def test_the_target_follows_from_the_trials(self, store: Store, reopen: Reopen) -> None:
+        """Whatever is told first, a trial means what the failure of the bad end says it means."""
+        settings = {"ends": {"good": {"orjson": "1.0"}, "bad": {"orjson": "2.0"}}}
+        study = opened_study(store, settings=settings, target=Target(signature=FROM_BAD_END))
+        meant, another = signature("crash:SIGSEGV", "a:b"), signature("exit-fail:KeyError", "c:d")
+        middle = record("1.0", Outcome.CRASH, signature=meant)
+        record_trial(store, study.id, middle)
+        record_trial(store, study.id, record("1.0", Outcome.EXIT_FAIL, signature=another))
+        assert [trial.evidence for trial in store.trials(study.id)] == ["other", "other"]
+        # Another command sees the failure of the bad end; what was stored before means something else now.
+        record_trial(reopen(), study.id, record("2.0", Outcome.CRASH, signature=meant))
+        trials = store.trials(study.id)
+        assert [trial.evidence for trial in trials] == ["bad", "other", "bad"]
+        assert self.written(store, study.id) == [(t.trial_id, str(t.evidence)) for t in trials]
+        # A command that knew nothing of that records what it means by now.
+        record_trial(store, study.id, record("1.0", Outcome.EXIT_FAIL, signature=another))
+        assert self.written(store, study.id)[-1][1] == "other"
+        found = store.trial(middle.trial_id)
+        assert found is not None
+        assert store.evidence(found) == "bad"
+
+    def test_only_the_first_failure_to_initialise_cuda_is_void(self, store: Store) -> None:
+        study = opened_study(store, target=Target(outcomes=frozenset({Outcome.CUDA_INIT})))
+        # A worker that was lost says nothing about CUDA.
+        record_trial(store, study.id, record("2.0", Outcome.WORKER_LOST))
+        for _ in range(3):
+            record_trial(store, study.id, record("2.0", Outcome.CUDA_INIT))
+        record_trial(store, study.id, record("1.0", Outcome.CUDA_INIT))
+        evidence = [str(trial.evidence) for trial in store.trials(study.id)]
+        assert evidence == ["void", "void", "bad", "bad", "void"]
+        assert [said for _, said in self.written(store, study.id)] == evidence
 
     # -- decisions and concurrency -------------------------------------------------------------------------
 
@@ -276,22 +333,23 @@ class StoreContract:
         writer = reopen()
         with store.snapshot():
             assert store.trials(study.id) == []
-            assert writer.record_trial(study.id, record(), Evidence.GOOD)
+            assert record_trial(writer, study.id, record())
             with store.snapshot():
                 assert store.trials(study.id) == []
             assert store.trials(study.id) == []
-            assert store.counts(study.id) == {}
+            assert counts_of(store.trials(study.id)) == {}
         assert len(store.trials(study.id)) == 1
 
     def test_threads_share_a_store(self, store: Store) -> None:
         study = opened_study(store)
-        same = record()
+        same, seeds = record(), itertools.count()
         new: list[bool] = []
 
         def write() -> None:
+            mine = dataclasses.replace(same, hash_seed=next(seeds))
             for _ in range(10):
-                assert store.record_trial(study.id, record(), Evidence.GOOD)
-                new.append(store.record_trial(study.id, same, Evidence.GOOD))
+                assert record_trial(store, study.id, record())
+                new.append(record_trial(store, study.id, mine))
 
         threads = [threading.Thread(target=write) for _ in range(4)]
         for thread in threads:
@@ -343,9 +401,14 @@ class StoreContract:
         store.set_combination(study.id, combination("1.0"), "unbuildable", f"{url} says no")
         logged = f"fetching {url} with Authorization: Bearer hunter2\n"
         given = record(
-            lock_hash=made.content_hash, detail=url, signature=url, stdout=logged, stderr=logged, stack=logged
+            lock_hash=made.content_hash,
+            detail=url,
+            signature=signature(url),
+            stdout=logged,
+            stderr=logged,
+            stack=logged,
         )
-        store.record_trial(study.id, given, Evidence.OTHER)
+        record_trial(store, study.id, given)
         store.record_decision(study.id, "ask", {"why": [url]})
         store.finish_study(study.id, "failed", {"reason": url})
         found = store.trial(given.trial_id)
@@ -367,17 +430,17 @@ class StoreContract:
         other = reopen()
         # Believes that nobody is there: somebody was faster.
         assert other.claim(study.id, "you", [Want("c", two, 0)], lease=60) == [False]
-        news = other.news(study.id, "you", after=0)
-        assert (news.trials, news.claimed) == ([], {"me": {two: 2}})
+        assert (other.trials(study.id), other.claimed(study.id, "you")) == ([], {"me": {two: 2}})
         assert other.claim(study.id, "you", [Want("c", two, 2), Want("d", one, 0)], lease=60) == [True, True]
-        assert store.news(study.id, "me", after=0).claimed == {"you": {two: 1, one: 1}}
+        assert store.claimed(study.id, "me") == {"you": {two: 1, one: 1}}
         # Recording ends a claim; what was claimed is then what is recorded.
-        assert other.record_trial(study.id, record("2.0", trial_id="c"), Evidence.GOOD)
-        news = store.news(study.id, "me", after=0)
-        assert ([t.trial_id for t in news.trials], news.claimed) == (["c"], {"you": {one: 1}})
+        assert record_trial(other, study.id, record("2.0", trial_id="c"))
+        trials = store.study_trials(study.id)
+        assert [trial.trial_id for trial in trials.look()] == ["c"]
+        assert store.claimed(study.id, "me") == {"you": {one: 1}}
         assert store.claim(study.id, "me", [Want("e", two, 2)], lease=60) == [False]
         assert store.claim(study.id, "me", [Want("e", two, 3)], lease=60) == [True]
-        assert store.news(study.id, "me", after=news.trials[-1].sequence).trials == []
+        assert trials.look() == []
 
     def test_the_lease_of_the_dead_lapses(self, store: Store, reopen: Reopen) -> None:
         study = opened_study(store)
@@ -386,26 +449,26 @@ class StoreContract:
         store.claim(study.id, "alive", [Want("b", two, 0)], lease=60)
         time.sleep(0.05)
         other = reopen()
-        assert other.news(study.id, "you", after=0).claimed == {"alive": {two: 1}}
+        assert other.claimed(study.id, "you") == {"alive": {two: 1}}
         assert other.claim(study.id, "you", [Want("c", two, 1)], lease=60) == [True]
         # It was only slow: its result counts all the same.
-        assert store.record_trial(study.id, record("2.0", trial_id="a"), Evidence.BAD)
-        assert store.counts(study.id)[two].bad == 1
+        assert record_trial(store, study.id, record("2.0", trial_id="a"))
+        assert counts_of(store.trials(study.id))[two].good == 1
 
     def test_claims_are_renewed_and_released(self, store: Store, reopen: Reopen) -> None:
         study = opened_study(store)
         two = combination("2.0")
         store.claim(study.id, "me", [Want("a", two, 0), Want("b", two, 1)], lease=0.0)
         time.sleep(0.05)
-        assert reopen().news(study.id, "you", after=0).claimed == {}
-        store.record_trial(study.id, record("2.0", trial_id="b"), Evidence.GOOD)
+        assert reopen().claimed(study.id, "you") == {}
+        record_trial(store, study.id, record("2.0", trial_id="b"))
         store.renew(study.id, "me", {"a": two, "b": two}, lease=60)
-        assert reopen().news(study.id, "you", after=0).claimed == {"me": {two: 1}}
+        assert reopen().claimed(study.id, "you") == {"me": {two: 1}}
         store.release("me", ["gone"])
         store.release("you")
-        assert reopen().news(study.id, "you", after=0).claimed == {"me": {two: 1}}
+        assert reopen().claimed(study.id, "you") == {"me": {two: 1}}
         store.release("me", ["a"])
-        assert reopen().news(study.id, "you", after=0).claimed == {}
+        assert reopen().claimed(study.id, "you") == {}
 
     def test_claims_of_many_at_once_are_won_once(self, store: Store, reopen: Reopen) -> None:
         study = opened_study(store)
@@ -433,18 +496,21 @@ class StoreContract:
         study = opened_study(store)
         two = combination("2.0")
         for _ in range(3):
-            store.record_trial(study.id, record("2.0"), Evidence.GOOD)
-        last = store.news(study.id, "me", after=0).last
-        mine = record("2.0")
-        store.record_trial(study.id, mine, Evidence.GOOD)
-        assert store.claim(study.id, "me", [Want("a", two, 1)], lease=60, after=last) == [True]
-        # Of what was recorded since, and is not known, somebody else has to tell.
-        reopen().record_trial(study.id, theirs := record("2.0"), Evidence.BAD)
-        assert store.claim(study.id, "me", [Want("b", two, 2)], lease=60, after=last) == [False]
-        news = store.news(study.id, "me", after=last, known={mine.trial_id})
-        assert [trial.trial_id for trial in news.trials] == [theirs.trial_id]
-        assert news.last == store.trials(study.id)[-1].sequence
-        assert store.claim(study.id, "me", [Want("b", two, 1)], lease=60, after=news.last) == [True]
+            record_trial(store, study.id, record("2.0"))
+        mine = store.study_trials(study.id)
+        mine.look()
+        assert mine.last == store.trials(study.id)[-1].sequence
+        mine.record([(record("2.0"), "")])
+        assert store.claim(study.id, "me", [Want("a", two, 0)], lease=60, after=mine.last) == [True]
+        # A trial that another command recorded since is not known here.
+        record_trial(reopen(), study.id, theirs := record("2.0"))
+        assert store.claim(study.id, "me", [Want("b", two, 1)], lease=60, after=mine.last) == [False]
+        assert [trial.trial_id for trial in mine.look()] == [theirs.trial_id]
+        assert store.claim(study.id, "me", [Want("b", two, 1)], lease=60, after=mine.last) == [True]
+        # What comes while this command records is told with it.
+        record_trial(reopen(), study.id, more := record("1.0"))
+        own = record("2.0")
+        assert [trial.trial_id for trial in mine.record([(own, "")])] == [more.trial_id, own.trial_id]
 
     def test_trials_of_a_batch_are_those_of_one_after_another(self, store: Store) -> None:
         batch, single = opened_study(store), opened_study(store, digest="e" * 64)
@@ -454,13 +520,14 @@ class StoreContract:
                 [("2.0", "same", ""), ("1.0", "same", "same"), ("2.0", "", ""), ("1.0", "x" * 50_000, "y")]
             )
         ]
-        judged = [(one, Evidence.GOOD, str(i)) for i, one in enumerate(given)]
-        assert store.record_trials(batch.id, [*judged[:2]]) == 2
+        keyed = [(one, str(i)) for i, one in enumerate(given)]
+        trials = store.study_trials(batch.id)
+        assert len(trials.record([*keyed[:2]])) == 2
         # What is there already stays, and its neighbours are stored all the same.
-        assert store.record_trials(batch.id, judged) == 2
-        for one, evidence, key in judged:
+        assert len(trials.record(keyed)) == 2
+        for one, key in keyed:
             other = dataclasses.replace(one, trial_id="f" + one.trial_id[1:])
-            assert store.record_trial(single.id, other, evidence, trial_key=key)
+            assert record_trial(store, single.id, other, trial_key=key)
         for one, twin in zip(store.trials(batch.id), store.trials(single.id), strict=True):
             alike = {"trial_id": "", "study_id": "", "sequence": 0, "recorded_at": one.recorded_at}
             assert dataclasses.replace(one, **alike) == dataclasses.replace(twin, **alike)
@@ -468,45 +535,6 @@ class StoreContract:
         whole = store.trial(given[3].trial_id)
         assert whole is not None
         assert (whole.record.stdout, whole.record.stderr) == ("x" * 50_000, "y")
-
-    def test_a_batch_takes_as_many_statements_as_one_trial(self, store: Store) -> None:
-        study = opened_study(store)
-        two = combination("2.0")
-        heard: list[str] = []
-
-        def cost(trials: int) -> list[int]:
-            """Statements that claim, renew and record so many, in three transactions."""
-            news = store.news(study.id, "me", after=0)
-            wants = [Want(uuid.uuid4().hex, two, i) for i in range(trials)]
-            steps = [
-                lambda: store.claim(
-                    study.id, "me", wants, lease=60, decision=("ask", {"n": trials}), after=news.last
-                ),
-                lambda: store.renew(study.id, "me", {want.trial_id: two for want in wants}, lease=60),
-                lambda: store.record_trials(
-                    study.id,
-                    [
-                        (record("2.0", trial_id=want.trial_id, stdout=want.trial_id), Evidence.GOOD, "")
-                        for want in wants
-                    ],
-                ),
-            ]
-            found = []
-            for step in steps:
-                heard.clear()
-                step()
-                assert heard.count("commit") == 1
-                found.append(len(heard))
-            assert len(store.trials(study.id)) == len(news.trials) + trials
-            return found
-
-        event.listen(store.database.engine, "before_cursor_execute", lambda *_: heard.append("statement"))
-        event.listen(store.database.engine, "commit", lambda *_: heard.append("commit"))
-        cost(1)  # finds out where the combination stands
-        one = cost(1)
-        assert cost(64) == one
-        assert cost(300) == one
-        assert cost(1) == one
 
     def test_a_decision_is_stored_with_the_claims_it_led_to(self, store: Store) -> None:
         study = opened_study(store)
@@ -547,50 +575,51 @@ class StoreContract:
         old, new = opened_study(store), opened_study(store, "another")
         here, there = Machine("x86_64", "H100", "570.1"), Machine("x86_64", "A100", "570.1")
         plan = [
-            *[(Outcome.PASS, Evidence.GOOD, "k", here)] * 3,
-            (Outcome.CRASH, Evidence.BAD, "k", here),
-            (Outcome.CRASH, Evidence.BAD, "k", there),
-            (Outcome.CRASH, Evidence.BAD, "other", here),
-            (Outcome.PASS, Evidence.GOOD, "", here),
+            *[(Outcome.PASS, "k", here)] * 3,
+            (Outcome.CRASH, "k", here),
+            (Outcome.WORKER_LOST, "k", here),
+            (Outcome.CRASH, "k", there),
+            (Outcome.CRASH, "other", here),
+            (Outcome.PASS, "", here),
         ]
-        for outcome, evidence, key, machine in plan:
-            one = record("2.0", outcome, machine=machine, signature="s" if evidence == "bad" else "")
-            store.record_trial(old.id, one, evidence, trial_key=key)
-        found = store.measured(new.id, ["k", "unknown", ""], [here], logs=False)
-        assert [light.evidence for light, _ in found["k"]] == ["good", "good", "good", "bad"]
-        assert set(found) == {"k"}
-        assert all(light.machine == here and whole is None for light, whole in found["k"])
-        assert store.measured(old.id, ["k"], [here], logs=False) == {}
-        chosen = [(light.trial_id, combination("2.0"), light.evidence) for light, _ in found["k"]]
-        assert store.reuse(new.id, chosen) == 4
-        assert reopen().reuse(new.id, chosen) == 0
-        assert store.measured(new.id, ["k"], [here], logs=True) == {}
-        counts = store.counts(new.id)[combination("2.0")]
+        for outcome, key, machine in plan:
+            signed = signature("crash:SIGSEGV") if outcome is Outcome.CRASH else ""
+            record_trial(
+                store, old.id, record("2.0", outcome, machine=machine, signature=signed), trial_key=key
+            )
+        two = combination("2.0")
+        trials = store.study_trials(new.id)
+        taken = trials.reuse({"k": two, "unknown": combination("1.0")}, [here])
+        assert [trial.evidence for trial in taken] == ["good", "good", "good", "bad"]
+        assert all(trial.machine == here and trial.reused and trial.study_id == old.id for trial in taken)
+        assert trials.reuse({"k": two}, [here]) == []
+        assert reopen().study_trials(new.id).reuse({"k": two}, [here]) == []
+        assert store.study_trials(old.id).reuse({"k": two}, [here]) == []
+        known = reopen().trials(new.id)
+        assert known == taken
+        counts = counts_of(known)[two]
         assert (counts.good, counts.bad) == (3, 1)
-        assert store.trials(new.id) == []
-        assert [trial.study_id for trial in store.reused(new.id)] == [old.id] * 4
-        (group,) = store.failures(new.id)
-        assert (group.trials, group.signature) == (1, "s")
-        assert store.environments(new.id) == 1
+        (group,) = failures_of(known)
+        assert (group.trials, group.signature) == (1, signature("crash:SIGSEGV"))
+        assert environments_of(known) == 1
         (origin,) = store.origins(new.id)
         assert (origin.study_id, origin.user, origin.host, origin.trials) == (old.id, "somebody", "here", 4)
-        assert store.machines(old.id) == [there, here]
-        assert store.machines(new.id) == []
+        assert machines_of(store.trials(old.id)) == [there, here]
+        assert machines_of(known) == []
         # In the study that measured them they count once, as before.
-        assert store.counts(old.id)[combination("2.0")].counted == 7
+        assert counts_of(store.trials(old.id))[two].counted == 7
 
     def test_what_a_trial_said_elsewhere_may_mean_something_else_here(self, store: Store) -> None:
-        old, new = opened_study(store), opened_study(store, "another")
-        one = record("2.0", Outcome.CRASH, machine=Machine("x86_64"), stderr="boom")
-        store.record_trial(old.id, one, Evidence.BAD, trial_key="k")
-        found = store.measured(new.id, ["k"], [Machine("x86_64")], logs=True)
-        ((light, whole),) = found["k"]
-        assert whole is not None
-        assert whole.record.stderr == "boom"
-        store.reuse(new.id, [(light.trial_id, combination("1.0"), Evidence.OTHER)])
-        (reused,) = store.reused(new.id)
-        assert (reused.evidence, reused.combination) == (Evidence.OTHER, combination("1.0"))
-        assert store.counts(new.id)[combination("1.0")].other == 1
+        old = opened_study(store)
+        new = opened_study(store, "another", target=Target(output=("^boom$",)))
+        here = Machine("x86_64")
+        for text_ in ("boom", "crack"):
+            one = record("2.0", Outcome.CRASH, machine=here, stderr=text_)
+            record_trial(store, old.id, one, trial_key="k")
+        store.study_trials(new.id).reuse({"k": combination("1.0")}, [here])
+        said = [(trial.evidence, trial.combination) for trial in store.trials(new.id)]
+        assert said == [(Evidence.BAD, combination("1.0")), (Evidence.OTHER, combination("1.0"))]
+        assert [trial.evidence for trial in store.trials(old.id)] == ["bad", "bad"]
 
     def test_a_fresh_study_begins_anew(self, store: Store) -> None:
         first = store.open_study(definition())
@@ -607,7 +636,7 @@ class StoreContract:
         study = opened_study(store)
         first, second = record(stdout="same"), record(stdout="same", stderr="more")
         for one in (first, second):
-            store.record_trial(study.id, one, Evidence.GOOD)
+            record_trial(store, study.id, one)
         assert reopen().artefacts(first.trial_id) == {"stdout": b"same"}
         assert store.artefacts(second.trial_id) == {"stderr": b"more", "stdout": b"same"}
         with store.reading() as session:
@@ -619,25 +648,25 @@ class StoreContract:
         study, open_one = opened_study(store), opened_study(store, "open")
         chance = random.Random(7)
 
-        def add(version: str, evidence: Evidence, signature: str = "", where: str = "") -> str:
-            outcome = Outcome.PASS if evidence is Evidence.GOOD else Outcome.CRASH
+        def add(version: str, outcome: Outcome, where: str = "") -> str:
             text = chance.randbytes(20_000).hex()
-            one = record(version, outcome, signature=signature, stdout=text, stderr="always the same")
-            store.record_trial(where or study.id, one, evidence)
+            signed = "" if outcome is Outcome.PASS else signature(str(outcome))
+            one = record(version, outcome, signature=signed, stdout=text, stderr="always the same")
+            record_trial(store, where or study.id, one)
             return one.trial_id
 
         cited = {
-            add("1.0", Evidence.GOOD),
-            add("2.0", Evidence.BAD, "segv"),
-            add("2.0", Evidence.OTHER, "import"),
+            add("1.0", Outcome.PASS),
+            add("2.0", Outcome.CRASH),
+            add("2.0", Outcome.CUDA_OOM),
         }
-        others = {add("2.0", Evidence.BAD, "segv") for _ in range(4)}
-        others |= {add("1.0", Evidence.GOOD) for _ in range(4)}
-        others |= {add("2.0", Evidence.BAD, "segv", open_one.id)}
+        others = {add("2.0", Outcome.CRASH) for _ in range(4)}
+        others |= {add("1.0", Outcome.PASS) for _ in range(4)}
+        others |= {add("2.0", Outcome.CRASH, open_one.id)}
         verdict = {"status": "confirmed", "first_bad": {"orjson": "2.0"}, "last_good": {"orjson": "1.0"}}
         store.finish_study(study.id, "finished", verdict)
         assert not store.logs_beyond_limit()
-        counts = store.counts(study.id)
+        counts = counts_of(store.trials(study.id))
         dry = store.collect(0, dry=True)
         assert dry.before > 0
         assert store.collect(dry.before, dry=True).logs == 0
@@ -650,7 +679,7 @@ class StoreContract:
             assert found.collected == (trial_id in others)
             assert bool(found.record.stdout) == (trial_id in cited)
             assert found.record.stderr == "always the same"
-        assert store.counts(study.id) == counts
+        assert counts_of(store.trials(study.id)) == counts
         assert store.logs_beyond_limit()
         assert store.collect().limit == 0
 
@@ -658,7 +687,7 @@ class StoreContract:
         study = opened_study(store)
         given = [record(stdout=random.Random(i).randbytes(5000).hex()) for i in range(6)]
         for one in given:
-            store.record_trial(study.id, one, Evidence.GOOD)
+            record_trial(store, study.id, one)
         before = store.collect(dry=True).before
         store.collect(before // 2 + 500)
         kept = [bool(found.record.stdout) for one in given if (found := store.trial(one.trial_id))]

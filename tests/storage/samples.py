@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
+import weakref
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.signatures import SIGNATURE_VERSION, SignatureParts
 from bisect_env.storage.entries import CombinationState, Study, StudyDefinition
 from bisect_env.storage.store import Store
+from bisect_env.storage.study_trials import StudyTrials
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
 
 VERSIONS = ("1.0", "1.1", "2.0")
@@ -91,9 +95,28 @@ def states() -> list[CombinationState]:
     ]
 
 
-def opened_study(store: Store, name: str = "orjson", digest: str = "d" * 64) -> Study:
+def opened_study(store: Store, name: str = "orjson", digest: str = "d" * 64, **changes: Any) -> Study:
     """A study with its locks and combinations stored."""
-    study = store.open_study(definition(name, digest))
+    study = store.open_study(definition(name, digest, **changes))
     store.save_locks(study.id, [lock("1.0"), lock("2.0")])
     store.save_combinations(study.id, states())
     return study
+
+
+def signature(kind: str, *frames: str) -> str:
+    """A signature as it is stored."""
+    return SignatureParts(SIGNATURE_VERSION, kind, "body", frames).stored()
+
+
+_KNOWN: weakref.WeakKeyDictionary[Store, dict[tuple[str, int], StudyTrials]] = weakref.WeakKeyDictionary()
+
+
+def record_trial(store: Store, study_id: str, one: TrialRecord, trial_key: str = "") -> bool:
+    """Record a trial, as a command that goes on does it; whether it is there now as it was given."""
+    trials = _KNOWN.setdefault(store, {})
+    mine = (study_id, threading.get_ident())
+    if mine not in trials:
+        trials[mine] = store.study_trials(study_id)
+        trials[mine].look()
+    news = trials[mine].record([(one, trial_key)])
+    return any((trial.trial_id, trial.hash_seed) == (one.trial_id, one.hash_seed) for trial in news)

@@ -26,10 +26,19 @@ from bisect_env.report import formats
 from bisect_env.report.build import load_report
 from bisect_env.storage import maintenance, transfer
 from bisect_env.storage.backend import open_database
+from bisect_env.storage.entries import AMPLIFIED
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
-from bisect_env.trials.records import Evidence
-from tests.storage.samples import definition, lock, opened_study, record, whole_record
+from bisect_env.trials.records import UNKNOWN_MACHINE
+from tests.storage.samples import (
+    combination,
+    definition,
+    lock,
+    opened_study,
+    record,
+    record_trial,
+    whole_record,
+)
 
 RATE = {"hits": 1, "trials": 1, "rate": 1.0, "low": 0.05, "high": 1.0}
 VERDICT: dict[str, Any] = {
@@ -59,13 +68,13 @@ VERDICT: dict[str, Any] = {
 def fill(path: Path) -> str:
     with Store.open(str(path)) as store:
         study = opened_study(store)
-        store.record_trial(study.id, whole_record(), Evidence.BAD)
-        store.record_trial(study.id, record("1.0"), Evidence.GOOD)
-        store.settle_target(study.id, whole_record().signature, "")
+        record_trial(store, study.id, whole_record(), trial_key="k")
+        record_trial(store, study.id, record("1.0"))
+        store.record_decision(study.id, AMPLIFIED, {"perturbation": {}, "signature": ""})
         store.record_decision(study.id, "built", {"lock": lock("2.0").content_hash, "seconds": 1.5})
         other = opened_study(store, digest="e" * 64)
-        (trial, *_) = store.trials(study.id)
-        store.reuse(other.id, [(trial.trial_id, trial.combination, Evidence.BAD)])
+        store.study_trials(other.id).reuse({"k": combination("2.0")}, [UNKNOWN_MACHINE])
+        assert len(store.trials(other.id)) == 1
         store.finish_study(study.id, "finished", VERDICT)
         return study.id
 
@@ -76,7 +85,6 @@ def look_at(store: Store, study_id: str) -> None:
         report = load_report(store, study.id)
         for form in ("text", "md", "json", "junit"):
             formats.formatted(report, form)
-        store.reused(study.id)
         for state in store.combinations(study.id):
             if state.lock_hash:
                 store.lock(state.lock_hash)
@@ -227,7 +235,7 @@ NAMED = {
     "packages": 100,
     "combinations": 20,
     "trials": 200,
-    "reused": 20,
+    "study_trials": 20,
     "decisions": 40,
     "blobs": 40,
     "artefacts": 0,
@@ -275,25 +283,6 @@ def test_a_schema_that_is_no_text_is_damage(original: tuple[Path, str], tmp_path
     (tmp_path / "again.sqlite").write_bytes(damaged)
     with pytest.raises(StorageError, match="damaged"):
         use(tmp_path / "again.sqlite", study_id, tmp_path / "copy.sqlite")
-
-
-def test_a_trial_that_was_taken_for_a_combination_that_is_gone_is_named(
-    original: tuple[Path, str], tmp_path: Path
-) -> None:
-    path, study_id = original
-    damaged, copy = tmp_path / "damaged.sqlite", tmp_path / "copy.sqlite"
-    damaged.write_bytes(path.read_bytes())
-    unused = (
-        "SELECT id FROM combinations WHERE study_id = ? AND id NOT IN (SELECT combination_id FROM trials)"
-    )
-    changed(damaged, f"UPDATE reused SET combination_id = ({unused} LIMIT 1)", study_id)
-    changed(
-        damaged,
-        "UPDATE combinations SET key = ? WHERE id IN (SELECT combination_id FROM reused)",
-        '[["orjson","9.0"]]',
-    )
-    merged = transfer.merge_databases(str(copy), str(damaged))
-    assert any("which its study does not have" in text for text in merged.damaged)
 
 
 def test_documents_with_parts_that_are_wrong_end_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
@@ -369,11 +358,10 @@ def test_a_changed_lock_is_used_by_nobody(
         store.lock(lock("2.0").content_hash)
     with Store.open(str(copy)) as store:
         mine = opened_study(store, name="mine")
-    for merge in (transfer.merge_databases, lambda db, file: transfer.import_file(db, Path(file))):
-        merged = merge(str(copy), str(path))
-        assert merged.new_studies == 0
-        assert len(merged.damaged) == 2
-        assert all(text.startswith("lock ") for text in merged.damaged)
+    merged = transfer.merge_databases(str(copy), str(path))
+    assert merged.new_studies == 0
+    assert len(merged.damaged) == 2
+    assert all(text.startswith("lock ") for text in merged.damaged)
     with Store.open(str(copy), read_only=True) as store:
         assert [study.id for study in store.studies()] == [mine.id]
         assert store.lock(lock("2.0").content_hash) == lock("2.0")
@@ -430,9 +418,8 @@ def test_a_lock_that_grows_while_it_is_read_is_none() -> None:
 
 
 @pytest.mark.parametrize("states", ["small", "true"])
-@pytest.mark.parametrize("where", ["row", "file"])
 def test_a_log_that_unpacks_to_gigabytes_is_given_up(
-    original: tuple[Path, str], tmp_path: Path, states: str, where: str
+    original: tuple[Path, str], tmp_path: Path, states: str
 ) -> None:
     path = tmp_path / "results.sqlite"
     path.write_bytes(original[0].read_bytes())
@@ -446,39 +433,17 @@ def test_a_log_that_unpacks_to_gigabytes_is_given_up(
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute(
             "INSERT INTO blobs VALUES (?, ?, ?, 0, ?)",
-            [digest, 1000 if states == "small" else size, len(packed), packed if where == "row" else None],
+            [digest, 1000 if states == "small" else size, len(packed), packed],
         )
         connection.execute("UPDATE artefacts SET content_hash = ?", [digest])
         (trial_id,) = connection.execute("SELECT trial_id FROM trials ORDER BY sequence").fetchone()
         connection.commit()
-    if where == "file":
-        beside = Path(f"{path}.artefacts") / digest[:2]
-        beside.mkdir(parents=True)
-        (beside / f"{digest[2:]}.z").write_bytes(packed)
     import resource
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match="stored log"):
         store.trial(trial_id)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB
-
-
-def test_a_log_is_a_file_of_its_own_and_no_link(original: tuple[Path, str], tmp_path: Path) -> None:
-    path, secret = tmp_path / "results.sqlite", tmp_path / "secret"
-    path.write_bytes(original[0].read_bytes())
-    content = b"the owner's secret" * 10
-    secret.write_bytes(zlib.compress(content))
-    digest = hashlib.sha256(content).hexdigest()
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("INSERT INTO blobs VALUES (?, ?, 9, 0, NULL)", [digest, len(content)])
-        connection.execute("UPDATE artefacts SET content_hash = ?", [digest])
-        (trial_id,) = connection.execute("SELECT trial_id FROM trials ORDER BY sequence").fetchone()
-        connection.commit()
-    beside = Path(f"{path}.artefacts") / digest[:2]
-    beside.mkdir(parents=True)
-    (beside / f"{digest[2:]}.z").symlink_to(secret)
-    with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match="no regular file"):
-        store.trial(trial_id)
 
 
 def test_a_matrix_that_is_not_there_is_looked_for_where_the_study_was_begun(

@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 
 from bisect_env.errors import StorageError, UsageError
+from bisect_env.matrix.signatures import FROM_BAD_END
 from bisect_env.storage import maintenance, transfer
+from bisect_env.storage.entries import counts_of
+from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence, Machine, Outcome
+from bisect_env.trials.judge import Target
+from bisect_env.trials.records import Machine, Outcome
 from tests.storage.postgres_server import Server
-from tests.storage.samples import combination, opened_study, record, whole_record
+from tests.storage.samples import combination, opened_study, record, record_trial, signature, whole_record
 from tests.storage.test_sqlite_store import noise
 
 POSTGRES = pytest.param("postgresql", marks=pytest.mark.integration)
@@ -34,11 +38,11 @@ def fill(reference: str) -> tuple[str, str]:
     """Two studies, of which the second reuses trials of the first; a large log, and a small one."""
     with Store.open(reference) as store:
         first, second = opened_study(store, "first"), opened_study(store, "second")
-        store.record_trial(first.id, whole_record(), Evidence.BAD)
+        record_trial(store, first.id, whole_record())
         one = record("1.0", stdout=noise(1), machine=Machine("x86_64", "H100", "570.1"))
-        store.record_trial(first.id, one, Evidence.GOOD, trial_key="k")
-        store.record_trial(second.id, record("2.0", Outcome.CRASH, signature="s"), Evidence.BAD)
-        store.reuse(second.id, [(one.trial_id, combination("1.0"), Evidence.GOOD)])
+        record_trial(store, first.id, one, trial_key="k")
+        record_trial(store, second.id, record("2.0", Outcome.CRASH, signature=signature("crash:SIGSEGV")))
+        store.study_trials(second.id).reuse({"k": combination("1.0")}, [one.machine])
         store.set_combination(first.id, combination("1.1"), "unbuildable", "no compiler")
         store.record_decision(first.id, "ask", {"n": 1})
         store.claim(first.id, "me", [], lease=60)
@@ -62,8 +66,6 @@ def content(reference: str) -> dict[str, Any]:
                 "trials": [told(trial) for trial in trials],
                 "whole": [store.trial(trial.trial_id) for trial in trials],
                 "artefacts": [store.artefacts(trial.trial_id) for trial in trials],
-                "reused": [told(trial) for trial in store.reused(study.id)],
-                "counts": store.counts(study.id),
                 "decisions": store.decisions(study.id),
                 "origins": store.origins(study.id),
                 "locks": [store.lock(trial.lock_hash) for trial in trials],
@@ -81,10 +83,10 @@ def test_what_was_exported_and_imported_is_the_same(db: str, tmp_path: Path) -> 
     assert [p.name for p in tmp_path.iterdir() if "export" in p.name] == [file.name]
     assert content(str(file)) == content(db)
     assert maintenance.problems(str(file))[1] == []
-    assert transfer.import_file(str(other), file).new_trials == 3
+    assert transfer.merge_databases(str(other), str(file)).new_trials == 3
     assert content(str(other)) == content(db)
     before = file.read_bytes()
-    again = transfer.import_file(str(other), file)
+    again = transfer.merge_databases(str(other), str(file))
     assert (again.trials, again.new_trials, again.new_studies) == (3, 0, 0)
     assert content(str(other)) == content(db)
     assert file.read_bytes() == before
@@ -104,22 +106,41 @@ def test_studies_that_went_on_in_two_places_get_the_trials_of_both(db: str, tmp_
     first, _ = fill(db)
     other = str(tmp_path / "other.sqlite")
     transfer.merge_databases(other, db)
-    for reference, evidence in ((db, Evidence.GOOD), (other, Evidence.BAD)):
+    for reference, outcome in ((db, Outcome.PASS), (other, Outcome.CRASH)):
         with Store.open(reference) as store:
             for _ in range(3):
-                store.record_trial(first, record("2.0"), evidence)
+                record_trial(store, first, record("2.0", outcome))
     with Store.open(other) as store:
         store.set_combination(first, combination("2.0"), "set-aside", "enough")
         store.finish_study(first, "finished", {"status": "likely"})
     transfer.merge_databases(db, other)
     transfer.merge_databases(other, db)
     with Store.open(db) as store:
-        counts = store.counts(first)[combination("2.0")]
+        counts = counts_of(store.trials(first))[combination("2.0")]
         assert (counts.good, counts.bad) == (3, 4)
         assert store.study(first).verdict == {"status": "likely"}
         assert store.combinations(first)[2].status == "set-aside"
     with Store.open(other) as store:
-        assert store.counts(first)[combination("2.0")] == counts
+        assert counts_of(store.trials(first))[combination("2.0")] == counts
+
+
+def test_a_failure_that_only_the_copy_showed_is_the_target_of_both(db: str, tmp_path: Path) -> None:
+    copy, meant = str(tmp_path / "copy.sqlite"), signature("crash:SIGSEGV", "a:b")
+    another = signature("exit-fail:KeyError", "c:d")
+    with Store.open(db) as store:
+        settings = {"ends": {"good": {"orjson": "1.0"}, "bad": {"orjson": "2.0"}}}
+        study = opened_study(store, settings=settings, target=Target(signature=FROM_BAD_END)).id
+    transfer.merge_databases(copy, db)
+    with Store.open(db) as store:
+        record_trial(store, study, record("1.0", Outcome.CRASH, signature=meant))
+        record_trial(store, study, record("1.0", Outcome.EXIT_FAIL, signature=another))
+    with Store.open(copy) as store:
+        record_trial(store, study, record("2.0", Outcome.CRASH, signature=meant))
+    transfer.merge_databases(db, copy)
+    with Store.open(db) as store:
+        assert [trial.evidence for trial in store.trials(study)] == ["bad", "other", "bad"]
+    with ask(db, "SELECT evidence FROM v_trials ORDER BY recorded_at") as (_, rows):
+        assert [row[0] for row in rows] == ["bad", "other", "bad"]
 
 
 def test_one_study_comes_with_those_whose_trials_it_reuses(db: str, tmp_path: Path) -> None:
@@ -179,9 +200,9 @@ def test_what_cannot_be_exchanged(db: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no directory"):
         transfer.export(db, tmp_path / "gone" / "x.sqlite")
     with pytest.raises(StorageError, match="is not a SQLite database"):
-        transfer.import_file(db, exists)
+        transfer.merge_databases(db, str(exists))
     with pytest.raises(StorageError, match="no results in"):
-        transfer.import_file(db, tmp_path / "nowhere.sqlite")
+        transfer.merge_databases(db, str(tmp_path / "nowhere.sqlite"))
     with pytest.raises(UsageError, match="into itself"):
         transfer.merge_databases(db, db)
 
@@ -193,7 +214,7 @@ def test_writers_go_on_while_a_database_is_merged(db: str, tmp_path: Path) -> No
     transfer.merge_databases(source, db)
     with Store.open(source) as store:
         for _ in range(400):
-            store.record_trial(first, record("2.0"), Evidence.GOOD)
+            record_trial(store, first, record("2.0"))
     written: list[str] = []
     with Store.open(db) as writer:
         stop = threading.Event()
@@ -201,7 +222,7 @@ def test_writers_go_on_while_a_database_is_merged(db: str, tmp_path: Path) -> No
         def write() -> None:
             while not stop.is_set():
                 one = record("1.0")
-                assert writer.record_trial(second, one, Evidence.GOOD)
+                assert record_trial(writer, second, one)
                 written.append(one.trial_id)
 
         thread = threading.Thread(target=write)

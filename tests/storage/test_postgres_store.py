@@ -11,10 +11,9 @@ from sqlalchemy.engine import make_url
 from bisect_env.errors import BisectEnvError, StorageError, UsageError
 from bisect_env.storage import backend, postgres
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence
 from tests.storage.contract import Reopen, StoreContract
 from tests.storage.postgres_server import PASSWORD, Server
-from tests.storage.samples import combination, definition, opened_study, record
+from tests.storage.samples import combination, definition, opened_study, record, record_trial
 
 pytestmark = pytest.mark.integration
 
@@ -103,7 +102,7 @@ def test_a_read_only_store_cannot_write(reopen: Reopen, postgres_url: str) -> No
     with Store.open(postgres_url, read_only=True) as reader:
         for write in (
             lambda: reader.open_study(definition("another")),
-            lambda: reader.record_trial(study.id, record(), Evidence.GOOD),
+            lambda: record_trial(reader, study.id, record()),
             lambda: reader.set_combination(study.id, combination("1.0"), "unbuildable", "no"),
         ):
             with pytest.raises(StorageError, match="cannot be written"):
@@ -135,7 +134,7 @@ def test_a_reader_neither_waits_nor_makes_others_wait(reopen: Reopen, postgres_u
     with Store.open(postgres_url, read_only=True) as reader, reader.snapshot():
         assert reader.trials(study.id) == []
         for _ in range(20):
-            store.record_trial(study.id, record(), Evidence.GOOD)
+            record_trial(store, study.id, record())
         with store.database.engine.begin() as held:
             held.exec_driver_sql("UPDATE studies SET description = 'half-written'")
             assert reader.study(study.id).definition == definition()
@@ -166,7 +165,7 @@ def test_a_server_that_was_restarted_is_found_again(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'bisect-env' "
         f"AND datname = '{name_of(postgres_url)}'"
     )
-    assert store.record_trial(study.id, record(), Evidence.GOOD)
+    assert record_trial(store, study.id, record())
 
 
 def test_a_connection_that_breaks_while_writing_leaves_nothing_half_done(
@@ -184,16 +183,16 @@ def test_a_connection_that_breaks_while_writing_leaves_nothing_half_done(
     with monkeypatch.context() as patch:
         patch.setattr("bisect_env.storage.rows.artefacts_of", cut)
         with pytest.raises((StorageError, psycopg.Error), match="was shut down"):
-            store.record_trial(study.id, record(), Evidence.GOOD)
+            record_trial(store, study.id, record())
     assert store.trials(study.id) == []
-    assert store.record_trial(study.id, record(), Evidence.GOOD)
+    assert record_trial(store, study.id, record())
 
 
 def test_who_may_only_insert_changes_nothing_that_is_there(postgres: Server, postgres_url: str) -> None:
     name = name_of(postgres_url)
     with Store.open(postgres_url) as store:
         study = opened_study(store)
-        store.record_trial(study.id, record(), Evidence.GOOD)
+        record_trial(store, study.id, record())
     postgres.run(
         f"CREATE ROLE i{name} LOGIN PASSWORD 'inserter'",
         f"GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO i{name}",
@@ -208,7 +207,7 @@ def test_who_may_only_insert_changes_nothing_that_is_there(postgres: Server, pos
                 lambda: store.open_study(definition()),
                 lambda: store.finish_study(study.id, "finished", {"status": "confirmed"}),
                 lambda: store.set_combination(study.id, combination("1.0"), "unbuildable", "no"),
-                lambda: store.record_trial(study.id, record("1.0"), Evidence.BAD),
+                lambda: record_trial(store, study.id, record("1.0")),
             ):
                 with pytest.raises(StorageError, match="may not be accessed by this user"):
                     change()

@@ -13,8 +13,7 @@ import pytest
 
 from bisect_env.storage import maintenance
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence
-from tests.storage.samples import opened_study, record
+from tests.storage.samples import opened_study, record, record_trial
 from tests.storage.writer import LOG_SIZE
 
 PATIENCE = 100.0
@@ -119,7 +118,7 @@ def kill_writers(path: Path, kills: int) -> None:
             # What was in flight may have been committed before its acknowledgement.
             assert len(stored) <= len(acknowledged) + number + 1
             after = f"after-{number}"
-            assert store.record_trial(study_id, record(trial_id=after), Evidence.GOOD)
+            assert record_trial(store, study_id, record(trial_id=after))
             acknowledged.append(after)
     with Store.open(str(path)) as store:
         # Every trial is whole: its logs are there, those that lie beside the database as well.

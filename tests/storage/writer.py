@@ -13,11 +13,11 @@ import uuid
 from typing import Final
 
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence, Outcome
-from tests.storage.samples import record
+from bisect_env.trials.records import Outcome
+from tests.storage.samples import record, record_trial
 
 LOG_SIZE: Final = 48_000
-"""Characters of each log: too many for the table, so that it becomes a file beside a SQLite database."""
+"""Characters of each log."""
 
 
 def main(path: str, study_id: str, number: int, shared: int) -> None:
@@ -25,8 +25,9 @@ def main(path: str, study_id: str, number: int, shared: int) -> None:
         os.write(1, b"ready\n")
         for i in range(number) if number else itertools.count():
             trial_id = f"shared-{i}" if i < shared else uuid.uuid4().hex
-            one = record("2.0", Outcome.CRASH, trial_id=trial_id, stderr=os.urandom(LOG_SIZE // 2).hex())
-            if store.record_trial(study_id, one, Evidence.BAD):
+            log = os.urandom(LOG_SIZE // 2).hex()
+            one = record("2.0", Outcome.CRASH, trial_id=trial_id, stderr=log, hash_seed=os.getpid())
+            if record_trial(store, study_id, one):
                 os.write(1, f"{trial_id}\n".encode())
             store.record_decision(study_id, "ask", {"after": i})
 

@@ -22,12 +22,12 @@ import pytest
 
 from bisect_env.errors import UsageError
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence, Machine, Outcome
+from bisect_env.trials.records import Machine, Outcome
 from bisect_env.web.pages import QUESTIONS
 from bisect_env.web.serve import listening
 from tests.elsewhere import other_host
 from tests.storage.conftest import postgres, postgres_url
-from tests.storage.samples import opened_study, record
+from tests.storage.samples import opened_study, record, record_trial
 
 __all__ = ["postgres", "postgres_url"]
 
@@ -51,8 +51,8 @@ def fill(reference: str) -> tuple[str, str]:
             host=HOSTILE,
             machine=Machine("x86_64", "NVIDIA H100", "570.1"),
         )
-        store.record_trial(study.id, crash, Evidence.BAD)
-        store.record_trial(study.id, record("1.0"), Evidence.GOOD)
+        record_trial(store, study.id, crash)
+        record_trial(store, study.id, record("1.0"))
         verdict = {"status": "confirmed", "probability": 0.97, "first_bad": {"orjson": "2.0"}}
         store.finish_study(study.id, "finished", verdict)
         return study.id, crash.trial_id
@@ -255,7 +255,7 @@ def test_what_is_recorded_meanwhile_is_seen_and_writers_do_not_wait(
             (answer,) = json.loads(get(f"{address}results.json?{urllib.parse.urlencode(question)}")[1])
             assert answer["n"] == 2 + number
             # Half a second is all that it would wait for a reader who held a lock.
-            assert store.record_trial(study_id, record(), Evidence.GOOD)
+            assert record_trial(store, study_id, record())
 
 
 def test_a_port_that_is_taken() -> None:

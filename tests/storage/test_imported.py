@@ -1,17 +1,16 @@
-"""On each back end: which failure a study is about is settled once; what a trial imported is kept."""
+"""On each back end: what a trial imported is kept."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence, Outcome
-from tests.storage.samples import opened_study, record
+from bisect_env.trials.records import Outcome
+from tests.storage.samples import opened_study, record, record_trial
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
@@ -22,32 +21,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def test_nothing_is_settled_at_first(store: Store) -> None:
-    study = opened_study(store)
-    assert store.target(study.id) is None
-
-
-def test_of_many_commands_the_first_settles_it(store: Store) -> None:
-    study = opened_study(store)
-
-    def settle(number: int) -> tuple[str, str]:
-        return store.settle_target(study.id, f'[2,"crash:{number}","body"]', str(number))
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(settle, range(16)))
-    assert len(set(answers)) == 1
-    assert store.target(study.id) == answers[0]
-    assert store.settle_target(study.id, "another", "x") == answers[0]
-    assert [decision.kind for decision in store.decisions(study.id)].count("target") == 1
-
-
 def test_what_a_trial_imported_is_kept_and_equal_ones_are_stored_once(store: Store) -> None:
     study = opened_study(store)
     imported = {"python": "3.11.7", "torch": "2.4.0+cu121", "n\u00e9": "1"}
     trials = [record("2.0", Outcome.PASS, imported=imported) for _ in range(3)]
     trials.append(record("2.0", Outcome.PASS))
     for one in trials:
-        store.record_trial(study.id, one, Evidence.GOOD)
+        record_trial(store, study.id, one)
     found = [store.trial(one.trial_id) for one in trials]
     assert [whole.record.imported for whole in found if whole] == [imported, imported, imported, {}]
     assert [whole.record == one for whole, one in zip(found, trials, strict=True) if whole] == [True] * 4

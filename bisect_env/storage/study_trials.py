@@ -1,0 +1,325 @@
+"""The trials of one study as one process knows them: read, judged and recorded.
+
+A study has trials of its own and, with `reuse`, trials that other studies measured. Their facts never change.
+What they are evidence of is computed here, whenever they are read (`trials/judge.py`); the column `evidence`
+repeats it for questions in SQL and is written in the same transaction as the trials on which it depends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import bindparam, insert
+from sqlalchemy import select as select_columns
+from sqlalchemy import update as update_rows
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import Session, col, select
+
+from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid
+from bisect_env.matrix.signatures import read_signature
+from bisect_env.storage import blobs, rows
+from bisect_env.storage.entries import AMPLIFIED, StoredTrial, Study
+from bisect_env.storage.tables import METADATA, CombinationRow, DecisionRow, MemberRow, StudyRow, TrialRow
+from bisect_env.trials.judge import VOID, Judge, Places, Target, output_matches
+from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
+
+if TYPE_CHECKING:
+    from bisect_env.storage.store import Store
+
+_TRIALS, _MEMBERS = METADATA.tables["trials"], METADATA.tables["study_trials"]
+_NAMED = select_columns(_TRIALS.c.trial_id, _TRIALS.c.sequence).where(
+    _TRIALS.c.trial_id.in_(bindparam("ids", expanding=True))
+)
+_JUDGED = update_rows(_MEMBERS).where(_MEMBERS.c.id == bindparam("member")).values(evidence=bindparam("said"))
+_NEVER_REUSED = VOID | {Outcome.NOT_RUNNABLE}
+"""Outcomes that are a matter of the host on which they were seen."""
+
+
+class StudyTrials:
+    """The trials of one study, its own and those that it reuses, in the order in which it got them.
+
+    Used by one thread.
+
+    Args:
+        store: Where the study is.
+        study_id: Which one.
+
+    Attributes:
+        judge: Has been told every trial up to `last`.
+        last: Number of the last trial of the study that is known here.
+
+    Raises:
+        ValueError: There is no such study.
+    """
+
+    def __init__(self, store: Store, study_id: str) -> None:
+        self._store = store
+        self._study_id = study_id
+        self._incomplete: set[str] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        with self._store.reading() as session:
+            self.judge = Judge(*_question(session, self._study_id))
+        self.last = 0
+        self._known: list[StoredTrial] = []
+
+    @property
+    def target(self) -> Target:
+        """The failure that the study is about, as far as the known trials show it."""
+        return self.judge.target
+
+    def look(self) -> list[StoredTrial]:
+        """Return the trials that are not known yet, in order, with their evidence by now."""
+        with self._store.reading() as session:
+            return self._with_evidence(self._catch_up(session))
+
+    def everything(self) -> list[StoredTrial]:
+        """Return all trials that are known, in order, with their evidence by now."""
+        return self._with_evidence(self._known)
+
+    def record(self, trials: Sequence[tuple[TrialRecord, str]]) -> list[StoredTrial]:
+        """Store trials, all or none, and end their claims; when this returns, they are there for good.
+
+        A trial whose id is stored already stays as it is.
+
+        Args:
+            trials: The record of each, and its key: what makes trials of other studies the same measurement,
+                "" if nothing does.
+
+        Returns:
+            The trials that were not known before, those of other commands included, in order.
+
+        Raises:
+            ValueError: The study does not have a combination, or a lock is not stored.
+        """
+        if not trials:
+            return []
+        named = {"ids": [record.trial_id for record, _ in trials]}
+        try:
+            with self._store.writing() as session:
+                news = self._catch_up(session)
+                before = self.target
+                connection = session.connection()
+                stored = set(connection.execute(_NAMED, named).scalars())
+                new = [one for one in trials if one[0].trial_id not in stored]
+                self._insert(session, new)
+                self._store.end_claims(session, named["ids"])
+                return self._admitted(session, news, before)
+        except IntegrityError as error:
+            self._begin()
+            raise ValueError("a trial names a lock that is not stored") from error
+        except BaseException:
+            self._begin()
+            raise
+
+    def _insert(self, session: Session, new: Sequence[tuple[TrialRecord, str]]) -> None:
+        if not new:
+            return
+        connection = session.connection()
+        now, rule = datetime.now(UTC), self.judge.rule
+        values = [rows.trial_values(self._study_id, record, key, now) for record, key in new]
+        connection.execute(insert(_TRIALS), values)
+        found = connection.execute(_NAMED, {"ids": [record.trial_id for record, _ in new]})
+        sequences = {row.trial_id: row.sequence for row in found}
+        records = [record for record, _ in new]
+        places = self._store.combination_ids(session, self._study_id, [r.combination for r in records])
+        members = [
+            self._member(
+                sequences[record.trial_id], place, matched=output_matches(record, rule), reused=False
+            )
+            for record, place in zip(records, places, strict=True)
+        ]
+        connection.execute(insert(_MEMBERS), members)
+        _keep_artefacts(session, records, sequences)
+
+    def _member(self, sequence: int, place: int, *, matched: bool, reused: bool) -> dict[str, Any]:
+        return {
+            "study_id": self._study_id,
+            "trial_sequence": sequence,
+            "combination_id": place,
+            "reused": reused,
+            "matched": matched,
+            # Known once the judge was told all that stands before it; until then nobody else sees the row.
+            "evidence": str(Evidence.VOID),
+        }
+
+    # -- trials of other studies -----------------------------------------------------------------------------
+
+    def reuse(self, keys: Mapping[str, Combination], machines: Collection[Machine]) -> list[StoredTrial]:
+        """Take trials that other studies recorded under the same keys on the same machines.
+
+        Of a key all trials are taken or none: where the logs that decide what some trial means here were
+        collected, no trial of that key is. Failures of the infrastructure are left out.
+
+        Args:
+            keys: Key to the combination of this study that it stands for.
+            machines: Classes of machines on which they must have run.
+
+        Returns:
+            As `record`; empty when nothing was taken.
+        """
+        with self._store.reading() as session:
+            if not any(self._measured(session, key, machines) for key in keys):
+                return []
+        with self._store.writing() as session:
+            news, before = self._catch_up(session), self.target
+            combinations = [*keys.values()]
+            places = self._store.combination_ids(session, self._study_id, combinations)
+            members = [
+                self._member(sequence, place, matched=matched, reused=True)
+                for key, place in zip(keys, places, strict=True)
+                for sequence, matched in self._measured(session, key, machines)
+            ]
+            if members:
+                session.connection().execute(insert(_MEMBERS), members)
+            return self._admitted(session, news, before)
+
+    def _measured(self, session: Session, key: str, machines: Collection[Machine]) -> list[tuple[int, bool]]:
+        """Return number and output match of the trials of other studies that have a key."""
+        if not key or key in self._incomplete:
+            return []
+        known = select(MemberRow.trial_sequence).where(MemberRow.study_id == self._study_id)
+        query = (
+            select(TrialRow)
+            .where(TrialRow.trial_key == key, TrialRow.study_id != self._study_id)
+            .where(col(TrialRow.sequence).not_in(known))
+            .order_by(col(TrialRow.sequence))
+        )
+        found: list[tuple[int, bool]] = []
+        for row in session.exec(query):
+            if Machine(row.cpu, row.gpu_model, row.driver) not in machines or row.outcome in _NEVER_REUSED:
+                continue
+            assert row.sequence is not None
+            matched = True
+            if self.judge.rule.output:
+                whole = self._store.trial(row.trial_id)
+                if whole is None or whole.collected:
+                    self._incomplete.add(key)
+                    return []
+                matched = output_matches(whole.record, self.judge.rule)
+            found.append((row.sequence, matched))
+        return found
+
+    # -- what both have in common ----------------------------------------------------------------------------
+
+    def admit(self, session: Session, members: Sequence[Mapping[str, Any]]) -> None:
+        """Add trials that are stored already, in a writing session of the caller.
+
+        Args:
+            session: Of a writer.
+            members: `trial_sequence`, `combination_id`, `reused` and `matched` of each.
+        """
+        news, before = self._catch_up(session), self.target
+        rows_ = [{**one, "study_id": self._study_id, "evidence": str(Evidence.VOID)} for one in members]
+        if rows_:
+            session.connection().execute(insert(_MEMBERS), rows_)
+        self._admitted(session, news, before)
+
+    def _catch_up(self, session: Session) -> list[StoredTrial]:
+        query = (
+            select(MemberRow, TrialRow, CombinationRow.key)
+            .join(TrialRow, col(TrialRow.sequence) == col(MemberRow.trial_sequence))
+            .join(CombinationRow, col(CombinationRow.id) == col(MemberRow.combination_id))
+            .where(MemberRow.study_id == self._study_id, col(MemberRow.id) > self.last)
+            .order_by(col(MemberRow.id))
+        )
+        found = [rows.stored_trial(member, row, key) for member, row, key in session.exec(query)]
+        for trial in found:
+            self.judge.tell(trial, matched=trial.matched)
+        if found:
+            self.last = found[-1].sequence
+        self._known += found
+        return found
+
+    def _admitted(self, session: Session, news: list[StoredTrial], before: Target) -> list[StoredTrial]:
+        """Judge what was inserted, and everything else if the target has changed; return all news."""
+        session.flush()
+        own = self._with_evidence(self._catch_up(session))
+        changed = own if self.target == before else self.everything()
+        said = [{"member": trial.sequence, "said": str(trial.evidence)} for trial in changed]
+        if said:
+            session.connection().execute(_JUDGED, said)
+        return [*self._with_evidence(news), *own]
+
+    def _with_evidence(self, trials: Sequence[StoredTrial]) -> list[StoredTrial]:
+        return [trial.judged(self.judge.evidence(trial, matched=trial.matched)) for trial in trials]
+
+
+def _keep_artefacts(session: Session, records: Sequence[TrialRecord], sequences: Mapping[str, int]) -> None:
+    left = {record.trial_id: found for record in records if (found := rows.artefacts_of(record))}
+    if not left:
+        return
+    contents = [content for found in left.values() for content in found.values()]
+    digests = iter(blobs.put(session, contents))
+    session.connection().execute(
+        insert(METADATA.tables["artefacts"]),
+        [
+            {"trial_sequence": sequences[trial_id], "name": name, "content_hash": next(digests)}
+            for trial_id, found in left.items()
+            for name in found
+        ],
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# On what the target of a study depends.
+
+
+def _question(session: Session, study_id: str) -> tuple[Target, Places]:
+    row = session.get(StudyRow, study_id)
+    if row is None:
+        raise ValueError(f"there is no study {study_id}")
+    study = rows.study_of(row)
+    query = select(CombinationRow).where(CombinationRow.study_id == study_id)
+    locks = {state.combination: state.lock_hash for state in map(rows.combination_of, session.exec(query))}
+    rule = study.definition.target
+    if rule.is_open:
+        # What was made more frequent before the study's own trials is the failure that is meant.
+        decided = select(DecisionRow).where(DecisionRow.study_id == study_id, DecisionRow.kind == AMPLIFIED)
+        first = session.exec(decided.order_by(col(DecisionRow.id))).first()
+        signature = rows.decision_of(first).payload.get("signature") if first is not None else ""
+        if signature:
+            rule = Target.from_json({**rule.as_json(), "signature": read_signature(str(signature)).stored()})
+    return rule, places_of(study, locks)
+
+
+def places_of(study: Study, locks: Mapping[Combination, str | None]) -> Places:
+    """Return the combinations on which the target of a study can depend. Pure.
+
+    Args:
+        study: As stored.
+        locks: Lock hash of each combination that has one.
+    """
+    grid = study.grid
+    ends = grid.ends
+    if ends is None:
+        return Places()
+    values = [axis.name for axis in grid.axes if axis.kind is AxisKind.VALUE]
+
+    def same(end: Combination) -> frozenset[Combination]:
+        lock = locks.get(end)
+        return frozenset({end}) | {
+            one
+            for one, its in locks.items()
+            if lock is not None and its == lock and all(one[name] == end[name] for name in values)
+        }
+
+    good, bad = (grid.combination(index) for index in ends)
+    return Places(same(good), same(bad), _line(grid, good, bad))
+
+
+def _line(grid: Grid, good: Combination, bad: Combination) -> dict[Combination, int]:
+    moving = [axis for axis in grid.axes if len(axis.values) > 1]
+    if len(moving) != 1 or moving[0].direction is Direction.UNORDERED:
+        return {}
+    (axis,) = moving
+    start = axis.values.index(bad[axis.name])
+    towards = 1 if axis.values.index(good[axis.name]) > start else -1
+    line: dict[Combination, int] = {}
+    for position, value in enumerate(axis.values):
+        if (distance := towards * (position - start)) >= 0:
+            line[Combination.of({**bad.as_dict(), axis.name: value})] = distance
+    return line
