@@ -113,7 +113,9 @@ def shell_env(
     outer: os._Environ[str] | dict[str, str], prefix: Path, extra: dict[str, str]
 ) -> dict[str, str]:
     """The user's own environment, with the prefix in front and this program's own commands left out."""
-    env = {name: value for name, value in outer.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
+    # The last one is ours (`cli.main`): what is run there may import from its own directory, as trials may.
+    left_out = ("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH")
+    env = {name: value for name, value in outer.items() if name not in left_out}
     # `pip install` in there is not to change the Python that runs this program, nor the system's.
     env["PATH"] = child_path(env.get("PATH", DEFAULT_PATH), prefix / "bin", own_bin())
     env.setdefault("PIP_REQUIRE_VIRTUALENV", "1")
