@@ -290,7 +290,7 @@ class Uv:
         watched: bool = False,
         memory: int = 0,
     ) -> Finished:
-        """Run `uv ARGS` in a directory, which should be empty of any project.
+        """Run `uv ARGS` in a directory.
 
         Args:
             args: For uv.
@@ -312,7 +312,9 @@ class Uv:
                 if builds:
                     env = self._for_builds(env, folder / "netrc")
                 room = Room(Path(env["UV_CACHE_DIR"]))
-                argv: list[str | Path] = [uv.find_uv_bin(), *args]
+                # Without a project uv would read a `uv.toml` of any directory above `cwd`: of one for temporary
+                # files, say, which others write to.
+                argv: list[str | Path] = [uv.find_uv_bin(), "--project", "/", *args]
                 if watched:
                     argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
                 whole = {**env, **(extra or {})}

@@ -27,6 +27,18 @@ REMOVAL = "removal.json"
 should nobody be left to."""
 
 
+_BARRIER = {
+    ".git": "gitdir: nothing\n",  # git says that this is no repository; black, isort and mypy look no further
+    ".env": "",
+    "pytest.ini": "",
+    "ruff.toml": "",
+    "tox.ini": "[flake8]\n",
+    "uv.toml": "",
+}
+"""Files above a trial's working directory. Tools that look for their configuration in every directory up to
+the root stop at them. The place of temporary files is often one that every user writes to: pytest would take
+a `pytest.ini` there for the trial's own and run the `conftest.py` beside it. What a tool finds in the working
+directory itself still comes first."""
 _REMOVAL_LIMIT = 20.0
 """Seconds for each of these commands."""
 
@@ -36,7 +48,7 @@ class WorkDir:
     """The directories of one process of a trial.
 
     Attributes:
-        top: Holds the other two.
+        top: Holds the other two; nobody else may enter it.
         work: Its working directory, holding the trial's files and nothing else.
         tmp: Its TMPDIR, beside `work`: a script that lists its own directory finds what it would alone.
     """
@@ -59,6 +71,8 @@ def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
         made = WorkDir(top=top, work=top / "work", tmp=top / "tmp")
         made.work.mkdir()
         made.tmp.mkdir()
+        for name, text in _BARRIER.items():
+            (top / name).write_text(text, "ascii")
         for file in files:
             _write(made.work, file)
         yield made
@@ -103,11 +117,6 @@ def _write(directory: Path, file: TrialFile) -> None:
 
 
 def _remove(top: Path) -> None:
-    # Most trials leave their directories as they found them, and looking into each takes ten times as long.
-    with contextlib.suppress(OSError):
-        for name in ("tmp", "work", ""):
-            os.rmdir(top / name)  # noqa: PTH106 - as cheap as can be, it is done for each trial
-        return
     try:
         shutil.rmtree(top)
     except FileNotFoundError:  # the script removed it itself, or one of its processes is just doing that

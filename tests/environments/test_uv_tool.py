@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.environments.provider import Locker
+from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words, run_tool
 
 
@@ -135,3 +137,19 @@ def test_a_tool_that_somebody_stops_goes_on(tmp_path):
     code = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); print('went on')"
     finished = run_tool([sys.executable, "-c", code], env=dict(os.environ), cwd=tmp_path, timeout=20)
     assert (finished.returncode, finished.stdout, finished.timed_out) == (0, "went on\n", False)
+
+
+@pytest.mark.integration
+def test_a_uv_toml_in_the_place_of_temporary_files_is_not_read(index, cache, python, tmp_path, monkeypatch):
+    # The user's own configuration counts, and so there is none of ours that would keep uv from looking.
+    own = tmp_path / "config" / "uv" / "uv.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text(f'index-url = "{index.url}"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "uv.toml").write_text('index-url = "http://127.0.0.1:9/of-somebody-else"\n')
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    index.add("alpha", "1.0")
+    lock = Locker(cache).lock(EnvironmentRequest(python, {"alpha": "1.0"}))
+    assert [package.name for package in lock.packages] == ["alpha"]
