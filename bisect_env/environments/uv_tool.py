@@ -312,8 +312,8 @@ class Uv:
                 if builds:
                     env = self._for_builds(env, folder / "netrc")
                 room = Room(Path(env["UV_CACHE_DIR"]))
-                # Without a project uv would read a `uv.toml` of any directory above `cwd`: others may write to
-                # the one for temporary files.
+                # Without a project uv would read a `uv.toml` of any directory above `cwd`: others may write
+                # to the one for temporary files.
                 argv: list[str | Path] = [uv.find_uv_bin(), "--project", "/", *args]
                 if watched:
                     argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
