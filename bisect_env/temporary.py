@@ -1,4 +1,4 @@
-"""Temporary directories that a lock tells to be in use, and files that are replaced as a whole.
+"""Temporary directories that a lock tells to be in use, and files that are read and replaced as a whole.
 
 The process that makes such a directory keeps it locked as long as it lives; the kernel frees the lock,
 however it dies. A process that was killed cannot remove its own, so the next one on this host does. All of
@@ -15,6 +15,7 @@ import importlib
 import os
 import secrets
 import shutil
+import stat
 import sys
 import tempfile
 import threading
@@ -79,6 +80,28 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def read_limited(path: Path, limit: int, encoding: str = "utf-8") -> str:
+    """Read a text file that somebody else may have made.
+
+    Args:
+        path: Of a regular file; opening a pipe would wait for its other end, and a device has no end.
+        limit: Most bytes that it may have.
+        encoding: Of the text.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger.
+        ValueError: It is no text in this encoding.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit >> 20} MiB", str(path))
+    return content.decode(encoding)
 
 
 @contextlib.contextmanager

@@ -59,9 +59,9 @@ def _recorded_matrix(study: Study) -> Matrix:
     """
     recorded = Path(study.definition.matrix_path)
     if not recorded.exists():
-        place = "" if recorded.is_absolute() else f" below {Path.cwd()}"
+        below = "" if recorded.is_absolute() else f" below {Path.cwd()}"
         raise UsageError(
-            f"the matrix of the study {study.id[:8]} ({study.name}), {recorded}, does not exist{place}",
+            f"the matrix of the study {study.id[:8]} ({study.name}), {recorded}, does not exist{below}",
             remedy="give the command where the study was begun, or name the file with `--matrix`",
         )
     # Behind a link lies another folder, and the files of the trial are those beside the link's target.

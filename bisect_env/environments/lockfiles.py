@@ -25,7 +25,7 @@ from bisect_env.environments.lock import (
 )
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials, without_passwords
-from bisect_env.temporary import replacing
+from bisect_env.temporary import read_limited, replacing
 
 # --------------------------------------------------------------------------------------------------
 # Locks as text: conda-lock's unified format, version 1, written and read. Pure.
@@ -293,6 +293,8 @@ SUFFIX = ".conda-lock.yml"
 RECORDS = ".records.json"
 INDEX = "index.json"
 _VERSION = 1
+_MAX_BYTES = 64 << 20
+"""Of a lock file; one of a thousand conda packages takes two million."""
 
 
 def write_locks(folder: Path, matrix: str, results: Mapping[str, LockResult]) -> Path:
@@ -369,7 +371,7 @@ def read_lock(source: Path | str) -> Lock:
     if isinstance(source, str):
         return parse_lock(source)
     try:
-        text = source.read_text("utf-8")
+        text = read_limited(source, _MAX_BYTES)
     except (OSError, ValueError) as error:
         raise LockFileError(f"{source} cannot be read: {error}", remedy="lock the matrix again") from error
     return parse_lock(text, name=str(source))
