@@ -147,7 +147,7 @@ def reproduce(
 ) -> None:
     """Write lock, script, command, Dockerfile and README of a combination, to be run without this tool."""
     from bisect_env.engine.reproduction import reproduction
-    from bisect_env.engine.stored import matrix_of, stored_combination
+    from bisect_env.engine.stored import matrix_of, refuse_local, stored_combination
     from bisect_env.errors import UsageError
     from bisect_env.matrix.secrets import without_passwords
     from bisect_env.storage.store import Store
@@ -156,6 +156,7 @@ def reproduce(
         found = store.study(study)
         loaded = matrix_of(found, matrix)
         one = stored_combination(store, found, combination)
+        refuse_local(one)
         try:
             files = reproduction(
                 loaded,

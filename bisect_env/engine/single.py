@@ -36,6 +36,7 @@ from bisect_env.engine.state import BUILDS_BEFORE_UNBUILDABLE, VOIDS_BEFORE_STOP
 from bisect_env.engine.stored import named_combinations
 from bisect_env.engine.study import as_refined_before, settled_ends, study_date, study_definition
 from bisect_env.environments.lock import Lock, UnsolvableError
+from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.contradictions import listed_values
@@ -385,7 +386,7 @@ def _locked(
     if index in grid.excluded:
         notify(events.Warned(f"{combination} is excluded in the matrix: {grid.excluded[index]}"))
     lock = None if named.study is None else _stored_lock(store, named.study, combination)
-    if lock is None:
+    if lock is None or not may_be_installed(lock):
         notify(events.Said(f"locking {combination}"))
         result = lock_one(matrix, grid, index, provider, named.as_of)
         if isinstance(result, UnsolvableError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bisect_env.environments.lock import Lock
+from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis, find_combination
 from bisect_env.matrix.load import Matrix, load_matrix
@@ -164,3 +165,21 @@ def stored_combination(store: Store, study: Study, text: str | None, flag: str =
             remedy="`bisect-env report` lists the combinations that have one",
         )
     return StoredCombination(combination, lock)
+
+
+def refuse_local(one: StoredCombination) -> None:
+    """Refuse an environment with packages from files of this host that only the database names.
+
+    Args:
+        one: What is about to be installed, or written down for others to install.
+
+    Raises:
+        UsageError: No command of this user has solved it.
+    """
+    if not may_be_installed(one.lock):
+        raise UsageError(
+            f"the database takes a package of {one.combination} from {one.lock.local_addresses[0]}, "
+            "a file that no command of yours has found in an index or channel",
+            remedy="`bisect-env run MATRIX` solves it here again, with the indexes that the matrix and your "
+            "configuration name; then give this command again",
+        )

@@ -6,6 +6,7 @@ timestamps, build numbers, ...): `<content hash>.records.json` has all of it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import yaml
 
 from bisect_env.environments.lock import (
@@ -380,3 +382,29 @@ def read_lock(source: Path | str) -> Lock:
 def _write(path: Path, text: str) -> None:
     with replacing(path) as beside:
         beside.write_text(text, "utf-8")
+
+
+# --------------------------------------------------------------------------------------------------
+# Which locks with packages from files this user's own commands have solved.
+#
+# An index, a channel or a repository that the user names may lie on a disk. A database may claim the same of
+# any file of this host, and what it claims would be installed and run.
+
+
+def note_solved(lock: Lock) -> None:
+    """Remember a lock that was solved here, if packages of it come from files."""
+    if lock.local_addresses:
+        # Where this cannot be written, the lock is solved again when a database names it.
+        with contextlib.suppress(OSError):
+            path = _solved(lock)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(0o600)
+
+
+def may_be_installed(lock: Lock) -> bool:
+    """Whether a lock from a database may be installed: it names the web alone, or was solved here."""
+    return not lock.local_addresses or _solved(lock).exists()
+
+
+def _solved(lock: Lock) -> Path:
+    return platformdirs.user_state_path("bisect-env") / "solved" / lock.content_hash
