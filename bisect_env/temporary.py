@@ -13,6 +13,7 @@ import errno
 import fcntl
 import importlib
 import os
+import pwd
 import secrets
 import shutil
 import stat
@@ -193,6 +194,26 @@ def _named_ones() -> Iterator[None]:
         setattr(tempfile, "mkdtemp", make)  # noqa: B010
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
+
+
+def lock_holder(path: Path) -> str:
+    """Name the process that holds a lock on a file, as far as this host tells, for a message."""
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        for line in Path("/proc/locks").read_text("ascii").splitlines():
+            fields = line.split()
+            if device in fields and "->" not in fields:
+                pid = int(fields[fields.index(device) - 1])
+                return f"process {pid} of user {_user(Path(f'/proc/{pid}').stat().st_uid)}"
+    return "a process that this host does not name"
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 _importing = threading.Lock()

@@ -311,6 +311,8 @@ class Uv:
                 env = self.variables()
                 if builds:
                     env = self._for_builds(env, folder / "netrc")
+                # uv's locks are open to everybody, and who holds one makes it wait.
+                Path(env["UV_CACHE_DIR"]).mkdir(mode=0o700, parents=True, exist_ok=True)
                 room = Room(Path(env["UV_CACHE_DIR"]))
                 # Without a project uv would read a `uv.toml` of any directory above `cwd`: others may write
                 # to the one for temporary files.

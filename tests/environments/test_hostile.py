@@ -25,6 +25,7 @@ from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import EnvironmentRequest, host_platform
 from bisect_env.environments.uv_tool import Room
+from bisect_env.errors import InfrastructureError
 
 from .conda_channel import Channel
 from .index_server import BUILD_MADE, IndexServer, Release
@@ -464,3 +465,47 @@ def test_what_another_user_uses_stays_in_the_cache(lock, cache: Path, tmp_path: 
         reader.stdin.close()
         assert reader.wait(timeout=60) == 0, reader.stderr.read()
     assert prune(cache, limit=0).prefixes == (lock.content_hash,)
+
+
+LOCKING = """
+import fcntl, os, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+held = []
+for folder, _, files in os.walk(sys.argv[1]):
+    for name in files:
+        if name.endswith((".lock", ".use")):
+            try:
+                held.append(os.open(os.path.join(folder, name), os.O_RDONLY))
+                fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                print(os.path.join(folder, name))
+            except OSError:
+                pass
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_reader_of_a_shared_cache_cannot_keep_it_locked(  # type: ignore[no-untyped-def]
+    lock, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    prefix.release()
+    open_to_all(tmp_path)
+    words = [sys.executable, "-c", LOCKING, str(cache)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert reader.stdin is not None
+        held = [Path(line.strip()) for line in iter(reader.stdout.readline, "locked\n")]
+        # What an environment in use is known by stays open to readers; nothing else is.
+        assert [path.name for path in held] == [f".{lock.content_hash}.use"]
+        monkeypatch.setattr("bisect_env.environments.cache._LEASE_PATIENCE", 0.2)
+        with pytest.raises(InfrastructureError, match=rf"process {reader.pid} of user nobody") as caught:
+            ensure_prefix(lock, cache_dir=cache)
+        assert "chmod 700" in str(caught.value.remedy)
+        reader.stdin.write("\n")
+        reader.stdin.flush()
+        reader.wait(30)
+    ensure_prefix(lock, cache_dir=cache).release()
