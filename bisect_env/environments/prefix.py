@@ -845,7 +845,9 @@ def _lock_path(folder: Path, key: str) -> Path:
 
 def _file_lock(folder: Path, key: str, timeout: float) -> contextlib.AbstractContextManager[object]:
     """A `FileLock` on `_lock_path` that no other user may open, since who can open it can keep it locked."""
-    return file_locks().FileLock(_lock_path(folder, key), timeout=timeout, mode=0o600)
+    lock: contextlib.AbstractContextManager[object]
+    lock = file_locks().FileLock(_lock_path(folder, key), timeout=timeout, mode=0o600)
+    return lock
 
 
 def _try_lock(path: Path) -> int | None:
