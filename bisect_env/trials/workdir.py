@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bisect_env.containers.engine import ask
-from bisect_env.matrix.secrets import passed_on
+from bisect_env.matrix.secrets import passed_on, without_proxy_logins
 from bisect_env.temporary import TRIAL, Once, left_behind, make_held
 from bisect_env.trials.records import TrialFile
 
@@ -169,7 +169,7 @@ def child_env(
             lacks must be missing, not run under our interpreter.
         extra: The matrix's `trial.env` and `BISECT_ENV_<AXIS>`; wins over everything.
     """
-    env = passed_on(outer)
+    env = without_proxy_logins(passed_on(outer))
     env["PATH"] = child_path(outer.get("PATH", DEFAULT_PATH), prefix_bin, own_bin)
     env.update(_settings(tmp, hash_seed, trial_id, gpus))
     env.update(extra or {})
