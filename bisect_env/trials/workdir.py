@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
 import shutil
 import stat
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from bisect_env.containers.engine import ask
 from bisect_env.matrix.secrets import passed_on, without_proxy_logins
-from bisect_env.temporary import TRIAL, Once, left_behind, make_held
+from bisect_env.temporary import FULL, TRIAL, Once, left_behind, make_held
 from bisect_env.trials.records import TrialFile
 
 # --------------------------------------------------------------------------------------------------
@@ -39,6 +41,8 @@ _BARRIER = {
 the root stop at them. The place of temporary files is often one that every user writes to: pytest would take
 a `pytest.ini` there for the trial's own and run the `conftest.py` beside it. What a tool finds in the working
 directory itself still comes first."""
+_BROKEN = FULL | {errno.EIO, errno.EROFS, errno.ESTALE}
+"""What a file system that was writable answers when it is not any more."""
 _REMOVAL_LIMIT = 20.0
 """Seconds for each of these commands."""
 
@@ -114,6 +118,19 @@ def _write(directory: Path, file: TrialFile) -> None:
     path.write_bytes(file.content)
     if file.executable:
         path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+def write_problem(folder: Path) -> str:
+    """Return what the file system says against writing to a folder, "" if nothing."""
+    probe = folder / f".probe-{os.getpid()}-{threading.get_ident()}"
+    try:
+        with probe.open("wb") as stream:
+            stream.write(bytes(4096))
+            os.fsync(stream.fileno())
+        probe.unlink()
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno in _BROKEN else ""
+    return ""
 
 
 def _remove(top: Path) -> None:
