@@ -888,10 +888,11 @@ class StudyRunner:
         if not ended:
             return
         judged: list[tuple[TrialRecord, Evidence, str]] = []
-        spoilt = Counter(index for index in self.state.tallies if self.state.tallies[index].void)
+        cuda_failed = {index for index, tally in self.state.tallies.items() if tally.cuda_init}
         for index, record, _ in ended:
-            evidence = self._target.judge(index, record, repeated=spoilt[index] > 0)
-            spoilt[index] += evidence is Evidence.VOID
+            evidence = self._target.judge(index, record, repeated=index in cuda_failed)
+            if record.outcome is Outcome.CUDA_INIT:
+                cuda_failed.add(index)
             judged.append((record, evidence, self._keys[index]))
         self._store.record_trials(self._study_id, judged)
         for (index, record, build_seconds), (_, evidence, _) in zip(ended, judged, strict=True):

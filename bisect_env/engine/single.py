@@ -172,7 +172,7 @@ class SingleTrials:
         finally:
             # What had come to its end before it could be ended is recorded, too.
             for ended in runner.end():
-                evidence = self._target.judge(single.combination, ended.record, repeated=tally.void > 0)
+                evidence = self._target.judge(single.combination, ended.record, repeated=tally.cuda_init > 0)
                 self._store.record_trial(self._study_id, ended.record, evidence, trial_key=single.key)
                 tally.count(evidence)
         return tally
@@ -221,9 +221,10 @@ class SingleTrials:
     def _record(
         self, single: Single, record: TrialRecord, tally: Tally, build_seconds: float = 0.0
     ) -> Evidence:
-        evidence = self._target.judge(single.combination, record, repeated=tally.void > 0)
+        evidence = self._target.judge(single.combination, record, repeated=tally.cuda_init > 0)
         self._store.record_trial(self._study_id, record, evidence, trial_key=single.key)
         tally.count(evidence)
+        tally.cuda_init += record.outcome is Outcome.CUDA_INIT
         if evidence in (Evidence.GOOD, Evidence.BAD):
             self._seconds = record.duration
         self._notify(events.TrialFinished(record, evidence, build_seconds))

@@ -89,6 +89,7 @@ class Tally:
         skip: Trials that said nothing can be learnt.
         failed_builds: Builds of its environment that failed.
         not_runnable: Trials whose command could not be run at all.
+        cuda_init: Trials that could not initialise CUDA; the first is void.
         lost_on: Hosts that went away, or lost their GPU, under its trials.
     """
 
@@ -99,6 +100,7 @@ class Tally:
     skip: int = 0
     failed_builds: int = 0
     not_runnable: int = 0
+    cuda_init: int = 0
     lost_on: set[str] = field(default_factory=set)
 
     def count(self, evidence: Evidence) -> None:
@@ -470,6 +472,7 @@ class StudyState:
         """
         tally = self.tallies[index]
         tally.count(evidence)
+        tally.cuda_init += outcome is Outcome.CUDA_INIT
         tally.not_runnable += outcome is Outcome.NOT_RUNNABLE
         if index in self.aside:
             return []
