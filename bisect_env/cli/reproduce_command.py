@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import secrets
@@ -247,7 +248,8 @@ def _write(files: Mapping[str, BundleFile], target: Path) -> None:
         if beside.is_dir():
             shutil.rmtree(beside, ignore_errors=True)
         else:
-            beside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a file system that is read-only says so once more
+                beside.unlink(missing_ok=True)
 
 
 def _pack(files: Mapping[str, BundleFile], path: Path, mode: str, folder: str) -> None:

@@ -22,6 +22,7 @@ from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage import blobs, maintenance, rows
 from bisect_env.storage.backend import Database, open_any_schema, open_database, speaking
 from bisect_env.storage.entries import CombinationStatus
+from bisect_env.storage.sqlite import connector
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import (
     ArtefactRow,
@@ -388,7 +389,7 @@ def import_file(reference: str | None, file: Path) -> Merged:
         original.engine.dispose()
         try:
             with (
-                contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as old,
+                contextlib.closing(connector(file, read_only=True)()) as old,
                 contextlib.closing(sqlite3.connect(copy)) as new,
             ):
                 old.backup(new)

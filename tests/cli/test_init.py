@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -84,6 +85,38 @@ def test_nothing_is_overwritten_unasked(here: Path, run: RunCommand) -> None:
     assert run("init", *TORCH, "--force", "--timeout", "never")[0] == 2
     assert (here / "matrix.yaml").read_text() == "mine"
     assert run("init", *TORCH, "--force")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "words", [TORCH, ["--package", "torch>=2.0,<2.6", "--script", "repro.py", "--always"]]
+)
+def test_what_is_overwritten_stays_until_all_of_the_new_is_there(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system can only be mounted by root")
+    try:
+        monkeypatch.chdir(place)
+        (place / "repro.py").write_text("import torch\n")
+        (place / "matrix.yaml").write_bytes("name: größe\n".encode("latin-1"))
+        with (place / "full").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        code, _, err = run("init", *words, "--force")
+        assert code == 6, err
+        assert "No space left" in err
+        assert (place / "matrix.yaml").read_bytes() == "name: größe\n".encode("latin-1")
+        assert sorted(path.name for path in place.iterdir()) == ["full", "matrix.yaml", "repro.py"]
+        (place / "full").unlink()
+        code, _, err = run("init", *words, "--force")
+        assert code == 0, err
+        assert load_matrix("matrix.yaml").file.name == "torch"
+    finally:
+        monkeypatch.chdir(tmp_path)
+        subprocess.run(["umount", str(place)], check=True)
 
 
 def test_names_become_names_of_studies_and_axes() -> None:

@@ -146,6 +146,23 @@ def test_a_bundle_of_the_first_bad_says_where_it_does_not_fail(
 
 
 @pytest.mark.integration
+def test_a_folder_that_is_read_only_is_said(study: Path, run: RunCommand, tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system can only be mounted by root")
+    try:
+        for name in ("bundle", "bundle.tar"):
+            code, _, err = run("reproduce", "lib=2,level=9", "-o", str(place / name))
+            assert code == 6, err
+            assert "Read-only file system" in err
+            assert "--output" in err
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.integration
 def test_a_file_that_only_the_database_names_is_not_installed(
     study: Path, run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
