@@ -363,7 +363,8 @@ def _refuse_strange(root: Path) -> None:
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
     try:
-        yield from os.scandir(folder)
+        with os.scandir(folder) as found:
+            yield from found
     except OSError as error:
         raise InfrastructureError(
             f"{folder} cannot be read: {error.strerror}", remedy="make it readable, or copy it again"

@@ -115,6 +115,52 @@ def test_a_build_sees_what_a_trial_sees_and_runs_once(
     assert index.headers[-1]["authorization"] == wanted
 
 
+def test_a_build_cannot_read_the_logins_that_uv_uses(
+    index: IndexServer, cache: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those of the netrc file nor those of an address; and what a build requires is fetched."""
+    seen = tmp_path / "seen"
+    looks = f"""
+import os, sys
+def note():
+    path = os.environ.get("NETRC", "")
+    text = open(path).read() if os.path.exists(path) else ""
+    with open({str(seen)!r}, "a") as file:
+        file.write(repr((dict(os.environ), text)) + "\\n")
+note()
+import helper
+"""
+    project = PROJECT.replace("requires = []", 'requires = ["helper"]')
+    build = "def build_wheel(folder, config_settings=None, metadata_directory=None):\n    note()\n"
+    files = {
+        "pyproject.toml": project,
+        "PKG-INFO": "Metadata-Version: 2.1\nName: made\nVersion: 1.0\n",
+        "back.py": f"{BUILD_MADE}{looks}{build}    return build_made(folder, 'x = 1\\n')\n",
+    }
+    content = source_distribution({f"made-1.0/{name}": text for name, text in files.items()})
+    add(index, "made", "made-1.0.tar.gz", content)
+    index.add("helper", "1.0")
+    wanted = "Basic " + base64.b64encode(f"me:{SECRET}".encode()).decode()
+    index.on_request = lambda _path: None if index.headers[-1].get("authorization") == wanted else 401
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine 127.0.0.1 login me password {SECRET}\n")
+    netrc.chmod(0o600)
+    for number, (name, value) in enumerate(
+        [
+            ("NETRC", str(netrc)),
+            ("UV_DEFAULT_INDEX", index.url.replace("http://", f"http://me:{SECRET}@")),
+        ]
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv("UV_DEFAULT_INDEX", index.url)
+            patch.setenv(name, value)
+            own = cache.with_name(f"cache-{number}")
+            made = Locker(own).lock(EnvironmentRequest(python, {"made": "1.0"}, allow_source=True))
+            ensure_prefix(made, cache_dir=own, allow_source=True).release()
+    assert seen.read_text().count("\n") >= 4
+    assert SECRET not in seen.read_text()
+
+
 def hostile_wheel(members: dict[str, str], links: dict[str, str], record: bool) -> bytes:
     files = {
         "evil/__init__.py": "",

@@ -153,3 +153,25 @@ def test_a_uv_toml_in_the_place_of_temporary_files_is_not_read(index, cache, pyt
     index.add("alpha", "1.0")
     lock = Locker(cache).lock(EnvironmentRequest(python, {"alpha": "1.0"}))
     assert [package.name for package in lock.packages] == ["alpha"]
+
+
+@pytest.mark.integration
+def test_a_build_that_uv_asks_no_index_for_is_told_no_login(tmp_path, monkeypatch, python):
+    """Then it is the first to open what uv would read the login from."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password hunter2\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    project, seen = tmp_path / "project", tmp_path / "seen"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "back"\nbackend-path = ["."]\n'
+    )
+    (project / "back.py").write_text(
+        "import os\ndef build_wheel(*arguments):\n    text = open(os.environ['NETRC']).read()\n"
+        f"    open({str(seen)!r}, 'w').write('told: ' + text)\n    raise SystemExit(1)\n"
+    )
+    args = ["build", "--wheel", "-p", python, "-o", tmp_path / "out", project]
+    uv = Uv(tmp_path / "cache", "http://127.0.0.1:9/simple")
+    done = uv.run(args, cwd=tmp_path, timeout=60, builds=True)
+    assert done.returncode != 0
+    assert seen.read_text() == "told: ", done.stderr
