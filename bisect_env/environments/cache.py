@@ -40,8 +40,8 @@ from bisect_env.temporary import lock_holder
 # Who uses a prefix, and who installs from or empties the archives: file locks that end with a process.
 
 _POLL = 0.05  # seconds
-_LEASE_PATIENCE = 60.0
-"""Seconds for somebody to take a prefix away, which is a rename."""
+LEASE_PATIENCE = 60.0
+"""Seconds to wait for a lease: taking a prefix away, which is a rename, takes none."""
 _CANNOT_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -82,7 +82,7 @@ def hold(folder: Path, content_hash: str) -> Lease:
         OSError: The cache cannot be used.
     """
     path = use_path(folder, content_hash)
-    deadline = time.monotonic() + _LEASE_PATIENCE
+    deadline = time.monotonic() + LEASE_PATIENCE
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def hold(folder: Path, content_hash: str) -> Lease:
             os.close(fd)
             if time.monotonic() >= deadline:
                 raise InfrastructureError(
-                    f"{path} has been locked for {_LEASE_PATIENCE:.0f} s by {lock_holder(path)}",
+                    f"{path} has been locked for {LEASE_PATIENCE:.0f} s by {lock_holder(path)}",
                     remedy="end that process, or keep others from reading the cache "
                     f"(chmod 700 {shlex.quote(str(folder))})",
                 ) from None

@@ -547,7 +547,7 @@ def test_a_reader_of_a_shared_cache_cannot_keep_it_locked(  # type: ignore[no-un
         held = [Path(line.strip()) for line in iter(reader.stdout.readline, "locked\n")]
         # What an environment in use is known by stays open to readers; nothing else is.
         assert [path.name for path in held] == [f".{lock.content_hash}.use"]
-        monkeypatch.setattr("bisect_env.environments.cache._LEASE_PATIENCE", 0.2)
+        monkeypatch.setattr("bisect_env.environments.cache.LEASE_PATIENCE", 0.2)
         with pytest.raises(InfrastructureError, match=rf"process {reader.pid} of user nobody") as caught:
             ensure_prefix(lock, cache_dir=cache)
         assert "chmod 700" in str(caught.value.remedy)
