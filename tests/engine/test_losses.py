@@ -16,7 +16,7 @@ from bisect_env.engine.state import Tally
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.trials.records import Evidence
-from tests.engine.studies import Studies
+from tests.engine.studies import QUICK, Studies
 
 
 def machine_prefix(lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
@@ -107,7 +107,10 @@ if sys.argv[1] == "9":
 @pytest.mark.integration
 def test_a_lost_trial_does_not_make_the_first_failure_of_cuda_count(studies: Studies) -> None:
     matrix = studies.matrix(
-        CUDA_ONCE.format(folder=str(studies.folder)), trial="bad: {outcomes: [cuda-init]}"
+        CUDA_ONCE.format(folder=str(studies.folder)),
+        axes="level: {values: [8, 9]}",
+        trial="bad: {outcomes: [cuda-init]}",
+        rest=QUICK,
     )
     studies.run(matrix, make_executor=lambda: PoolExecutor(machine_prefix, 1))
     told = [event for event in studies.events if isinstance(event, events.TrialFinished)]
