@@ -1,4 +1,4 @@
-"""Temporary directories that a lock tells to be in use, and files that are replaced as a whole.
+"""Temporary directories that a lock tells to be in use, and files that are read and replaced as a whole.
 
 The process that makes such a directory keeps it locked as long as it lives; the kernel frees the lock,
 however it dies. A process that was killed cannot remove its own, so the next one on this host does. All of
@@ -13,8 +13,10 @@ import errno
 import fcntl
 import importlib
 import os
+import pwd
 import secrets
 import shutil
+import stat
 import sys
 import tempfile
 import threading
@@ -79,6 +81,28 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def read_limited(path: Path, limit: int, encoding: str = "utf-8") -> str:
+    """Read a text file that somebody else may have made.
+
+    Args:
+        path: Of a regular file; opening a pipe would wait for its other end, and a device has no end.
+        limit: Most bytes that it may have.
+        encoding: Of the text.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger.
+        ValueError: It is no text in this encoding.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit >> 20} MiB", str(path))
+    return content.decode(encoding)
 
 
 @contextlib.contextmanager
@@ -170,6 +194,26 @@ def _named_ones() -> Iterator[None]:
         setattr(tempfile, "mkdtemp", make)  # noqa: B010
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
+
+
+def lock_holder(path: Path) -> str:
+    """Name the process that holds a lock on a file, as far as this host tells, for a message."""
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        for line in Path("/proc/locks").read_text("ascii").splitlines():
+            fields = line.split()
+            if device in fields and "->" not in fields:
+                pid = int(fields[fields.index(device) - 1])
+                return f"process {pid} of user {_user(Path(f'/proc/{pid}').stat().st_uid)}"
+    return "a process that this host does not name"
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 _importing = threading.Lock()

@@ -34,6 +34,9 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Nor plugins of pydantic: to look for them is to read what every installed package says of itself.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # Python puts the current directory first on the path of `-c`, of `-m` and of every worker that
+    # multiprocessing spawns: a `typing.py` that somebody left there would run in each of them.
+    os.environ["PYTHONSAFEPATH"] = "1"
     code = _exit_code()
     signals.finish()
     signals.leave_in_time(code)

@@ -133,7 +133,7 @@ class Flags(TrialFlags):
     def asks(self) -> bool:
         """Whether this asks for itself, and names no matrix file."""
         return bool(self.packages or self.since or self.git) or not (
-            self.words and names_matrix(self.words[0])
+            self.words and names_matrix(self.words[0], alone=len(self.words) == 1)
         )
 
     def refuse_beside_matrix(self) -> None:
@@ -182,12 +182,18 @@ class Flags(TrialFlags):
             )
 
 
-def names_matrix(word: str) -> bool:
-    """Whether a word is meant as the path of a matrix file, and no range of a package."""
+def names_matrix(word: str, *, alone: bool) -> bool:
+    """Whether a word is meant as the path of a matrix file, and no range of a package.
+
+    Args:
+        word: The first of a command.
+        alone: Whether no other follows. A folder beside a command is a package's sources, of the same name.
+    """
     if word.endswith((".yaml", ".yml")):
         return True
     path = Path(word)
-    return ("/" in word or path.exists()) and path.suffix not in (".py", ".sh")
+    is_there = path.exists() and (alone or not path.is_dir())
+    return ("/" in word or is_there) and path.suffix not in (".py", ".sh")
 
 
 def asked_rate(rate: float | None, *, always: bool) -> float | None:

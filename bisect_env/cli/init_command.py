@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,6 +75,8 @@ def init(
 
     if output.exists() and not force:
         raise UsageError(f"{output} exists", remedy="name another file, or overwrite it with `--force`")
+    if output.exists() and not output.is_file():
+        raise UsageError(f"{output} is not a regular file", remedy="name another file with `--output`")
     asks = with_packages or good or bad or since or rate is not None or always or pre
     if asks or (package and not versions and any(sign in name for name in package for sign in "<>=!~")):
         flags = Flags(
@@ -91,15 +95,8 @@ def init(
             gpus=str(gpus) if gpus else None,
             name=name,
         )
-        before = output.read_text("utf-8") if output.is_file() else None
-        output.unlink(missing_ok=True)
-        try:
-            ask(flags, output, quiet=True)
-        except UsageError:
-            output.unlink(missing_ok=True)
-            if before is not None:
-                deliver(before, output)
-            raise
+        with _in_place_of(output) as beside:
+            ask(flags, beside, quiet=True)
         typer.echo(f"{output} is written; `bisect-env plan {output}` shows what it asks for", err=True)
         return
     packages = _packages(package or [], versions or [])
@@ -121,21 +118,19 @@ def init(
         name,
     )
     made = not place.exists()
-    if made:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        deliver(script_template([one.name for one in packages]), place)
-    before = output.read_text("utf-8") if output.is_file() else None
-    deliver(template(answers), output)
     try:
-        load_matrix(output)
-    except MatrixError as error:
-        # Nothing half-made stays: the flags are what is to be mended.
         if made:
-            place.unlink()
-        if before is None:
-            output.unlink()
-        else:
-            deliver(before, output)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            deliver(script_template([one.name for one in packages]), place)
+        with _in_place_of(output) as beside:
+            beside.write_text(template(answers), "utf-8")
+            load_matrix(beside)
+    except BaseException as error:
+        # Nothing half-made stays: the flags are what is to be corrected.
+        if made:
+            place.unlink(missing_ok=True)
+        if not isinstance(error, MatrixError):
+            raise
         raise UsageError(
             "these answers make no matrix:\n" + "\n".join(error.problems),
             remedy="correct them, and give the command again",
@@ -143,6 +138,32 @@ def init(
     if made:
         typer.echo(f"{script} is a template: put what fails into it", err=True)
     typer.echo(f"{output} is written; next: bisect-env plan {shlex.quote(str(output))}", err=True)
+
+
+@contextlib.contextmanager
+def _in_place_of(output: Path) -> Iterator[Path]:
+    """Give a path to write a matrix to; it takes the place of the output at the end of the block.
+
+    After an error the old file is as it was, on a full disk and whatever its encoding is.
+    """
+    from bisect_env.errors import InfrastructureError, UsageError
+    from bisect_env.temporary import replacing
+
+    target = output.resolve()
+    try:
+        with replacing(target) as beside:
+            yield beside
+            if target.exists():
+                shutil.copymode(target, beside)
+    except OSError as error:
+        if not target.parent.is_dir():
+            raise UsageError(
+                f"there is no directory {target.parent}", remedy="make it, or name another file"
+            ) from error
+        raise InfrastructureError(
+            f"{output} cannot be written: {error.strerror or error}",
+            remedy="make room, or name another file with `--output`; what was there is as it was",
+        ) from error
 
 
 def _packages(names: Sequence[str], versions: Sequence[str]) -> list[PackageAnswer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import secrets
@@ -113,7 +114,9 @@ def shell_env(
     outer: os._Environ[str] | dict[str, str], prefix: Path, extra: dict[str, str]
 ) -> dict[str, str]:
     """The user's own environment, with the prefix in front and this program's own commands left out."""
-    env = {name: value for name, value in outer.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
+    # The last one is ours (`cli.main`): what is run there may import from its own directory, as trials may.
+    left_out = ("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH")
+    env = {name: value for name, value in outer.items() if name not in left_out}
     # `pip install` in there is not to change the Python that runs this program, nor the system's.
     env["PATH"] = child_path(env.get("PATH", DEFAULT_PATH), prefix / "bin", own_bin())
     env.setdefault("PIP_REQUIRE_VIRTUALENV", "1")
@@ -145,7 +148,7 @@ def reproduce(
 ) -> None:
     """Write lock, script, command, Dockerfile and README of a combination, to be run without this tool."""
     from bisect_env.engine.reproduction import reproduction
-    from bisect_env.engine.stored import matrix_of, stored_combination
+    from bisect_env.engine.stored import matrix_of, refuse_local, stored_combination
     from bisect_env.errors import UsageError
     from bisect_env.matrix.secrets import without_passwords
     from bisect_env.storage.store import Store
@@ -154,6 +157,7 @@ def reproduce(
         found = store.study(study)
         loaded = matrix_of(found, matrix)
         one = stored_combination(store, found, combination)
+        refuse_local(one)
         try:
             files = reproduction(
                 loaded,
@@ -242,7 +246,8 @@ def _write(files: Mapping[str, BundleFile], target: Path) -> None:
         if beside.is_dir():
             shutil.rmtree(beside, ignore_errors=True)
         else:
-            beside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a file system that is read-only says so once more
+                beside.unlink(missing_ok=True)
 
 
 def _pack(files: Mapping[str, BundleFile], path: Path, mode: str, folder: str) -> None:

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from bisect_env.engine.explain import ABSENT, Explanation
 from bisect_env.engine.locking import environment_request
-from bisect_env.engine.stored import stored_combination
+from bisect_env.engine.stored import refuse_local, stored_combination
 from bisect_env.environments.foreign import (
     ForeignEnvironment,
     environment_of_lock,
@@ -125,7 +125,9 @@ def stored_environment(store: Store, text: str) -> ForeignEnvironment | None:
         study = store.study(reference)
     except UsageError:
         return None
-    return environment_of_lock(stored_combination(store, study, at).lock, text)
+    one = stored_combination(store, study, at)
+    refuse_local(one)
+    return environment_of_lock(one.lock, text)
 
 
 def _notes(good: ForeignEnvironment, bad: ForeignEnvironment, pythons: tuple[str, str]) -> Sequence[str]:

@@ -19,10 +19,10 @@ from bisect_env.engine.locking import SOLVERS, Prepared, environment_request
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.single import Single, SingleTrials
 from bisect_env.engine.state import Tally, build_cost
-from bisect_env.engine.stored import StoredCombination, stored_combination
+from bisect_env.engine.stored import StoredCombination, refuse_local, stored_combination
 from bisect_env.environments.difference import PackageChange, PackageState, difference
 from bisect_env.environments.lock import Lock, LockedPackage, LockResult
-from bisect_env.environments.lockfiles import make_lock
+from bisect_env.environments.lockfiles import make_lock, may_be_installed
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.errors import NoEnvironmentError, UsageError
@@ -527,6 +527,8 @@ class CulpritStudy:
     def __post_init__(self) -> None:
         self._good = stored_combination(self.store, self.study, self.good or "last-good", "--good")
         self._bad = stored_combination(self.store, self.study, self.bad or "first-bad", "--bad")
+        for end in (self._good, self._bad):
+            refuse_local(end)
         self._between = self._compare()
         self._trials = self.store.study_trials(self.study.id)
         self._trials.look()
@@ -717,7 +719,7 @@ class CulpritStudy:
             intermediate = self._intermediate(state.combination)
             if state.lock_hash is None:
                 search.mark(intermediate, feasible=False)
-            elif (lock := self.store.lock(state.lock_hash)) is not None:
+            elif (lock := self.store.lock(state.lock_hash)) is not None and may_be_installed(lock):
                 self._locks[intermediate] = lock
                 runnable = state.status == CombinationStatus.SOLVABLE
                 search.mark(intermediate, feasible=runnable)

@@ -42,6 +42,7 @@ from bisect_env.engine.study import (
     study_definition,
 )
 from bisect_env.environments.lock import Lock, UnsolvableError
+from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.expand import expand
@@ -400,7 +401,7 @@ def _locked(
     if index in grid.excluded:
         notify(events.Warned(f"{combination} is excluded in the matrix: {grid.excluded[index]}"))
     lock = None if named.study is None else _stored_lock(store, named.study, combination)
-    if lock is None:
+    if lock is None or not may_be_installed(lock):
         notify(events.Said(f"locking {combination}"))
         result = lock_one(matrix, grid, index, provider, named.as_of)
         if isinstance(result, UnsolvableError):

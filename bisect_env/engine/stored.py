@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bisect_env.engine.specs import target_of
 from bisect_env.environments.lock import Lock
+from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination, find_combination
 from bisect_env.matrix.load import Matrix, load_matrix
@@ -42,16 +44,7 @@ def matrix_of(study: Study, path: Path | None = None) -> Matrix:
         MatrixError: It cannot be read.
         UsageError: It, or one of its files, is another by now; or the database names somebody else's file.
     """
-    if path is None:
-        recorded = Path(study.definition.matrix_path)
-        _refuse_strangers(recorded)
-        if not recorded.exists():
-            place = "" if recorded.is_absolute() else f" below {Path.cwd()}"
-            raise UsageError(
-                f"the matrix of the study {study.id[:8]} ({study.name}), {recorded}, does not exist{place}",
-                remedy="give the command where the study was begun, or name the file with `--matrix`",
-            )
-    loaded = load_matrix(path or study.definition.matrix_path)
+    loaded = load_matrix(path) if path is not None else _recorded_matrix(study)
     if loaded.digest != study.definition.digest:
         raise UsageError(
             f"{loaded.path} or its files are not what the study {study.id[:8]} ({study.name}) ran",
@@ -60,22 +53,74 @@ def matrix_of(study: Study, path: Path | None = None) -> Matrix:
     return loaded
 
 
-def _refuse_strangers(path: Path) -> None:
-    """A matrix says what is run, and its path comes from a database in which others may write.
+def _recorded_matrix(study: Study) -> Matrix:
+    """Load the matrix that the database names, which others may have written: a matrix says what is run.
 
     Raises:
-        UsageError: The file is neither this user's nor the system's, nor below the current directory.
+        MatrixError: It cannot be read.
+        UsageError: It does not exist; or it, one of its files or a folder that holds them is somebody else's.
     """
+    recorded = Path(study.definition.matrix_path)
+    if not recorded.exists():
+        below = "" if recorded.is_absolute() else f" below {Path.cwd()}"
+        raise UsageError(
+            f"the matrix of the study {study.id[:8]} ({study.name}), {recorded}, does not exist{below}",
+            remedy="give the command where the study was begun, or name the file with `--matrix`",
+        )
+    # Behind a link lies another folder, and the files of the trial are those beside the link's target.
+    place = recorded.resolve()
+    _refuse_strangers(place, place)
+    loaded = load_matrix(recorded if place == recorded.absolute() else place)
+    for file in loaded.files:
+        path = place.parent / file.name
+        # A link and what it leads to: whoever owns the link can change where it leads.
+        _refuse_strangers(path, place)
+        _refuse_strangers(path.resolve(), place)
+    return loaded
+
+
+def _refuse_strangers(path: Path, matrix: Path) -> None:
+    """Refuse a file that another user may have put there.
+
+    Args:
+        path: The matrix, or one of its files, below the matrix's folder.
+        matrix: The matrix file.
+
+    Raises:
+        UsageError: A file or folder on the way from the matrix's folder is neither this user's nor the
+            system's, nor safe below the current directory.
+    """
+    folders = (place for place in path.parents if place.is_relative_to(matrix.parent))
+    for place in (path, *folders):
+        if _is_strangers(place):
+            what = "file" if place == path else "folder"
+            role = "its own" if what == "folder" else "the matrix" if path == matrix else "a file"
+            raise UsageError(
+                f"the database names {place} as {role} of this study, "
+                f"a {what} of another user of this machine",
+                remedy=f"look at what it runs, then name it: `--matrix {shlex.quote(str(matrix))}`",
+            )
+
+
+def _is_strangers(path: Path) -> bool:
     try:
-        owner = path.stat().st_uid
+        status = path.lstat()
     except OSError:
-        return  # reading it says what is wrong
-    if owner in (os.geteuid(), 0) or path.resolve().is_relative_to(Path.cwd()):
-        return
-    raise UsageError(
-        f"the database names {path} as the matrix of this study, a file of another user of this machine",
-        remedy=f"look at what it runs, then name it: `--matrix {shlex.quote(str(path))}`",
-    )
+        return False  # reading it says what is wrong
+    is_ours = status.st_uid in (os.geteuid(), 0)
+    if stat.S_ISDIR(status.st_mode):
+        # In a sticky one, such as /tmp, everybody may put files, and each is its owner's alone.
+        return not is_ours or bool(status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX)
+    return not is_ours and not _is_kept_below_here(path)
+
+
+def _is_kept_below_here(path: Path) -> bool:
+    """Whether a file lies below the current directory where nobody else can have put it."""
+    here = Path.cwd()
+    if not path.is_relative_to(here):
+        return False
+    folders = [place.lstat() for place in path.parents if place.is_relative_to(here)]
+    return all(one.st_uid in (os.geteuid(), 0) and not one.st_mode & 0o022 for one in folders)
 
 
 def known_target(matrix: Matrix, store: Store, study_id: str | None) -> Target:
@@ -122,3 +167,21 @@ def stored_combination(store: Store, study: Study, text: str | None, flag: str =
             remedy="`bisect-env report` lists the combinations that have one",
         )
     return StoredCombination(combination, lock)
+
+
+def refuse_local(one: StoredCombination) -> None:
+    """Refuse an environment with packages from files of this host that only the database names.
+
+    Args:
+        one: What is about to be installed, or written down for others to install.
+
+    Raises:
+        UsageError: No command of this user has solved it.
+    """
+    if not may_be_installed(one.lock):
+        raise UsageError(
+            f"the database takes a package of {one.combination} from {one.lock.local_addresses[0]}, "
+            "a file that no command of yours has found in an index or channel",
+            remedy="`bisect-env run MATRIX` solves it here again, with the indexes that the matrix and your "
+            "configuration name; then give this command again",
+        )

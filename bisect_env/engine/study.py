@@ -26,7 +26,7 @@ from bisect_env.engine.runner import StudyRunner
 from bisect_env.engine.specs import target_of
 from bisect_env.environments.image_lock import moved_tag
 from bisect_env.environments.lock import Lock, LockResult
-from bisect_env.environments.lockfiles import write_locks
+from bisect_env.environments.lockfiles import may_be_installed, write_locks
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import (
     BisectEnvError,
@@ -458,7 +458,9 @@ def stored_locks(store: Store, study: Study, grid: Grid) -> dict[Index, Lock]:
     for state in store.combinations(study.id):
         if state.lock_hash is not None and state.status != CombinationStatus.EXCLUDED:
             if state.lock_hash not in locks:
-                locks[state.lock_hash] = store.lock(state.lock_hash)
+                lock = store.lock(state.lock_hash)
+                # Else it is solved again.
+                locks[state.lock_hash] = lock if lock is not None and may_be_installed(lock) else None
             index = grid.find(state.combination)
             if index is not None and (lock := locks[state.lock_hash]) is not None:
                 found[index] = lock

@@ -17,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
+import stat
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,11 +41,14 @@ from bisect_env.environments.lock import (
 )
 from bisect_env.environments.lockfiles import read_lock
 from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.environments.settings import default_build_limit
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.temporary import replacing
+from bisect_env.temporary import read_limited, replacing
 
 _FORMAT = 1
 _COPY = 1 << 20
+_MAX_STUDY = 256 << 20
+"""Bytes of a study's answers; those of a large matrix take a few million."""
 
 
 @dataclass(slots=True)
@@ -78,9 +83,14 @@ class Bundle:
 
     Args:
         root: Its path on this host.
+
+    Raises:
+        InfrastructureError: It holds something that is neither a file nor a directory, or too large a file.
     """
 
     def __init__(self, root: Path) -> None:
+        if root.is_dir():
+            _refuse_strange(root)
         self.root = root
         self.archives = root / "archives"
         self.pythons = root / "pythons"
@@ -120,7 +130,7 @@ class Bundle:
                 remedy=f"`bisect-env fetch MATRIX --to {self.root}` on a machine with a network",
             )
         try:
-            data = json.loads(path.read_text("utf-8"))
+            data = json.loads(read_limited(path, _MAX_STUDY))
             _check_format(data["format"])
             return BundledAnswers(
                 matrix=str(data["matrix"]),
@@ -135,7 +145,7 @@ class Bundle:
                     for key, (size, sha256) in data["files"].items()
                 },
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InfrastructureError(
                 f"{path} cannot be read: {error!r}", remedy="copy it again, or fetch again"
             ) from error
@@ -322,6 +332,43 @@ class Bundle:
 
     def _study_path(self, matrix: str) -> Path:
         return self.root / "studies" / f"{matrix}.json"
+
+
+def _refuse_strange(root: Path) -> None:
+    """Refuse a directory that makes a command read or write outside of it, or wait for ever.
+
+    Raises:
+        InfrastructureError: It holds a link, a pipe or a device, or a file larger than an environment may be.
+    """
+    limit = default_build_limit()
+    folders = [os.fspath(root)]
+    while folders:
+        for entry in _entries(folders.pop()):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another command is writing here
+                status = entry.stat(follow_symlinks=False)
+                if not stat.S_ISREG(status.st_mode):
+                    problem = "is neither a file nor a directory: `bisect-env fetch` writes nothing else"
+                elif status.st_size > limit:
+                    problem = f"has {status.st_size} bytes; BISECT_ENV_BUILD_SIZE allows {limit}"
+                else:
+                    continue
+                raise InfrastructureError(
+                    f"{entry.path} {problem}",
+                    remedy="look who made this directory, or fetch again into another",
+                )
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            yield from found
+    except OSError as error:
+        raise InfrastructureError(
+            f"{folder} cannot be read: {error.strerror}", remedy="make it readable, or copy it again"
+        ) from error
 
 
 def _size(path: Path) -> int | None:

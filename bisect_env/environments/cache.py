@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import secrets
+import shlex
 import stat
 import time
 from collections import Counter
@@ -32,11 +33,15 @@ from bisect_env.environments.integrity import (
     wheels_in,
 )
 from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.errors import InfrastructureError
+from bisect_env.temporary import lock_holder
 
 # --------------------------------------------------------------------------------------------------
 # Who uses a prefix, and who installs from or empties the archives: file locks that end with a process.
 
 _POLL = 0.05  # seconds
+LEASE_PATIENCE = 60.0
+"""Seconds to wait for a lease: taking a prefix away, which is a rename, takes none."""
 _CANNOT_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -70,12 +75,14 @@ def use_path(folder: Path, content_hash: str) -> Path:
 def hold(folder: Path, content_hash: str) -> Lease:
     """Lease a prefix, there or yet to be built, and note the moment as its last use.
 
-    Blocks only while somebody takes that prefix away, which is a rename.
+    Waits only while somebody takes that prefix away.
 
     Raises:
+        InfrastructureError: Somebody keeps it locked: who may read the file may do so.
         OSError: The cache cannot be used.
     """
     path = use_path(folder, content_hash)
+    deadline = time.monotonic() + LEASE_PATIENCE
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +96,18 @@ def hold(folder: Path, content_hash: str) -> Lease:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 return Lease(None)
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            if time.monotonic() >= deadline:
+                raise InfrastructureError(
+                    f"{path} has been locked for {LEASE_PATIENCE:.0f} s by {lock_holder(path)}",
+                    remedy="end that process, or keep others from reading the cache "
+                    f"(chmod 700 {shlex.quote(str(folder))})",
+                ) from None
+            time.sleep(_POLL)
+            continue
         if _is_still(path, fd):
             with contextlib.suppress(PermissionError):
                 os.utime(fd)
@@ -145,7 +163,7 @@ def archives(cache: Path, *, exclusive: bool, timeout: float) -> Iterator[bool]:
         Whether it was had in time.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    fd = os.open(cache / ".archives.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(cache / ".archives.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + timeout
     kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     try:

@@ -111,7 +111,7 @@ class CommitBuilder:
         failure = _failures.get(key)
         if failure is not None and time.monotonic() - failure[0] < REMEMBERED:
             raise UnbuildableError(failure[1], transient=False)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             with file_locks().FileLock(
                 place.with_name(f".{key}.lock"), timeout=2 * source.build.time_limit + 60

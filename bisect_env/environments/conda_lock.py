@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -276,6 +277,9 @@ class CondaSolver:
 
     def base(self, places: ChannelPlaces, platform: str) -> dict[str, Any]:
         """The part that every request about channels has."""
+        # Its locks are for processes of this user alone; a helper says what is wrong with the cache.
+        with contextlib.suppress(OSError):
+            (self._cache_dir / "conda").mkdir(mode=0o700, parents=True, exist_ok=True)
         return {
             "channels": list(places.urls),
             "mirrors": {url: list(addresses) for url, addresses in places.mirrors.items()},

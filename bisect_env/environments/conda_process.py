@@ -439,6 +439,7 @@ def fill(
         "verified": str(cache / "verified"),
         "mirrors": mirrors_of_urls(channels, config),
     }
+    (cache / "conda").mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         answer = pool.ask(message, timeout, room=Room(cache / "conda"))
     except HelperDiedError as error:

@@ -30,10 +30,18 @@ from bisect_env.environments.conda_process import HelperDiedError, shared_pool
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
 from bisect_env.matrix.versions import host_platform
+from bisect_env.temporary import read_limited
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _MAX_BYTES = 64 * 1024 * 1024
+_MAX_LINE = 64 * 1024
+"""Characters of a requirement with all its hashes; numpy, with a hundred files, takes eight thousand."""
+_MAX_WORD = 200
+"""Characters of a name, version or build: no index and no file system takes longer ones."""
+_MAX_LISTS = 100
+"""Lists of requirements that one list may include, each time counted."""
+_PIN = re.compile(r"^[ \t]*[A-Za-z0-9][\w.-]*[ \t]*(\[[^\]\n]*\])?[ \t]*==", re.MULTILINE)
 _HELPER_TIMEOUT = 60.0
 _MINORS = tuple(f"3.{minor}" for minor in range(6, 31))
 _LATE_PATCH = 99
@@ -64,6 +72,19 @@ class ForeignPackage:
     manager: str = "pip"
     build: str = ""
     hashes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse words that no package has: a list of others may hold one of megabytes.
+
+        Raises:
+            ValueError: One is too long.
+        """
+        for word in (self.name, self.version, self.build):
+            if len(word) > _MAX_WORD:
+                raise ValueError(
+                    f"{word[:40]!r}… has {len(word)} characters, and none of a package has more "
+                    f"than {_MAX_WORD}"
+                )
 
     @property
     def spec(self) -> str:
@@ -211,6 +232,9 @@ class _Reader:
     platform: str
     left_out: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    includes: int = 0
+    quotes: bool = True
+    """Whether lines may be shown: not those of a file that is no list, such as one of passwords."""
 
     def file(self) -> ForeignEnvironment:
         text = self._text()
@@ -219,18 +243,18 @@ class _Reader:
         if text.lstrip().startswith("{"):
             return self._json(text)
         if "@EXPLICIT" in text.splitlines():
-            return self._conda_explicit(text)
+            return self._checked(lambda: self._conda_explicit(text))
         if self.where.suffix in (".yml", ".yaml") or self.where.name == "pixi.lock":
             return self._yaml(text)
         lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
         if lines and all(_LISTED.fullmatch(line) for line in lines):
-            return self._conda_export(text)
+            return self._checked(lambda: self._conda_export(text))
         # A lock under another name: what is in it tells.
         if text.lstrip().startswith("version:"):
             return self._yaml(text)
         if re.search(r"^\[\[packages?\]\]$", text, re.MULTILINE):
             return self._toml(text)
-        return self._requirements(text)
+        return self._checked(lambda: self._requirements(text))
 
     def result(self, kind: str, packages: Iterable[ForeignPackage], **more: Any) -> ForeignEnvironment:
         found = _sorted(packages)
@@ -238,7 +262,7 @@ class _Reader:
             raise _refused(
                 self.source, f"{kind} without any package", "name a file that lists an environment's packages"
             )
-        left = tuple(LeftOut(name, why) for name, why in sorted(self.left_out.items()))
+        left = tuple(LeftOut(name[:_MAX_WORD], why) for name, why in sorted(self.left_out.items()))
         return ForeignEnvironment(
             source=self.source,
             format=kind,
@@ -254,11 +278,7 @@ class _Reader:
 
     def _text(self) -> str:
         try:
-            if not self.where.is_file():
-                raise _refused(self.source, "this is not a regular file", "name a lock file or a directory")
-            if self.where.stat().st_size > _MAX_BYTES:
-                raise _refused(self.source, "the file is too large for a list of packages", "name another")
-            return self.where.read_text("utf-8-sig")
+            return read_limited(self.where, _MAX_BYTES, "utf-8-sig")
         except OSError as error:
             raise _refused(
                 self.source, f"the file cannot be read ({error.strerror})", "correct the path"
@@ -473,7 +493,7 @@ class _Reader:
     ) -> Iterator[tuple[str, str]]:
         """Each requirement with its place; lines that go on are one, files that are named are read."""
         parts: list[str] = []
-        start = 1
+        start, is_list = 1, bool(_PIN.search(text))
         for number, raw in enumerate([*text.splitlines(), ""], 1):
             line = re.sub(r"(^|\s)#.*$", "", raw).strip()
             start = start if parts else number
@@ -483,23 +503,43 @@ class _Reader:
             whole = " ".join([*parts, line]).strip()
             parts = []
             place = f"line {start}" if not above else f"{where.name} line {start}"
+            if len(whole) > _MAX_LINE:
+                what = f"{place} has {len(whole)} characters: no requirement is so long"
+                raise _refused(self.source, what, "name a lock file, or the output of `pip freeze`")
             named = re.fullmatch(r"(?:-r|--requirement)[ =]?\s*(\S+)", whole)
             if named is None:
                 if whole:
+                    self.quotes = not above and is_list
                     yield place, whole
                 continue
-            other = where.parent / named[1]
-            if other in (*above, where):
-                raise _refused(self.source, f"{place}: {named[1]} includes itself", "remove the line")
-            try:
-                inner = other.read_text("utf-8-sig")
-            except (OSError, UnicodeDecodeError):
-                raise _refused(
-                    self.source,
-                    f"{place}: {named[1]} cannot be read",
-                    "put the file there, or remove the line",
-                ) from None
-            yield from self._requirement_lines(inner, other, (*above, where))
+            inner = self._included(place, named[1], where, above)
+            yield from self._requirement_lines(inner, where.parent / named[1], (*above, where))
+
+    def _included(self, place: str, name: str, where: Path, above: tuple[Path, ...]) -> str:
+        """Read a list that another one names.
+
+        A list may come from somebody else. It may not name a file of the user's that has nothing to do with
+        it, a pipe that nobody writes to, or make a billion lines of a few lists.
+        """
+        other = where.parent / name
+        self.includes += 1
+        if other in (*above, where):
+            raise _refused(self.source, f"{place}: {name} includes itself", "remove the line")
+        if self.includes > _MAX_LISTS:
+            raise _refused(self.source, f"{place}: more than {_MAX_LISTS} lists are included", "merge them")
+        folder = self.where.parent.resolve()
+        if not other.resolve().is_relative_to(folder):
+            raise _refused(
+                self.source,
+                f"{place}: {name} lies outside of the folder of {self.where.name}",
+                "copy what it lists into the list, or give the output of `pip freeze`",
+            )
+        try:
+            return read_limited(other, _MAX_BYTES, "utf-8-sig")
+        except (OSError, UnicodeDecodeError):
+            raise _refused(
+                self.source, f"{place}: {name} cannot be read", "put the file there, or remove the line"
+            ) from None
 
     def _requirement(
         self, place: str, line: str, markers: _Markers, packages: list[ForeignPackage], loose: list[str]
@@ -528,7 +568,9 @@ class _Reader:
             reason = str(error).partition("\n")[0]
             raise _refused(
                 self.source,
-                f"{place}: {text[:80]!r} is no requirement: {reason}",
+                f"{place}: {text[:80]!r} is no requirement: {reason}"
+                if self.quotes
+                else f"{place} is no requirement",
                 "name a lock file, `pip freeze` output, or the directory of an environment",
             ) from None
         name = str(canonicalize_name(found.name))
@@ -537,7 +579,7 @@ class _Reader:
         elif found.url:
             self.left_out[name] = _of_url(found.url)
         elif (version := _pinned(found.specifier)) is None:
-            loose.append(f"{found.name}{found.specifier} ({place})")
+            loose.append(f"{found.name}{found.specifier} ({place})" if self.quotes else place)
         else:
             hashes = tuple(re.findall(r"--hash[= ]sha256:([0-9a-fA-F]{64})", line))
             packages.append(ForeignPackage(name, version, hashes=hashes))

@@ -40,6 +40,8 @@ Ranks = Mapping[tags.Tag, int]
 """Tag to preference, 0 first."""
 
 
+_MAX_FILENAME = 255
+"""Bytes of a file name on every file system in use; an index that lists longer ones is broken, or hostile."""
 _INTERPRETER = re.compile(r"(?:cp|py)(\d)(\d+)?")
 _LAST_MINOR = 30
 """The stable ABI has no end; this one is years away."""
@@ -114,7 +116,7 @@ def pythons_of(filename: str) -> frozenset[str] | None:
 def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:
     # By hand, because names and versions of old wheels are not in the form that parse_wheel_filename asks
     # for, and only the tags matter here.
-    if not filename.endswith(".whl"):
+    if not filename.endswith(".whl") or len(filename) > _MAX_FILENAME:
         return None
     parts = filename.removesuffix(".whl").split("-")
     if len(parts) not in (5, 6):
@@ -125,7 +127,10 @@ def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:
         if not digits:
             return None
         build = (int(parts[2][:digits]), parts[2][digits:])
-    return build, tags.parse_tag("-".join(parts[-3:]))
+    try:
+        return build, tags.parse_tag("-".join(parts[-3:]))
+    except ValueError:
+        return None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -235,6 +240,8 @@ def _exists(base: str, name: str) -> bool:
 # What a package index lists: releases with their dates, and files with their hashes.
 
 _TIMEOUT = (10.0, 30.0)  # seconds to connect, and between two pieces of an answer
+_LARGEST = 64 << 20
+"""Bytes of a page that are read, unpacked; those of projects with ten thousand files take ten million."""
 _JSON_PREFERRED = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
 )
@@ -349,7 +356,7 @@ class PypiCatalogue:
             return _web_page(base, package, self._timeout)
         except FileNotFoundError:
             raise _not_found(package, shown) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
             raise IndexUnavailableError(
                 f"{shown} does not answer like a package index: {reason}",
@@ -399,17 +406,22 @@ def _pythons(wheels: Iterable[str]) -> frozenset[str] | None:
 
 def _web_page(base: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
     url = f"{base.rstrip('/')}/{canonicalize_name(package)}/"
-    answer = requests.get(url, headers={"Accept": _JSON_PREFERRED}, timeout=timeout)
-    if answer.status_code == requests.codes.not_found:
-        raise FileNotFoundError(url)
-    answer.raise_for_status()
-    kind, _, parameters = answer.headers.get("content-type", "text/html").partition(";")
+    with requests.get(url, headers={"Accept": _JSON_PREFERRED}, timeout=timeout, stream=True) as answer:
+        if answer.status_code == requests.codes.not_found:
+            raise FileNotFoundError(url)
+        answer.raise_for_status()
+        kind, _, parameters = answer.headers.get("content-type", "text/html").partition(";")
+        content = bytearray()
+        for piece in answer.iter_content(1 << 16):
+            content += piece
+            if len(content) > _LARGEST:
+                raise ValueError(f"its page of {package} has more than {_LARGEST >> 20} MiB")
     if kind.strip().endswith("html"):
         # Without a stated character set requests would assume Latin 1, where pages say their own.
-        return _html_files(package, answer.content, answer.url, answer.encoding if parameters else None)
+        return _html_files(package, bytes(content), answer.url, answer.encoding if parameters else None)
     if not kind.strip().endswith("+json"):
         raise ValueError(f"it answers with {kind.strip() or 'no content type'}")
-    return _json_files(package, answer.json(), answer.url)
+    return _json_files(package, json.loads(content), answer.url)
 
 
 def _json_files(package: str, page: Mapping[str, Any], url: str) -> tuple[IndexFile, ...]:
@@ -446,6 +458,8 @@ def _json_files(package: str, page: Mapping[str, Any], url: str) -> tuple[IndexF
 
 def _release_of(filename: str, package: str) -> tuple[str, bool] | None:
     """Version of a wheel or source distribution, and whether it is a wheel; None for other files."""
+    if len(filename) > _MAX_FILENAME:
+        return None
     if filename.endswith(".whl"):
         parts = filename[: -len(".whl")].split("-")
         return (parts[1], True) if len(parts) in (5, 6) else None

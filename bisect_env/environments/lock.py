@@ -212,6 +212,11 @@ class Lock:
         return next((package.url for package in self.packages if package.is_image), "")
 
     @property
+    def local_addresses(self) -> tuple[str, ...]:
+        """Addresses of its packages that lead to files of a host, and not into the web."""
+        return tuple(p.url for p in self.packages if p.url.startswith(("file:", "git+file:")))
+
+    @property
     def has_commits(self) -> bool:
         """Whether some of it is built from commits, for which there are no hashes of archives."""
         return any(package.is_commit for package in self.packages)

@@ -6,6 +6,7 @@ timestamps, build numbers, ...): `<content hash>.records.json` has all of it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import yaml
 
 from bisect_env.environments.lock import (
@@ -25,7 +27,7 @@ from bisect_env.environments.lock import (
 )
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials, without_passwords
-from bisect_env.temporary import replacing
+from bisect_env.temporary import read_limited, replacing
 
 # --------------------------------------------------------------------------------------------------
 # Locks as text: conda-lock's unified format, version 1, written and read. Pure.
@@ -293,6 +295,8 @@ SUFFIX = ".conda-lock.yml"
 RECORDS = ".records.json"
 INDEX = "index.json"
 _VERSION = 1
+_MAX_BYTES = 64 << 20
+"""Of a lock file; one of a thousand conda packages takes two million."""
 
 
 def write_locks(folder: Path, matrix: str, results: Mapping[str, LockResult]) -> Path:
@@ -369,7 +373,7 @@ def read_lock(source: Path | str) -> Lock:
     if isinstance(source, str):
         return parse_lock(source)
     try:
-        text = source.read_text("utf-8")
+        text = read_limited(source, _MAX_BYTES)
     except (OSError, ValueError) as error:
         raise LockFileError(f"{source} cannot be read: {error}", remedy="lock the matrix again") from error
     return parse_lock(text, name=str(source))
@@ -378,3 +382,29 @@ def read_lock(source: Path | str) -> Lock:
 def _write(path: Path, text: str) -> None:
     with replacing(path) as beside:
         beside.write_text(text, "utf-8")
+
+
+# --------------------------------------------------------------------------------------------------
+# Which locks with packages from files this user's own commands have solved.
+#
+# An index, a channel or a repository that the user names may lie on a disk. A database may claim the same of
+# any file of this host, and what it claims would be installed and run.
+
+
+def note_solved(lock: Lock) -> None:
+    """Remember a lock that was solved here, if packages of it come from files."""
+    if lock.local_addresses:
+        # Where this cannot be written, the lock is solved again when a database names it.
+        with contextlib.suppress(OSError):
+            path = _solved(lock)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(0o600)
+
+
+def may_be_installed(lock: Lock) -> bool:
+    """Whether a lock from a database may be installed: it names the web alone, or was solved here."""
+    return not lock.local_addresses or _solved(lock).exists()
+
+
+def _solved(lock: Lock) -> Path:
+    return platformdirs.user_state_path("bisect-env") / "solved" / lock.content_hash

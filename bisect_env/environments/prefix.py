@@ -64,7 +64,7 @@ from bisect_env.environments.settings import default_cache_dir, default_cache_li
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
-from bisect_env.temporary import file_locks, replacing
+from bisect_env.temporary import file_locks, lock_holder, replacing
 
 if TYPE_CHECKING:
     from bisect_env.environments.bundle import Bundle
@@ -395,7 +395,7 @@ def count_use(prefix: Prefix, *, nice: int = 0) -> Prefix:
         return prefix
     problem = ""
     try:
-        with file_locks().FileLock(_lock_path(prefix.path.parent, prefix.path.name), timeout=_COMPILED_LATER):
+        with _file_lock(prefix.path.parent, prefix.path.name, _COMPILED_LATER):
             marker = _bare_marker(prefix.path)
             if marker is None:
                 return prefix
@@ -706,7 +706,8 @@ class _Builder:
     def _archives(self) -> Iterator[None]:
         with archives(self.cache, exclusive=False, timeout=self.timeout) as shared:
             if not shared:
-                raise UnbuildableError("the cache is being emptied", transient=True)
+                holder = lock_holder(self.cache / ".archives.lock")
+                raise UnbuildableError(f"the cache is being emptied ({holder})", transient=True)
             yield
 
     def _compare(self, held: validation.Held) -> None:
@@ -722,13 +723,13 @@ class _Builder:
     def _exclusive(self) -> Iterator[None]:
         try:
             # Twice the limit: whoever holds it has one build to finish and cleaning up to do.
-            with file_locks().FileLock(
-                _lock_path(self.folder, self.lock.content_hash), timeout=2 * self.timeout
-            ):
+            with _file_lock(self.folder, self.lock.content_hash, 2 * self.timeout):
                 yield
         except file_locks().Timeout as error:
+            holder = lock_holder(_lock_path(self.folder, self.lock.content_hash))
             raise UnbuildableError(
-                f"another process has been building this prefix for {2 * self.timeout:.0f} s", transient=True
+                f"another process has been building this prefix for {2 * self.timeout:.0f} s ({holder})",
+                transient=True,
             ) from error
 
     def _refuse_sources(self) -> None:
@@ -842,9 +843,16 @@ def _lock_path(folder: Path, key: str) -> Path:
     return folder / f".{key}.lock"
 
 
+def _file_lock(folder: Path, key: str, timeout: float) -> contextlib.AbstractContextManager[object]:
+    """A `FileLock` on `_lock_path` that no other user may open, since who can open it can keep it locked."""
+    lock: contextlib.AbstractContextManager[object]
+    lock = file_locks().FileLock(_lock_path(folder, key), timeout=timeout, mode=0o600)
+    return lock
+
+
 def _try_lock(path: Path) -> int | None:
     """The open file, locked as by `FileLock` until all who inherit it have closed it; None if it is taken."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -861,7 +869,7 @@ def _remove_leftovers(folder: Path) -> None:
     for key in {path.name.split("-")[1] for path in folder.glob(".build-*-*")}:
         with (
             contextlib.suppress(file_locks().Timeout),
-            file_locks().FileLock(_lock_path(folder, key), timeout=0),
+            _file_lock(folder, key, 0),
         ):
             _remove_builds(folder, key)
 

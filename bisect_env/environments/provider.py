@@ -24,7 +24,7 @@ from bisect_env.environments.lock import (
     PackageNotFoundError,
     UnsolvableError,
 )
-from bisect_env.environments.lockfiles import make_lock
+from bisect_env.environments.lockfiles import make_lock, note_solved
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.environments.pypi_lock import PypiSolver
 from bisect_env.environments.repository import Repository
@@ -180,6 +180,11 @@ class Locker:
             IndexUnavailableError: The index, or a channel, fails.
             InfrastructureError: The solver cannot work here, or the platform is not this machine's.
         """
+        lock = self._solve(request, prefer)
+        note_solved(lock)
+        return lock
+
+    def _solve(self, request: EnvironmentRequest, prefer: Lock | None) -> Lock:
         if request.platform != host_platform():
             raise InfrastructureError(
                 f"an environment for {request.platform} cannot be locked on {host_platform()}",
@@ -567,7 +572,10 @@ class OfflineEnvironments:
         if answer is None:
             wanted = ", ".join(request.requirements) or "no packages"
             raise _changed(self._bundle.root, f"Python {request.python} with {wanted}")
-        return self._bundle.result(answer)
+        result = self._bundle.result(answer)
+        if isinstance(result, Lock):
+            note_solved(result)
+        return result
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
         """See `bisect_env.environments.prefix.ensure_prefix`."""

@@ -101,7 +101,7 @@ class Repository:
             UsageError: There is no such repository.
             InfrastructureError: It cannot be reached, or git is missing.
         """
-        self.mirror.parent.mkdir(parents=True, exist_ok=True)
+        self.mirror.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_path = "://" not in self.source
         if is_path and not Path(self.source).is_dir():
             raise UsageError(f"there is no repository {self.source}", remedy="correct the path")

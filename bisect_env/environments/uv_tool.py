@@ -26,7 +26,7 @@ import uv
 from bisect_env.environments.settings import configured_index, default_build_limit, uv_config_files
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import passed_on, without_credentials
-from bisect_env.temporary import FULL, full_file_system, replacing, temporary
+from bisect_env.temporary import FULL, full_file_system, read_limited, replacing, temporary
 
 # --------------------------------------------------------------------------------------------------
 # Running a tool to its end, or to its time limit, with everything that it started.
@@ -231,6 +231,7 @@ _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONST
 _LOGIN = re.compile(r"UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)")
 _ADDRESSES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 
+_NETRC = 1 << 20  # bytes of a netrc file
 # Longest silence that is taken for an answer on its way; uv tries four times in all.
 _HTTP_TIMEOUT = "30"
 
@@ -252,6 +253,53 @@ if status < 0:
     os.kill(os.getpid(), -status)
 sys.exit(status)
 """
+
+
+@contextlib.contextmanager
+def _told_once(pipe: Path, text: str) -> Iterator[None]:
+    """Give a text to uv through a pipe, once, while the block runs; then the pipe is gone.
+
+    uv reads its netrc file once, before it asks an index for the first time. What it builds inherits the path
+    of the pipe: it finds nothing there, and is told nothing if it comes first.
+    """
+    os.mkfifo(pipe, 0o600)
+
+    def tell() -> None:
+        with contextlib.suppress(OSError), pipe.open("w", encoding="utf-8") as stream:
+            is_uv = _is_open_in_uv_alone(stream.fileno())
+            pipe.unlink(missing_ok=True)
+            if is_uv:
+                stream.write(text)
+
+    teller = threading.Thread(target=tell, name="netrc", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        # Where uv needed no index nobody has opened it, and the thread still waits for somebody.
+        while teller.is_alive():
+            with contextlib.suppress(FileNotFoundError):
+                end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+                teller.join(_LISTEN)
+                os.close(end)
+            teller.join(_LISTEN)
+
+
+def _is_open_in_uv_alone(pipe: int) -> bool:
+    """Whether no other process than one of uv has the pipe open that this one writes to."""
+    ours, program = os.fstat(pipe), os.path.realpath(uv.find_uv_bin())
+    found = False
+    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 -- names
+        if int(pid) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):  # another user's, or ended
+            for fd in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 -- names
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), ours):  # noqa: PTH116 -- many
+                        found = True
+                        if os.path.realpath(f"/proc/{pid}/exe") != program:
+                            return False
+    return found
 
 
 class Uv:
@@ -290,14 +338,14 @@ class Uv:
         watched: bool = False,
         memory: int = 0,
     ) -> Finished:
-        """Run `uv ARGS` in a directory, which should be empty of any project.
+        """Run `uv ARGS` in a directory.
 
         Args:
             args: For uv.
             cwd: The directory.
             timeout: Seconds.
             builds: Whether uv may run code of source distributions, which inherits its environment. Then that
-                is what a trial gets, and what uv itself has to know; credentials go into a file.
+                is what a trial gets, and what uv itself has to know; passwords come through a pipe.
             heard: Called with each line of uv's errors.
             extra: Environment variables besides.
             watched: Whether all of it ends when this process does, however that ends.
@@ -307,12 +355,20 @@ class Uv:
             InfrastructureError: uv cannot be started, or its cache cannot be made.
         """
         try:
-            with temporary("uv") as folder:
+            with contextlib.ExitStack() as held:
                 env = self.variables()
                 if builds:
-                    env = self._for_builds(env, folder / "netrc")
+                    env, logins = self._for_builds(env)
+                    if logins:
+                        pipe = held.enter_context(temporary("uv")) / "netrc"
+                        held.enter_context(_told_once(pipe, logins))
+                        env["NETRC"] = str(pipe)
+                # uv's locks are open to everybody, and who holds one makes it wait.
+                Path(env["UV_CACHE_DIR"]).mkdir(mode=0o700, parents=True, exist_ok=True)
                 room = Room(Path(env["UV_CACHE_DIR"]))
-                argv: list[str | Path] = [uv.find_uv_bin(), *args]
+                # Without a project uv would read a `uv.toml` of any directory above `cwd`: others may write
+                # to the one for temporary files.
+                argv: list[str | Path] = [uv.find_uv_bin(), "--project", "/", *args]
                 if watched:
                     argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
                 whole = {**env, **(extra or {})}
@@ -359,8 +415,12 @@ class Uv:
                     env[name] = self._environ[name]
         return env
 
-    def _for_builds(self, env: Mapping[str, str], netrc: Path) -> dict[str, str]:
-        """What of uv's environment the code of a source distribution may see."""
+    def _for_builds(self, env: Mapping[str, str]) -> tuple[dict[str, str], str]:
+        """What of uv's environment the code of a source distribution may see.
+
+        Returns:
+            The variables; and what uv alone is to know, in the form of a netrc file, "" if nothing.
+        """
         kept = passed_on(env)
         own_bin = str(Path(sys.executable).parent)
         path = env.get("PATH", os.defpath).split(os.pathsep)
@@ -374,17 +434,13 @@ class Uv:
         if "UV_DEFAULT_INDEX" in kept and self._may_configure():
             # Without its settings for this index uv would fetch, and build, each archive again and again.
             kept["UV_CONFIG_FILE"] = str(self._own_config(kept.pop("UV_DEFAULT_INDEX")))
-        if logins:
-            own = Path(env.get("NETRC") or Path(env.get("HOME", "/")) / ".netrc")
-            lines = [f"machine {host} login {user} password {password}\n" for host, user, password in logins]
-            with contextlib.suppress(OSError):
-                lines.append(own.read_text("utf-8", "replace"))
-            netrc.touch(0o600)
-            netrc.write_text("".join(lines), "utf-8")
-            kept["NETRC"] = str(netrc)
-        elif "NETRC" in env:
-            kept["NETRC"] = env["NETRC"]
-        return kept
+        if not logins and "NETRC" not in env:
+            return kept, ""  # uv looks into the file of the home directory itself
+        own = Path(env.get("NETRC") or Path(env.get("HOME", "/")) / ".netrc")
+        lines = [f"machine {host} login {user} password {password}\n" for host, user, password in logins]
+        with contextlib.suppress(OSError, ValueError):
+            lines.append(read_limited(own, _NETRC))
+        return kept, "".join(lines)
 
     def _public(self, word: str, env: Mapping[str, str], logins: list[tuple[str, str, str]]) -> str:
         """An address, `name=address` or path of uv's settings without its login, which is noted."""

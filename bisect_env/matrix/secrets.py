@@ -57,6 +57,8 @@ _TUNING = re.compile(
 _PLAIN_VALUE = re.compile(r"[+-]?\d{1,9}(\.\d{1,9})?|true|false|yes|no|on|off|none|null|", re.IGNORECASE)
 
 
+_PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy")
+_PROXY_LOGIN = re.compile(r"^((?:[\w+.-]+:/+)?).*@", re.DOTALL)
 PASSED = frozenset(
     {
         # Who and where: scripts read data sets and model caches below HOME.
@@ -82,6 +84,14 @@ def passed_on(outer: Mapping[str, str]) -> dict[str, str]:
     if not {"LANG", "LC_ALL", "LC_CTYPE"} & env.keys():
         env["LANG"] = "C.UTF-8"
     return env
+
+
+def without_proxy_logins(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment with proxies, and without the user names and passwords for them."""
+    return {
+        name: _PROXY_LOGIN.sub(r"\1", value) if name.lower() in _PROXIES else value
+        for name, value in env.items()
+    }
 
 
 def is_secret_parameter(name: str) -> bool:

@@ -51,6 +51,7 @@ class ExitRecord:
         marks: What the harness inside the interpreter left.
         expected: What the modules that it looked for should have been.
         xids: What the driver reported of the trial's GPUs while it ran.
+        disk_error: Why its file system could not be written to after it, where it named EIO; else "".
     """
 
     returncode: int | None
@@ -75,6 +76,7 @@ class ExitRecord:
     marks: Marks = NO_MARKS
     expected: Mapping[str, Expected] = field(default_factory=dict)
     xids: tuple[int, ...] = ()
+    disk_error: str = ""
 
     @property
     def signal(self) -> int:
@@ -270,16 +272,23 @@ def killed_external(record: ExitRecord) -> Classification | None:
 
 
 _DISK = re.compile(
-    r"\[Errno (?:28|5|116)\]|No space left on device|Input/output error|Stale (?:NFS )?file handle|ENOSPC"
+    r"\[Errno (?:28|116|122)\]|No space left on device|Disk quota exceeded|Stale (?:NFS )?file handle|ENOSPC"
 )
 
-_DISK_CAUSE = re.compile(r"^OSError: \[Errno (?:28|5|116)\].*", re.MULTILINE)
+_DISK_CAUSE = re.compile(r"^OSError: \[Errno (?:28|116|122)\].*", re.MULTILINE)
+IO_ERROR = re.compile(r"\[Errno 5\]|Input/output error")
+"""What a broken disk gives, and a terminal whose other end is closed, a device or a pipe just as well."""
 
 
 def disk_full(record: ExitRecord) -> Classification | None:
-    """The final exception or one that led to it, or the last three lines, name ENOSPC, EIO or ESTALE."""
+    """The final exception or one that led to it, or the last three lines, name ENOSPC, EDQUOT or ESTALE.
+
+    EIO alone says nothing of a disk: then nothing can be written where the trial ran.
+    """
     if not record.failed_alone:
         return None
+    if record.disk_error:
+        return Classification(Outcome.DISK_FULL, f"disk: {record.disk_error}", phase_of(record))
     traceback = final_traceback(record.stderr)
     text = f"{traceback.exception}: {traceback.message}" if traceback else tail(record.stderr, 3)
     match = _DISK.search(text) or (_DISK_CAUSE.search(traceback.said) if traceback else None)

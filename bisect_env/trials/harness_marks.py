@@ -127,18 +127,22 @@ def options_end(arguments: Sequence[str]) -> int | None:
     Returns:
         A position in `arguments`; None where there is no script, or an option that hides where it is.
     """
-    skip = False
-    for position, word in enumerate(arguments):
-        if skip:
-            skip = False
-        elif word in ("-m", "-c"):
+    position = 0
+    while position < len(arguments):
+        word = arguments[position]
+        if word in ("-m", "-c"):
             return position if position + 1 < len(arguments) else None
-        elif not word.startswith("-"):
+        if not word.startswith("-"):
             return position
-        elif word == "-" or any(letter in "cm" for letter in word[1:]) or word.startswith("--"):
+        if word == "-" or word.startswith("--"):
             return None
-        else:
-            skip = word[-1] in _WITH_VALUE
+        for place, letter in enumerate(word[1:], start=1):
+            if letter in "cm":
+                return None
+            if letter in _WITH_VALUE:  # what follows is its value: the rest of the word, or the next one
+                position += place == len(word) - 1
+                break
+        position += 1
     return None
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bisect_env.containers.trial import Inside
-from bisect_env.trials.classify import Classification, ExitRecord, classify
+from bisect_env.trials.classify import IO_ERROR, Classification, ExitRecord, classify
 from bisect_env.trials.cores import Debug
 from bisect_env.trials.harness_marks import (
     Expected,
@@ -40,7 +40,7 @@ from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, Tria
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
 from bisect_env.trials.tracebacks import final_traceback, parse_fatal_dump
-from bisect_env.trials.workdir import WorkDir, child_env, container_env, own_bin, work_dir
+from bisect_env.trials.workdir import WorkDir, child_env, container_env, own_bin, work_dir, write_problem
 
 # --------------------------------------------------------------------------------------------------
 # From the command as the matrix writes it to the file that is executed.
@@ -341,6 +341,8 @@ def _run_copy(spec: TrialSpec, place: _Execution) -> ExitRecord:
             seen = _run_contained(spec, watched, place.inside, directory)
         else:
             seen = _run_here(spec, watched, directory)
+        if IO_ERROR.search(seen.stderr):
+            seen = replace(seen, disk_error=write_problem(directory.top))
     xids = tuple(place.gpu_watch.reported()) if place.gpu_watch else ()
     return replace(seen, expected=place.expected, gpu_rate=rates[0] if rates else None, xids=xids)
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
 import shutil
 import stat
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bisect_env.containers.engine import ask
-from bisect_env.matrix.secrets import passed_on
-from bisect_env.temporary import TRIAL, Once, left_behind, make_held
+from bisect_env.matrix.secrets import passed_on, without_proxy_logins
+from bisect_env.temporary import FULL, TRIAL, Once, left_behind, make_held
 from bisect_env.trials.records import TrialFile
 
 # --------------------------------------------------------------------------------------------------
@@ -27,6 +29,20 @@ REMOVAL = "removal.json"
 should nobody be left to."""
 
 
+_BARRIER = {
+    ".git": "gitdir: nothing\n",  # git says that this is no repository; black, isort and mypy look no further
+    ".env": "",
+    "pytest.ini": "",
+    "ruff.toml": "",
+    "tox.ini": "[flake8]\n",
+    "uv.toml": "",
+}
+"""Files above a trial's working directory. Tools that look for their configuration in every directory up to
+the root stop at them. The place of temporary files is often one that every user writes to: pytest would take
+a `pytest.ini` there for the trial's own and run the `conftest.py` beside it. What a tool finds in the working
+directory itself still comes first."""
+_BROKEN = FULL | {errno.EIO, errno.EROFS, errno.ESTALE}
+"""What a file system that was writable answers when it is not any more."""
 _REMOVAL_LIMIT = 20.0
 """Seconds for each of these commands."""
 
@@ -36,7 +52,7 @@ class WorkDir:
     """The directories of one process of a trial.
 
     Attributes:
-        top: Holds the other two.
+        top: Holds the other two; nobody else may enter it.
         work: Its working directory, holding the trial's files and nothing else.
         tmp: Its TMPDIR, beside `work`: a script that lists its own directory finds what it would alone.
     """
@@ -59,6 +75,8 @@ def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
         made = WorkDir(top=top, work=top / "work", tmp=top / "tmp")
         made.work.mkdir()
         made.tmp.mkdir()
+        for name, text in _BARRIER.items():
+            (top / name).write_text(text, "ascii")
         for file in files:
             _write(made.work, file)
         yield made
@@ -102,12 +120,20 @@ def _write(directory: Path, file: TrialFile) -> None:
         path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
 
 
+def write_problem(folder: Path) -> str:
+    """Return what the file system says against writing to a folder, "" if nothing."""
+    probe = folder / f".probe-{os.getpid()}-{threading.get_ident()}"
+    try:
+        with probe.open("wb") as stream:
+            stream.write(bytes(4096))
+            os.fsync(stream.fileno())
+        probe.unlink()
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno in _BROKEN else ""
+    return ""
+
+
 def _remove(top: Path) -> None:
-    # Most trials leave their directories as they found them, and looking into each takes ten times as long.
-    with contextlib.suppress(OSError):
-        for name in ("tmp", "work", ""):
-            os.rmdir(top / name)  # noqa: PTH106 - as cheap as can be, it is done for each trial
-        return
     try:
         shutil.rmtree(top)
     except FileNotFoundError:  # the script removed it itself, or one of its processes is just doing that
@@ -160,7 +186,7 @@ def child_env(
             lacks must be missing, not run under our interpreter.
         extra: The matrix's `trial.env` and `BISECT_ENV_<AXIS>`; wins over everything.
     """
-    env = passed_on(outer)
+    env = without_proxy_logins(passed_on(outer))
     env["PATH"] = child_path(outer.get("PATH", DEFAULT_PATH), prefix_bin, own_bin)
     env.update(_settings(tmp, hash_seed, trial_id, gpus))
     env.update(extra or {})

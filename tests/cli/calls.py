@@ -20,6 +20,7 @@ def caller(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
     def call(*arguments: str) -> Run:
         monkeypatch.setattr(sys, "argv", ["bisect-env", *arguments])
+        monkeypatch.setenv("PYTHONSAFEPATH", "")  # what the command sets ends with the test
         before = {number: signal.getsignal(number) for number in HANDLED}
         try:
             with pytest.raises(SystemExit) as ended:

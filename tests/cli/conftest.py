@@ -12,8 +12,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
-def own_signals() -> Iterator[None]:
-    """What commands in this process do to the handling of signals ends with the test."""
+def own_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What commands in this process do to signals, and to the path of its children, ends with the test."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():

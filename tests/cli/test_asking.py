@@ -55,6 +55,13 @@ def test_a_range_and_a_script_are_enough(user: Asking) -> None:
     assert again.stdout.startswith("app is broken from 4 on (last good 3)")
 
 
+def test_a_folder_named_like_the_package_is_no_matrix(user: Asking) -> None:
+    (user.folder / "app").mkdir()
+    done = user.run("run", "app", "repro.py", "--always", "--quick")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("app is broken from 4 on (last good 3)")
+
+
 @pytest.mark.slow
 def test_what_was_asked_can_be_saved_and_run_again(user: Asking) -> None:
     words = ["-p", "app", "--with", "other==1", "--good", "2", "--bad", "app=6", "--save", "m.yaml"]

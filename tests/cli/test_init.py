@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -17,7 +18,7 @@ from bisect_env.matrix.ask import PackageAnswer, TemplateAnswers, template
 from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand
-from tests.engine.studies import Studies
+from tests.engine.studies import CRASH_FROM_SIX, Studies
 
 TORCH = ["--package", "torch", "--versions", ">=2.0,<2.6", "--script", "repro.py"]
 
@@ -86,6 +87,38 @@ def test_nothing_is_overwritten_unasked(here: Path, run: RunCommand) -> None:
     assert run("init", *TORCH, "--force")[0] == 0
 
 
+@pytest.mark.parametrize(
+    "words", [TORCH, ["--package", "torch>=2.0,<2.6", "--script", "repro.py", "--always"]]
+)
+def test_what_is_overwritten_stays_until_all_of_the_new_is_there(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system can only be mounted by root")
+    try:
+        monkeypatch.chdir(place)
+        (place / "repro.py").write_text("import torch\n")
+        (place / "matrix.yaml").write_bytes("name: größe\n".encode("latin-1"))
+        with (place / "full").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        code, _, err = run("init", *words, "--force")
+        assert code == 6, err
+        assert "No space left" in err
+        assert (place / "matrix.yaml").read_bytes() == "name: größe\n".encode("latin-1")
+        assert sorted(path.name for path in place.iterdir()) == ["full", "matrix.yaml", "repro.py"]
+        (place / "full").unlink()
+        code, _, err = run("init", *words, "--force")
+        assert code == 0, err
+        assert load_matrix("matrix.yaml").file.name == "torch"
+    finally:
+        monkeypatch.chdir(tmp_path)
+        subprocess.run(["umount", str(place)], check=True)
+
+
 def test_names_become_names_of_studies_and_axes() -> None:
     text = template(TemplateAnswers([PackageAnswer("Ruamel.Yaml", "0.17.0")], "my script.py", "3.11"))
     assert "name: ruamel_yaml\n" in text
@@ -136,6 +169,52 @@ def test_a_doctor_says_what_is_missing_and_what_it_costs(
     code, out, _ = run("doctor")
     assert code == 6
     assert "✗ database" in out
+
+
+HOSTILE = "import os\nopen({ran!r}, 'a').write(__name__ + ' ')\nraise SystemExit(1)\n"
+"""A module of another user, which notes that it ran."""
+
+
+def leave_modules(folder: Path) -> Path:
+    """Put modules with names of the standard library's into a folder; return the file in which they note."""
+    ran = folder / "ran"
+    for name in ("re", "typing", "enum", "json", "asyncio"):
+        (folder / f"{name}.py").write_text(HOSTILE.format(ran=str(ran)))
+    return ran
+
+
+def test_a_doctor_runs_nothing_that_lies_in_the_current_directory(
+    here: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = leave_modules(here)
+    monkeypatch.setenv("BISECT_ENV_DB", str(here / "results.sqlite"))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    _, out, _ = run("doctor", "--json")
+    found = {one["name"]: one for one in json.loads(out)}
+    assert found["rattler"]["health"] == "ok", found["rattler"]
+    assert not ran.exists(), ran.read_text()
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_workers_run_nothing_that_lies_in_the_current_directory(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    ran = leave_modules(shared)
+    matrix = Studies(tmp_path).matrix(CRASH_FROM_SIX)
+    places = {"BISECT_ENV_DB": str(tmp_path / "db"), "BISECT_ENV_CACHE": str(tmp_path / "cache")}
+    command = [str(Path(sys.executable).with_name("bisect-env")), "run", str(matrix)]
+    done = subprocess.run(
+        [*command, "--cluster", "local", "--workers", "2"],
+        cwd=shared,
+        env={**os.environ, **places},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert not ran.exists(), ran.read_text()
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -17,6 +19,7 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine.reproduction import Seen, reproduction
 from bisect_env.engine.single import SingleTrials, open_one
 from bisect_env.engine.state import Tally
+from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
@@ -25,7 +28,7 @@ from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand
 from tests.engine.studies import Studies
-from tests.environments.index_server import IndexServer, serve
+from tests.environments.index_server import IndexServer, make_wheel, serve
 from tests.environments.test_difference import conda, wheel
 
 SCRIPT = """
@@ -140,6 +143,86 @@ def test_a_bundle_of_the_first_bad_says_where_it_does_not_fail(
     assert re.search(r"With python [0-9.]+, lib 2.0 it failed in 0 of [1-9][0-9]* runs\.", readme)
     assert "What changed from there to here:\n\n- lib: 2.0 → 3.0\n" in readme
     assert "What changed" not in (tmp_path / "last-good" / "README.md").read_text()
+
+
+@pytest.mark.integration
+def test_a_folder_that_is_read_only_is_said(study: Path, run: RunCommand, tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system can only be mounted by root")
+    try:
+        for name in ("bundle", "bundle.tar"):
+            code, _, err = run("reproduce", "lib=2,level=9", "-o", str(place / name))
+            assert code == 6, err
+            assert "Read-only file system" in err
+            assert "--output" in err
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.integration
+def test_a_file_that_only_the_database_names_is_not_installed(
+    study: Path, run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filename, content = make_wheel("lib", "2.0.1", modules={"lib.py": "version = 'of somebody else'\n"})
+    (tmp_path / filename).write_bytes(content)
+    hostile = LockedPackage(
+        "lib", "2.0.1", "pip", (tmp_path / filename).as_uri(), hashlib.sha256(content).hexdigest()
+    )
+    db = os.environ["BISECT_ENV_DB"]
+    with Store.open(db) as store:
+        known = store.study(None)
+        (state,) = (one for one in store.combinations(known.id) if one.lock_hash is not None)
+        before = store.lock(state.lock_hash)
+        lock = make_lock(before.python, before.platform, [hostile])
+        store.save_locks(known.id, [lock])
+    with sqlite3.connect(db) as writer:
+        writer.execute("UPDATE combinations SET lock_hash = ?", (lock.content_hash,))
+    code, _, err = run("reproduce", "lib=2,level=9", "-o", str(tmp_path / "bundle"))
+    assert code == 2, err
+    assert filename in err
+    assert "no command of yours" in err
+    for path in ("first", "second"):
+        said = tmp_path / path
+        check = f"import lib; open({str(said)!r}, 'w').write(lib.version)"
+        run("shell", str(study), "--at", "lib=2,level=9", "--", "python", "-c", check)
+        assert said.read_text() == "2.0.1"
+
+
+@pytest.mark.integration
+def test_files_of_an_index_that_the_matrix_names_are_installed(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the database has them: the lock was solved here."""
+    places = {"DB": "results.sqlite", "CACHE": "cache"}
+    for name, place in places.items():
+        monkeypatch.setenv(f"BISECT_ENV_{name}", str(tmp_path / place))
+    page = tmp_path / "simple" / "lib" / "index.html"
+    page.parent.mkdir(parents=True)
+    links = []
+    for version in ("1.0", "2.0", "3.0"):
+        filename, content = make_wheel("lib", version)
+        (tmp_path / filename).write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        uploaded = 'data-upload-time="2020-01-01T00:00:00Z"'
+        links.append(f'<a href="../../{filename}#sha256={digest}" {uploaded}>{filename}</a>')
+    page.write_text("".join(links))
+    studies = Studies(tmp_path)
+    path = studies.matrix(
+        "import lib; assert int(lib.version[0]) < 3",
+        axes="lib: {package: lib, versions: ['1.0', '2.0', '3.0']}",
+        rest=f"index: {(tmp_path / 'simple').as_uri()}",
+    )
+    path.write_text(path.read_text().replace(" {level}", ""))
+    studies.run(path)
+    (tmp_path / "simple").rename(tmp_path / "gone")
+    assert run("reproduce", "first-bad", "-o", str(tmp_path / "bundle"))[0] == 0
+    # Another user, or another host, has not solved it.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    code, _, err = run("reproduce", "first-bad", "-o", str(tmp_path / "other"))
+    assert code == 2, err
 
 
 @pytest.mark.integration

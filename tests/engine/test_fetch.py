@@ -254,6 +254,38 @@ def test_what_is_damaged_is_named(studies: Studies, matrix: Path, tmp_path: Path
         assert "cannot be read" in found.stderr
 
 
+@pytest.mark.parametrize(
+    "attack", ["pipe", "endless", "link out", "huge", "pipe for answers", "deep answers"]
+)
+def test_a_hostile_directory_neither_hangs_nor_leads_outside(
+    studies: Studies, matrix: Path, tmp_path: Path, attack: str, index: IndexServer
+) -> None:
+    root, outside = tmp_path / "bundle", tmp_path / "outside"
+    fetched(studies, matrix, root)
+    (below,) = root.rglob("below*.whl")
+    answers = root / "studies" / "planted.json"
+    if attack == "link out":
+        (root / "archives").rename(outside)
+        (root / "archives").symlink_to(outside)
+    elif attack == "huge":
+        with below.open("wb") as stream:
+            stream.truncate(1 << 40)  # takes no room
+    elif attack == "pipe for answers":
+        answers.unlink()
+        os.mkfifo(answers)
+    elif attack == "deep answers":
+        answers.write_text("[" * 100_000)
+    else:
+        below.unlink()
+        os.mkfifo(below) if attack == "pipe" else below.symlink_to("/dev/zero")
+    before = sorted(outside.rglob("*"))
+    with pytest.raises(InfrastructureError):
+        OfflineEnvironments(root, "planted", tmp_path / "cache-there")
+    with pytest.raises(InfrastructureError):
+        fetched(studies, matrix, root, piece_size=1000)
+    assert sorted(outside.rglob("*")) == before
+
+
 def test_a_source_distribution_is_built_where_there_is_a_network(
     studies: Studies, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

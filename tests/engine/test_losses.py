@@ -16,7 +16,7 @@ from bisect_env.engine.state import Tally
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.trials.records import Evidence
-from tests.engine.studies import Studies
+from tests.engine.studies import QUICK, Studies
 
 
 def machine_prefix(lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
@@ -88,3 +88,33 @@ def test_losses_beside_good_trials_are_a_warning() -> None:
     assert tally.many_lost() == "its trials were lost on 3 hosts (a, b, c)"
     assert Tally(void=9, lost_on={"a", "b"}).many_lost() is None
     assert Tally(void=3, lost_on={"a", "b", "c"}).why_aside() == tally.many_lost()
+
+
+CUDA_ONCE = """
+import os, signal, sys
+if sys.argv[1] == "9":
+    count = os.path.join({folder!r}, "count")
+    with open(count, "a+") as file:
+        calls = file.tell() + 1
+        file.write(".")
+    if calls == 1:
+        os.kill(os.getpid(), signal.SIGKILL)  # nobody here sent it
+    if calls == 2:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+"""
+
+
+@pytest.mark.integration
+def test_a_lost_trial_does_not_make_the_first_failure_of_cuda_count(studies: Studies) -> None:
+    matrix = studies.matrix(
+        CUDA_ONCE.format(folder=str(studies.folder)),
+        axes="level: {values: [8, 9]}",
+        trial="bad: {outcomes: [cuda-init]}",
+        rest=QUICK,
+    )
+    studies.run(matrix, make_executor=lambda: PoolExecutor(machine_prefix, 1))
+    told = [event for event in studies.events if isinstance(event, events.TrialFinished)]
+    at_nine = [event for event in told if event.record.combination["level"] == "9"]
+    outcomes = [(str(event.record.outcome), event.evidence) for event in at_nine[:2]]
+    assert outcomes == [("killed-external", Evidence.VOID), ("cuda-init", Evidence.VOID)]
+    assert {event.evidence for event in at_nine[2:]} == {Evidence.GOOD}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -195,6 +196,68 @@ def test_requirements_may_include_others_and_name_addresses(tmp_path):
     assert reasons["x-1-py3-none-any.whl"].startswith("from an archive's address")
     assert "attrs" in reasons
     assert any("constraints are not read" in note for note in found.notes)
+
+
+def test_a_list_includes_nothing_outside_of_its_folder_and_shows_no_line_of_what_is_no_list(tmp_path):
+    secret = tmp_path / "netrc"
+    secret.write_text("machine index.example\nlogin me\npassword hunter2\n")
+    token = tmp_path / "token"
+    token.write_text("hunter2\n")
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "link.txt").symlink_to(secret)
+    (repository / ".env").write_text("password hunter2\n")
+    os.mkfifo(repository / "pipe")
+    for included in (secret, "../netrc", "link.txt", ".env", "pipe", "/dev/zero", "/etc/shadow"):
+        (repository / "list.txt").write_text(f"idna==3.7\n-r {included}\n")
+        with pytest.raises(UsageError) as caught:
+            read_environment(repository / "list.txt")
+        said = str(caught.value)
+        assert "hunter2" not in said
+        assert "root:" not in said
+        assert "line " in said
+    # The list itself may be a link, too.
+    for hidden in (secret, token):
+        (repository / "list.txt").unlink()
+        (repository / "list.txt").symlink_to(hidden)
+        with pytest.raises(UsageError) as caught:
+            read_environment(repository / "list.txt")
+        assert "hunter2" not in str(caught.value)
+        assert "machine" not in str(caught.value)
+
+
+def test_lists_that_grow_are_not_followed(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"-r {number + 1}.txt\n" * 2)
+    (tmp_path / "40.txt").write_text("idna==3.7\n")
+    with pytest.raises(UsageError, match="lists are included"):
+        read_environment(tmp_path / "0.txt")
+
+
+LONG = "a" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.txt", f"{LONG}==1.0\n"),
+        ("a.txt", f"{LONG}\n"),
+        ("a.txt", f"a[{'b,' * 500_000}b]==1.0\n"),
+        ("a.txt", f"a=={'1.' * 500_000}1\n"),
+        ("a.txt", f'a==1; python_version < "{"1" * 10_000}"\n'),
+        ("a.txt", f"{LONG}=1.0=py_0\n"),
+        ("a.txt", f"@EXPLICIT\nhttps://x.example/linux-64/{LONG}-1.0-0.conda\n"),
+        ("Pipfile.lock", json.dumps({"_meta": {}, "default": {LONG: {"version": "==1.0"}}})),
+        ("environment.yml", f"dependencies: [{LONG}=1.0=py_0]\n"),
+    ],
+    ids=["name", "unpinned", "extras", "version", "marker", "conda list", "explicit", "json", "yaml"],
+)
+def test_words_of_a_megabyte_are_refused_in_few_words(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_environment(path)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.integration

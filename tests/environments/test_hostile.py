@@ -25,6 +25,7 @@ from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import EnvironmentRequest, host_platform
 from bisect_env.environments.uv_tool import Room
+from bisect_env.errors import InfrastructureError
 
 from .conda_channel import Channel
 from .index_server import BUILD_MADE, IndexServer, Release
@@ -112,6 +113,52 @@ def test_a_build_sees_what_a_trial_sees_and_runs_once(
     assert environment["HOME"] == os.environ["HOME"]
     assert not {"GITHUB_TOKEN", "BISECT_ENV_DB", "UV_INDEX_MINE_PASSWORD"} & set(environment)
     assert index.headers[-1]["authorization"] == wanted
+
+
+def test_a_build_cannot_read_the_logins_that_uv_uses(
+    index: IndexServer, cache: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those of the netrc file nor those of an address; and what a build requires is fetched."""
+    seen = tmp_path / "seen"
+    looks = f"""
+import os, sys
+def note():
+    path = os.environ.get("NETRC", "")
+    text = open(path).read() if os.path.exists(path) else ""
+    with open({str(seen)!r}, "a") as file:
+        file.write(repr((dict(os.environ), text)) + "\\n")
+note()
+import helper
+"""
+    project = PROJECT.replace("requires = []", 'requires = ["helper"]')
+    build = "def build_wheel(folder, config_settings=None, metadata_directory=None):\n    note()\n"
+    files = {
+        "pyproject.toml": project,
+        "PKG-INFO": "Metadata-Version: 2.1\nName: made\nVersion: 1.0\n",
+        "back.py": f"{BUILD_MADE}{looks}{build}    return build_made(folder, 'x = 1\\n')\n",
+    }
+    content = source_distribution({f"made-1.0/{name}": text for name, text in files.items()})
+    add(index, "made", "made-1.0.tar.gz", content)
+    index.add("helper", "1.0")
+    wanted = "Basic " + base64.b64encode(f"me:{SECRET}".encode()).decode()
+    index.on_request = lambda _path: None if index.headers[-1].get("authorization") == wanted else 401
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine 127.0.0.1 login me password {SECRET}\n")
+    netrc.chmod(0o600)
+    for number, (name, value) in enumerate(
+        [
+            ("NETRC", str(netrc)),
+            ("UV_DEFAULT_INDEX", index.url.replace("http://", f"http://me:{SECRET}@")),
+        ]
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv("UV_DEFAULT_INDEX", index.url)
+            patch.setenv(name, value)
+            own = cache.with_name(f"cache-{number}")
+            made = Locker(own).lock(EnvironmentRequest(python, {"made": "1.0"}, allow_source=True))
+            ensure_prefix(made, cache_dir=own, allow_source=True).release()
+    assert seen.read_text().count("\n") >= 4
+    assert SECRET not in seen.read_text()
 
 
 def hostile_wheel(members: dict[str, str], links: dict[str, str], record: bool) -> bytes:
@@ -464,3 +511,47 @@ def test_what_another_user_uses_stays_in_the_cache(lock, cache: Path, tmp_path: 
         reader.stdin.close()
         assert reader.wait(timeout=60) == 0, reader.stderr.read()
     assert prune(cache, limit=0).prefixes == (lock.content_hash,)
+
+
+LOCKING = """
+import fcntl, os, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+held = []
+for folder, _, files in os.walk(sys.argv[1]):
+    for name in files:
+        if name.endswith((".lock", ".use")):
+            try:
+                held.append(os.open(os.path.join(folder, name), os.O_RDONLY))
+                fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                print(os.path.join(folder, name))
+            except OSError:
+                pass
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_reader_of_a_shared_cache_cannot_keep_it_locked(  # type: ignore[no-untyped-def]
+    lock, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    prefix.release()
+    open_to_all(tmp_path)
+    words = [sys.executable, "-c", LOCKING, str(cache)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert reader.stdin is not None
+        held = [Path(line.strip()) for line in iter(reader.stdout.readline, "locked\n")]
+        # What an environment in use is known by stays open to readers; nothing else is.
+        assert [path.name for path in held] == [f".{lock.content_hash}.use"]
+        monkeypatch.setattr("bisect_env.environments.cache.LEASE_PATIENCE", 0.2)
+        with pytest.raises(InfrastructureError, match=rf"process {reader.pid} of user nobody") as caught:
+            ensure_prefix(lock, cache_dir=cache)
+        assert "chmod 700" in str(caught.value.remedy)
+        reader.stdin.write("\n")
+        reader.stdin.flush()
+        reader.wait(30)
+    ensure_prefix(lock, cache_dir=cache).release()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+import json
 import threading
 from datetime import UTC, datetime
 
@@ -164,3 +166,27 @@ def test_the_real_index():
     )
     assert found["3.9.10"].requires_python == ">=3.8"
     assert found["3.9.11"].has_wheel
+
+
+def test_file_names_that_no_file_system_has_are_passed_over(index):
+    index.add("demo", "1.0")
+    names = [
+        f"demo-{'1' * 10_000}-py3-none-any.whl",
+        f"demo-2.0-{'py3.' * 100_000}py3-none-any.whl",
+        f"{'d-' * 100_000}3.0.tar.gz",
+        "demo-4.0-py3--any.whl",
+    ]
+    kind, body = index.page("demo")
+    page = json.loads(body)
+    page["files"] += [{"filename": name, "url": "x", "hashes": {}} for name in names]
+    index.raw["/simple/demo/"] = (kind, json.dumps(page).encode())
+    found = PypiCatalogue(index.url).versions("demo")
+    assert [release.version for release in found if release.has_wheel] == ["1.0"]
+
+
+def test_a_page_without_end_is_given_up(index):
+    """Packed it has half a megabyte."""
+    body = gzip.compress(b" " * (80 << 20) + b"{}", 1)
+    index.raw["/simple/demo/"] = ("application/vnd.pypi.simple.v1+json\r\nContent-Encoding: gzip", body)
+    with pytest.raises(IndexUnavailableError, match="has more than 64 MiB"):
+        PypiCatalogue(index.url).versions("demo")

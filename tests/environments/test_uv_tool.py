@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.environments.provider import Locker
+from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words, run_tool
 
 
@@ -135,3 +137,41 @@ def test_a_tool_that_somebody_stops_goes_on(tmp_path):
     code = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); print('went on')"
     finished = run_tool([sys.executable, "-c", code], env=dict(os.environ), cwd=tmp_path, timeout=20)
     assert (finished.returncode, finished.stdout, finished.timed_out) == (0, "went on\n", False)
+
+
+@pytest.mark.integration
+def test_a_uv_toml_in_the_place_of_temporary_files_is_not_read(index, cache, python, tmp_path, monkeypatch):
+    # The user's own configuration counts, and so there is none of ours that would keep uv from looking.
+    own = tmp_path / "config" / "uv" / "uv.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text(f'index-url = "{index.url}"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "uv.toml").write_text('index-url = "http://127.0.0.1:9/of-somebody-else"\n')
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    index.add("alpha", "1.0")
+    lock = Locker(cache).lock(EnvironmentRequest(python, {"alpha": "1.0"}))
+    assert [package.name for package in lock.packages] == ["alpha"]
+
+
+@pytest.mark.integration
+def test_a_build_that_uv_asks_no_index_for_is_told_no_login(tmp_path, monkeypatch, python):
+    """Then it is the first to open what uv would read the login from."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password hunter2\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    project, seen = tmp_path / "project", tmp_path / "seen"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "back"\nbackend-path = ["."]\n'
+    )
+    (project / "back.py").write_text(
+        "import os\ndef build_wheel(*arguments):\n    text = open(os.environ['NETRC']).read()\n"
+        f"    open({str(seen)!r}, 'w').write('told: ' + text)\n    raise SystemExit(1)\n"
+    )
+    args = ["build", "--wheel", "-p", python, "-o", tmp_path / "out", project]
+    uv = Uv(tmp_path / "cache", "http://127.0.0.1:9/simple")
+    done = uv.run(args, cwd=tmp_path, timeout=60, builds=True)
+    assert done.returncode != 0
+    assert seen.read_text() == "told: ", done.stderr

@@ -20,7 +20,7 @@ from sqlalchemy import event
 from bisect_env.engine.stored import matrix_of
 from bisect_env.environments.lock import LockedPackage, LockFileError
 from bisect_env.environments.lockfiles import make_lock, parse_lock
-from bisect_env.errors import BisectEnvError, ExitCode, StorageError, UsageError
+from bisect_env.errors import BisectEnvError, ExitCode, MatrixError, StorageError, UsageError
 from bisect_env.matrix.load import load_matrix
 from bisect_env.report import formats
 from bisect_env.report.build import load_report
@@ -474,4 +474,58 @@ def test_the_matrix_of_somebody_else_is_not_run_because_a_database_names_it(
         matrix_of(study)
     assert matrix_of(study, matrix).digest == loaded.digest
     monkeypatch.chdir(tmp_path)
+    assert matrix_of(study).digest == loaded.digest
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("attack", ["link to the matrix", "script", "link to the script", "folder", "here"])
+def test_files_of_somebody_else_are_not_run_because_a_database_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str
+) -> None:
+    """She has a folder, or may write into one as everybody may; the matrix itself is the user's own."""
+    folder = tmp_path / "hers"
+    (folder / "sub").mkdir(parents=True)
+    trial = "{command: python sub/s.py, files: [sub/s.py]}"
+    text = f"version: 1\nname: n\naxes: {{a: {{values: [0, 1]}}}}\ntrial: {trial}\n"
+    (folder / "matrix.yaml").write_text(text, "utf-8")
+    script = folder / "sub" / "s.py"
+    script.write_text("print('pwned')\n")
+    if attack == "link to the matrix":
+        own = tmp_path / "own.yaml"
+        (folder / "matrix.yaml").rename(own)
+        (folder / "matrix.yaml").symlink_to(own)
+        os.chown(script, 65534, 65534)
+    elif attack == "link to the script":
+        script.rename(folder / "of_root.py")
+        script.symlink_to(folder / "of_root.py")
+        os.chown(script, 65534, 65534, follow_symlinks=False)
+    elif attack == "script":
+        os.chown(script, 65534, 65534)
+    elif attack == "folder":
+        os.chown(folder / "sub", 65534, 65534)
+    else:
+        folder.chmod(0o1777)
+        os.chown(folder / "matrix.yaml", 65534, 65534)
+        monkeypatch.chdir(folder)
+    path = folder / "matrix.yaml"
+    loaded = load_matrix(path)
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        study = store.open_study(definition(digest=loaded.digest, matrix_path=str(path)))
+    with pytest.raises((UsageError, MatrixError)) as caught:
+        matrix_of(study)
+    assert "of another user" in str(caught.value) or "sub/s.py' does not exist" in str(caught.value)
+    assert matrix_of(study, path).digest == loaded.digest
+
+
+def test_a_link_to_ones_own_matrix_is_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    text = "version: 1\nname: n\naxes: {a: {values: [0, 1]}}\ntrial: {command: python s.py, files: [s.py]}\n"
+    (folder / "matrix.yaml").write_text(text, "utf-8")
+    (folder / "s.py").write_text("")
+    link = tmp_path / "here"
+    link.symlink_to(folder)
+    loaded = load_matrix(link / "matrix.yaml")
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        study = store.open_study(definition(digest=loaded.digest, matrix_path=str(link / "matrix.yaml")))
     assert matrix_of(study).digest == loaded.digest

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -232,3 +236,42 @@ def test_writers_go_on_while_a_database_is_merged(db: str, tmp_path: Path) -> No
         thread.join(timeout=60)
         assert written
         assert {t.trial_id for t in writer.trials(second)} >= set(written)
+
+
+IMPORTING = """
+import os, sys
+from bisect_env.storage import transfer
+# Imports everything first: the reader may not read the files of whoever runs the tests.
+transfer.merge_databases(sys.argv[1] + "-before", sys.argv[3])
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+print(transfer.merge_databases(sys.argv[1], sys.argv[2]).new_trials)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_file_in_a_folder_of_somebody_else_is_imported(tmp_path: Path) -> None:
+    """Whoever reads it there cannot make the files that SQLite wants beside a database."""
+    place, own = tmp_path / "shared", tmp_path / "own"
+    place.mkdir(mode=0o755)
+    own.mkdir()
+    own.chmod(0o777)
+    fill(str(place / "results.sqlite"))
+    for path in place.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder != Path("/tmp") and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o755)
+    shutil.copytree(place, tmp_path / "copy")
+    files = (own / "target.sqlite", place / "results.sqlite", tmp_path / "copy" / "results.sqlite")
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTING, *map(str, files)],
+        env={**os.environ, "HOME": str(own), "TMPDIR": str(own)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "3\n", done.stderr

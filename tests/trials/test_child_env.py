@@ -61,6 +61,24 @@ def test_nothing_that_is_not_named_passes(outer: dict[str, str]) -> None:
     )
 
 
+def test_proxies_come_without_their_logins() -> None:
+    outer = {
+        "http_proxy": "http://me:hunter2@proxy.example:3128",
+        "HTTPS_PROXY": "me:hunter2@proxy.example:3128",
+        "https_proxy": "http://me:hun/ter2@x@proxy.example:3128/",
+        "ALL_PROXY": "socks5h://hunter2@proxy.example",
+        "FTP_PROXY": "http://proxy.example:3128",
+        "NO_PROXY": "localhost,.example",
+    }
+    env = env_of(outer)
+    assert "hun" not in str(env)
+    assert env["http_proxy"] == "http://proxy.example:3128"
+    assert env["HTTPS_PROXY"] == "proxy.example:3128"
+    assert env["https_proxy"] == "http://proxy.example:3128/"
+    assert env["ALL_PROXY"] == "socks5h://proxy.example"
+    assert (env["FTP_PROXY"], env["NO_PROXY"]) == (outer["FTP_PROXY"], outer["NO_PROXY"])
+
+
 def test_a_locale_that_is_set_is_kept() -> None:
     assert "LANG" not in env_of({"LC_ALL": "en_US.UTF-8"})
     assert env_of({"LANG": "fr_FR.UTF-8"})["LANG"] == "fr_FR.UTF-8"

@@ -124,6 +124,37 @@ def test_a_full_disk_is_no_failure_of_the_script(run: Run, small_disk: Path, pro
     assert "No space left" in record.detail or "Errno 28" in record.detail
 
 
+def test_an_error_of_a_terminal_is_no_error_of_a_disk(run: Run) -> None:
+    code = """
+        import os, pty
+        ours, theirs = pty.openpty()
+        os.close(theirs)
+        os.read(ours, 1)
+    """
+    record = run(code)
+    assert "[Errno 5]" in record.stderr
+    assert record.outcome is Outcome.EXIT_FAIL
+
+
+def test_an_error_of_a_disk_that_cannot_be_written_is_one(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full is what a disk can be made to be here; it is asked, and its word counts."""
+    subprocess.run(["mount", "-o", "remount,size=400k", str(small_disk)], check=True)
+    monkeypatch.setattr("tempfile.tempdir", str(small_disk))
+    code = """
+        import os
+        with open(os.environ["TMPDIR"] + "/x", "wb", buffering=0) as file:
+            try:
+                while file.write(bytes(4096)): pass
+            except OSError:
+                pass
+        raise OSError(5, "Input/output error")
+    """
+    record = run_trial(make_spec(code), PREFIX)
+    assert (record.outcome, record.detail) == (Outcome.DISK_FULL, "disk: No space left on device")
+
+
 MEMORY = Path("/sys/fs/cgroup/memory")
 
 # Runs in a process of its own, in a cgroup of its own: it must not be ours that runs out.
