@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -305,6 +306,9 @@ WHERE s.verdict IS NOT NULL
 """
 
 
+PUBLIC = "public"
+"""PostgreSQL's schema with our tables. Connections have an empty `search_path`, so every name says it."""
+
 NAMES = ("v_combinations", "v_trials", "v_verdicts", "v_packages")
 ONE_ROW = {
     "v_trials": "a trial",
@@ -318,14 +322,32 @@ ONE_ROW = {
 def make_views(connection: Connection) -> None:
     """Make every view."""
     bodies = (_COMBINATIONS, _TRIALS, _verdicts(connection.dialect.name), _PACKAGES)
+    schema = _schema_of(connection)
     for name, body in zip(NAMES, bodies, strict=True):
-        connection.exec_driver_sql(f"CREATE VIEW {name} AS {body}")
+        qualified = re.sub(r"\b(FROM|JOIN) (?=\w)", rf"\1 {schema}", body)
+        connection.exec_driver_sql(f"CREATE VIEW {schema}{name} AS {qualified}")
 
 
 def drop(connection: Connection) -> None:
     """Take them away: a table cannot be made anew beneath a view."""
     for name in NAMES:
-        connection.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
+        connection.exec_driver_sql(f"DROP VIEW IF EXISTS {_schema_of(connection)}{name}")
+
+
+def schema_name(connection: Connection) -> str | None:
+    """Return the schema that holds our tables: `public` in PostgreSQL, None in SQLite."""
+    return PUBLIC if connection.dialect.name == "postgresql" else None
+
+
+def name_public(connection: Connection) -> None:
+    """Let names without a schema mean our tables, until the transaction ends: for SQL that others wrote."""
+    if schema_name(connection) is not None:
+        connection.exec_driver_sql(f"SET LOCAL search_path = pg_catalog, {PUBLIC}, pg_temp")
+
+
+def _schema_of(connection: Connection) -> str:
+    schema = schema_name(connection)
+    return "" if schema is None else f"{schema}."
 
 
 # --------------------------------------------------------------------------------------------------
@@ -347,13 +369,14 @@ def revision_of(version: int) -> str:
 
 def revisions(connection: Connection) -> list[str]:
     """The revisions in the version table: usually one; none without the table."""
-    if not inspect(connection).has_table(VERSIONS.name):
+    if not inspect(connection).has_table(VERSIONS.name, schema=schema_name(connection)):
         return []
     return sorted(str(found) for found in connection.execute(select(VERSIONS.c.version_num)).scalars())
 
 
 def to_head(connection: Connection) -> None:
     """Run every revision that the database has not had; the connection's transaction is the caller's."""
+    name_public(connection)
     # Here: it takes longer to import than most commands take, and only upgrades need it.
     from alembic import command
     from alembic.config import Config

@@ -95,6 +95,8 @@ def test_a_table_and_csv(db: str, run: RunCommand) -> None:
         "SET TRANSACTION READ WRITE",
         "COPY studies TO '{folder}/studies'",
         "WITH gone AS (DELETE FROM logs RETURNING 1) SELECT * FROM gone",
+        "SELECT fts3_tokenizer('simple')",
+        "SELECT file FROM pragma_database_list",
         "SELECT nothing FROM nowhere",
         "SELECT",
         "",

@@ -50,7 +50,8 @@ def differences(reference: str) -> list[object]:
     """What Alembic would change to make the database what `tables` says, and views that are missing."""
     database = open_any_schema(reference, read_only=True)
     try:
-        with database.reader.connect() as connection:
+        with database.reader.begin() as connection:
+            backend.name_public(connection)
             context = MigrationContext.configure(connection, opts={"compare_type": True})
             missing = set(backend.NAMES) - set(inspect(connection).get_view_names())
             return [*compare_metadata(context, METADATA), *missing]
@@ -76,7 +77,7 @@ def test_the_revisions_alone_make_every_table(reference: str) -> None:
         with database.engine.begin() as connection:
             backend.drop(connection)
             METADATA.drop_all(connection)
-            connection.exec_driver_sql("DROP TABLE alembic_version")
+            backend.VERSIONS.drop(connection)
             backend.to_head(connection)
             context = MigrationContext.configure(connection, opts={"compare_type": True})
             assert compare_metadata(context, METADATA) == []
