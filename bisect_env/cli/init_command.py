@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -22,6 +21,7 @@ from bisect_env.cli.asking import (
     WithOption,
     ask,
 )
+from bisect_env.report.untrusted import command_line
 
 if TYPE_CHECKING:
     from bisect_env.matrix.ask import PackageAnswer
@@ -100,7 +100,8 @@ def init(
             if before is not None:
                 deliver(before, output)
             raise
-        typer.echo(f"{output} is written; `bisect-env plan {output}` shows what it asks for", err=True)
+        shown = command_line("bisect-env", "plan", str(output))
+        typer.echo(f"{output} is written; `{shown}` shows what it asks for", err=True)
         return
     packages = _packages(package or [], versions or [])
     script = script or Path(_asked("--script", "Script that fails", "repro.py"))
@@ -142,7 +143,7 @@ def init(
         ) from None
     if made:
         typer.echo(f"{script} is a template: put what fails into it", err=True)
-    typer.echo(f"{output} is written; next: bisect-env plan {shlex.quote(str(output))}", err=True)
+    typer.echo(f"{output} is written; next: {command_line('bisect-env', 'plan', str(output))}", err=True)
 
 
 def _packages(names: Sequence[str], versions: Sequence[str]) -> list[PackageAnswer]:

@@ -8,7 +8,6 @@ import gc
 import importlib
 import json
 import os
-import shlex
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from bisect_env.cli.options import (
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.trials_command import Format
 from bisect_env.cli.views import ShownOptions, log_event, start_log
+from bisect_env.report.untrusted import command_line
 
 if TYPE_CHECKING:
     import threading
@@ -279,7 +279,7 @@ def conduct(
     except KeyboardInterrupt:
         raise StudyInterruptedError(
             "interrupted; every trial that ended is stored",
-            remedy=f"bisect-env {command} {shlex.quote(str(matrix))}   goes on from here",
+            remedy=f"{command_line('bisect-env', command, str(matrix))}   goes on from here",
         ) from None
     except BisectEnvError as error:
         if not told:  # it failed before there was a study

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis, find_combination
 from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.report.untrusted import command_line
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
 
@@ -72,7 +72,7 @@ def _refuse_strangers(path: Path) -> None:
         return
     raise UsageError(
         f"the database names {path} as the matrix of this study, a file of another user of this machine",
-        remedy=f"look at what it runs, then name it: `--matrix {shlex.quote(str(path))}`",
+        remedy=f"look at what it runs, then name it: `{command_line('--matrix', str(path))}`",
     )
 
 

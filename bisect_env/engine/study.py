@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import math
 import platform
-import shlex
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
@@ -41,6 +40,7 @@ from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.matrix.versions import VersionCatalogue
 from bisect_env.report.sentence import how_many
+from bisect_env.report.untrusted import command_line
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.space import is_large
@@ -252,7 +252,7 @@ def run_study(
 
 def _goes_on(matrix: Matrix, goal: Goal) -> str:
     command = "map" if goal is Goal.TABLE else "run"
-    return f"bisect-env {command} {shlex.quote(str(matrix.path))}   goes on from here"
+    return f"{command_line('bisect-env', command, str(matrix.path))}   goes on from here"
 
 
 def _told(matrix: Matrix, added: Mapping[str, Sequence[str]]) -> str:

@@ -6,8 +6,6 @@ itself.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ from bisect_env.report.sentence import (
     probability,
     told_origins,
 )
-from bisect_env.report.untrusted import clean, shortened
+from bisect_env.report.untrusted import clean, comma_separated, shortened
 from bisect_env.search.numeric import clopper_pearson
 
 # --------------------------------------------------------------------------------------------------
@@ -659,16 +657,14 @@ def csv_text(report: Report) -> str:
         frozenset(one["combination"].items()): one
         for one in (report.verdict.get("table") or {}).get("calls") or ()
     }
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     names = [axis.name for axis in report.axes]
-    writer.writerow([*names, "status", "verdict", "tried", "probability", "bad", "trials", "low", "high"])
+    rows: list[list[object]] = []
     for one in report.combinations:
         call = calls.get(frozenset(one.combination.items())) or {}
         chance = call.get("probability")
-        writer.writerow(
+        rows.append(
             [
-                *(_safe(one.combination.get(name, "")) for name in names),
+                *(one.combination.get(name, "") for name in names),
                 one.status,
                 one.verdict or "",
                 "yes" if one.counted else "no",
@@ -678,10 +674,5 @@ def csv_text(report: Report) -> str:
                 *(f"{end:.4f}" for end in one.interval),
             ]
         )
-    return text.getvalue()
-
-
-def _safe(text: str) -> str:
-    """A value that no spreadsheet takes for a formula."""
-    text = clean(text)
-    return f"'{text}" if text[:1] in "=+-@" else text
+    columns = ("status", "verdict", "tried", "probability", "bad", "trials", "low", "high")
+    return comma_separated([*names, *columns], rows)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -446,7 +445,7 @@ def check_version(found: int, shown: str) -> None:
         raise StorageError(
             f"the database {shown} was written by an older release (schema {found}; this one needs "
             f"{SCHEMA_VERSION})",
-            remedy=f"bisect-env db upgrade --db {shlex.quote(shown)}",
+            remedy="bisect-env db upgrade",
         )
 
 

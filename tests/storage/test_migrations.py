@@ -109,7 +109,7 @@ def test_an_older_database_is_left_alone_until_it_is_upgraded(
     for read_only in (False, True):
         with pytest.raises(StorageError, match="older release") as caught:
             Store.open(reference, read_only=read_only)
-        assert str(caught.value.remedy).startswith("bisect-env db upgrade --db ")
+        assert caught.value.remedy == "bisect-env db upgrade"
     done = maintenance.upgrade(reference)
     assert (done.before, done.after) == (SCHEMA_VERSION, SCHEMA_VERSION + 1)
     with Store.open(reference) as store:
