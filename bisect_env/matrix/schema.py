@@ -286,7 +286,9 @@ class CommitBuild(StrictModel):
     """How commits are built."""
 
     env: dict[EnvName, Value] = Field(
-        default_factory=dict, description="Environment variables of the build, such as {CC: 'ccache gcc'}."
+        default_factory=dict,
+        description="Environment variables of the build, such as {CC: 'ccache gcc'}. "
+        "Values of those named like secrets are kept out of locks and the database.",
     )
     requires: tuple[PypiRequirement, ...] = Field(
         default=(), description="What builds are made with, instead of what each commit asks for itself."

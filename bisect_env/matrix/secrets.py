@@ -111,8 +111,8 @@ def is_secret(variable: str, value: str) -> bool:
 def keep_for_builds(variables: Mapping[str, str]) -> None:
     """Keep the secrets among the variables of a build in this process's environment.
 
-    Locks go into files and the database, so they hold `***` in place of a secret. The processes that build find
-    its value in the environment, which the workers of this host inherit.
+    Locks go into files and the database, so they hold `***` in place of a secret. The processes that build
+    find its value in the environment, which the workers of this host inherit.
     """
     os.environ.update({_BUILD_SECRET + k: v for k, v in variables.items() if is_secret(k, v)})
 
@@ -192,8 +192,8 @@ def _masked_parameter(found: re.Match[str]) -> str:
 def shared_matrix_text(text: str) -> str:
     """A matrix file's text as others may read it.
 
-    Every line stays where it is; passwords of addresses, values of `trial.env` that are not on the allow-list,
-    and values of `build.env` that look like secrets become `***`.
+    Every line stays where it is; passwords of addresses, values of `trial.env` that are not on the
+    allow-list, and values of `build.env` that look like secrets become `***`.
 
     Raises:
         UsageError: The text is no YAML, so that what is a secret in it cannot be found.
