@@ -121,8 +121,9 @@ _TAKES = {
     # Without them it would be another question.
     "--skip": ("run", "map"),
     "--all": ("run",),
+    "--only-mine": ("run", "map"),
 }
-_FLAGS = {"--all"}
+_FLAGS = {"--all", "--only-mine"}
 # A word as `command_line` quotes it. Options are put after a command's last word, and never into quotes.
 _WORD = r"""(?:'[^'\n]*'|"'"|[^\s`;)'"])+"""
 _COMMAND = re.compile(rf"(?<![^\s`(])(?='){_WORD}|bisect-env (?P<name>[a-z]+)\b(?: (?![ #]){_WORD})*")

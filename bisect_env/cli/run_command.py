@@ -70,6 +70,9 @@ SkipOption = Annotated[
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Begin a new study, and measure anew what was measured before.")
 ]
+OnlyMineOption = Annotated[
+    bool, typer.Option("--only-mine", help="Use no trial that another user's study recorded.")
+]
 
 
 @with_groups(without=("as_json",))
@@ -92,6 +95,7 @@ def run(
         ),
     ] = False,
     fresh: FreshOption = False,
+    only_mine: OnlyMineOption = False,
     skip: SkipOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="End as soon as the answer stands, without checking it further.")
@@ -120,6 +124,7 @@ def run(
         skip=skip or (),
         lockfiles=lockfiles,
         fresh=fresh,
+        only_mine=only_mine,
         quick=quick,
         every_lock=lock_all,
         timings=timings,
@@ -151,6 +156,7 @@ def map(  # noqa: A001 - so is the command called
     shown: ShownOptions,
     lockfiles: LockfilesOption = None,
     fresh: FreshOption = False,
+    only_mine: OnlyMineOption = False,
 ) -> None:
     """Call every combination of a matrix good or bad, with as few environments as that takes.
 
@@ -169,6 +175,7 @@ def map(  # noqa: A001 - so is the command called
         skip=skip or (),
         lockfiles=lockfiles,
         fresh=fresh,
+        only_mine=only_mine,
         shown=replace(shown, as_json=json_output),
     )
     if form is Format.TEXT and output is None:
@@ -203,6 +210,7 @@ def conduct(
     skip: Sequence[str] = (),
     lockfiles: Path | None = None,
     fresh: bool = False,
+    only_mine: bool = False,
     quick: bool = False,
     every_lock: bool = False,
     timings: bool = False,
@@ -220,6 +228,7 @@ def conduct(
         skip: Values that are not tried.
         lockfiles: Where locks are written; None for where they belong.
         fresh: Begin a new study.
+        only_mine: Use no trial that another user's study recorded.
         quick: End as soon as the answer stands.
         every_lock: Lock every combination before the first trial.
         timings: Show at the end when the command reached what.
@@ -270,6 +279,7 @@ def conduct(
             stopped=stopped,
             lockfiles=lockfiles or Path("lockfiles"),
             fresh=fresh,
+            only_mine=only_mine,
             goal=goal,
             every_lock=every_lock,
             quick=quick,
@@ -304,6 +314,7 @@ def answer(
     stopped: threading.Event,
     lockfiles: Path,
     fresh: bool = False,
+    only_mine: bool = False,
     goal: str = "first-bad",
     every_lock: bool = False,
     quick: bool = False,
@@ -322,6 +333,7 @@ def answer(
         stopped: Set when the user wants to stop.
         lockfiles: Where locks are written.
         fresh: Begin a new study.
+        only_mine: Use no trial that another user's study recorded.
         goal: What is asked, as `search/goals.py` calls it.
         every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands.
@@ -384,6 +396,7 @@ def answer(
                 workers=default_workers(),
                 machines=place.machines,
                 fresh=fresh,
+                only_mine=only_mine,
                 goal=Goal(goal),
                 every_lock=every_lock,
                 quick=quick,

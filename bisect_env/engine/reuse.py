@@ -80,6 +80,7 @@ class Reuse:
         target: What this study is about: what a trial says is judged anew. While it is open, only trials of
             the bad end are taken.
         machines: Classes of machines on which this study's trials run.
+        user: Take trials from this user's studies alone; None for anybody's.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Reuse:
         prepared: Prepared,
         target: StudyTarget,
         machines: Collection[Machine],
+        user: str | None = None,
     ) -> None:
         self._store = store
         self._study_id = study_id
@@ -97,6 +99,7 @@ class Reuse:
         self._prepared = prepared
         self._target = target
         self._machines = machines
+        self._user = user
         self._seen: set[str] = set()
         self._incomplete: set[str] = set()
         self._cuda_failed: set[str] = set()
@@ -119,7 +122,9 @@ class Reuse:
         if not keys or not self._machines:
             return []
         logs = self._target.reads_output or self._target.compares
-        found = self._store.measured(self._study_id, set(keys.values()), self._machines, logs=logs)
+        found = self._store.measured(
+            self._study_id, set(keys.values()), self._machines, logs=logs, user=self._user
+        )
         taken = []
         for index, key in keys.items():
             records = [(light, self._record(light, whole)) for light, whole in found.get(key, [])]

@@ -271,6 +271,7 @@ class StudyRunner:
         perturbation: Circumstances under which all trials run.
         careful: Whether both stated ends are tried even where environments are dear.
         leaves: Whether the search may want commits that are no values of its axis.
+        user: Whose studies' trials may be reused; None for anybody's.
         begun: Ids of trials that were submitted already, by combination; they are taken over, or ended.
         answers: What the executor has said of them.
 
@@ -297,6 +298,7 @@ class StudyRunner:
         perturbation: Perturbation = NONE,
         careful: bool = False,
         leaves: bool = False,
+        user: str | None = None,
         begun: Mapping[Index, str] | None = None,
         answers: Sequence[Completion] = (),
     ) -> None:
@@ -324,7 +326,7 @@ class StudyRunner:
         self._ways: dict[Index, dict[str, tuple[str, str]]] = {}
         self._sharing = Sharing(store, study_id, clock=clock)
         self._keys: dict[Index, str] = {}
-        self._reuse = Reuse(store, study_id, self._keys, self._prepared, self._target, machines)
+        self._reuse = Reuse(store, study_id, self._keys, self._prepared, self._target, machines, user)
         self._locks_answered, self._locks_spent = 0, locking.spent
         self.searching = 0.0
         self._unsaved: list[Index] = []

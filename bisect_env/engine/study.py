@@ -85,6 +85,7 @@ def run_study(
     workers: int = 2,
     machines: Callable[[], Collection[Machine]] = lambda: (Machine(platform.machine()),),
     fresh: bool = False,
+    only_mine: bool = False,
     goal: Goal = Goal.FIRST_BAD,
     every_lock: bool = False,
     quick: bool = False,
@@ -105,6 +106,7 @@ def run_study(
         workers: Solvers at the same time.
         machines: Classes of machines on which trials will run; called when trials might be reused.
         fresh: Begin a new study that reuses nothing, whatever has been measured already.
+        only_mine: Go on with a study of this user, and reuse only trials of this user's studies.
         goal: What is asked: where it begins to fail, where else it does, or the whole table.
         quick: End as soon as the answer stands, without checking it further.
         careful: Try both stated ends before anything between them, whatever that costs.
@@ -115,14 +117,18 @@ def run_study(
     Raises:
         BisectEnvError: Whatever a user can mend; everything finished by then is stored.
     """
-    known = None if fresh else store.find_study(matrix.name, matrix.digest)
+    user = _user() if only_mine else None
+    known = None if fresh else store.find_study(matrix.name, matrix.digest, user)
+    if user is not None and known is not None and {one.user for one in store.origins(known.id)} - {user}:
+        known = None
     if ahead is not None and (known is not None or provider.as_of is not None):
         ahead.drop()
         ahead = None
     if ahead is not None:
         as_of = ahead.as_of
     else:
-        as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
+        begins = fresh or (only_mine and known is None)
+        as_of = provider.as_of or _now() if begins else study_date(matrix, store, provider.as_of, user)
     grid = expand(matrix, provider.catalogue, as_of, settled_ends(known))
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
@@ -132,7 +138,8 @@ def run_study(
             f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table",
             remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
         )
-    study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh))
+    own = None if user is None else "" if known is None else known.id
+    study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh), study_id=own)
     notify(events.StudyOpened(study.id, study.name, len(store.trials(study.id))))
     _keep_logs_within_limit(store, notify)
 
@@ -194,6 +201,7 @@ def run_study(
                     notify=notify,
                     stopped=stopped,
                     machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
+                    user=user,
                     goal=goal,
                     quick=quick or refining,
                     perturbation=perturbation,
@@ -341,7 +349,9 @@ def _end_with(error: BisectEnvError, store: Store, study_id: str) -> None:
         store.finish_study(study_id, StudyStatus.INTERRUPTED if interrupted else StudyStatus.FAILED, None)
 
 
-def study_date(matrix: Matrix, store: Store, fixed: datetime | None = None) -> datetime:
+def study_date(
+    matrix: Matrix, store: Store, fixed: datetime | None = None, user: str | None = None
+) -> datetime:
     """The date of a study: what was uploaded later does not exist for it.
 
     A new study takes the present moment, one that goes on keeps its own, so that the same matrix gives the
@@ -351,11 +361,12 @@ def study_date(matrix: Matrix, store: Store, fixed: datetime | None = None) -> d
         matrix: As loaded.
         store: Where the study may be known.
         fixed: The only moment that environments can be had for, if there is but one.
+        user: Whose study may be known; None for anybody's.
 
     Raises:
         UsageError: The study is known, and sees the indexes as of another moment.
     """
-    known = store.find_study(matrix.name, matrix.digest)
+    known = store.find_study(matrix.name, matrix.digest, user)
     if known is None or known.exclude_newer is None:
         return fixed or _now()
     if fixed is not None and known.exclude_newer != fixed:

@@ -501,6 +501,7 @@ def build_report(
             finished_at=study.finished_at,
             exclude_newer=own if (own := own_date(study)) is not None else study.exclude_newer,
             version=study.definition.version,
+            user=study.definition.user,
         ),
         axes=axes,
         verdict=verdict,

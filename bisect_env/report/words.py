@@ -253,7 +253,14 @@ def reused(report: Report) -> str:
     if not report.reused:
         return ""
     number = sum(origin.trials for origin in report.reused)
-    return f"{number} of these were measured before: {clean(told_origins(report.reused))}"
+    counts = {report.study.user: report.trials - number}
+    for origin in report.reused:
+        counts[origin.user] = counts.get(origin.user, 0) + origin.trials
+    counts = {user: trials for user, trials in counts.items() if trials}
+    largest = sorted(counts, key=lambda user: -counts[user])
+    users = ", ".join(f"{user or 'somebody'} {counts[user]}" for user in largest)
+    resting = f"; it rests on trials of {len(counts)} users: {users}" if len(counts) > 1 else ""
+    return f"{number} of these were measured before: {clean(told_origins(report.reused) + resting)}"
 
 
 def ends(report: Report) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -445,7 +446,9 @@ def check_version(found: int, shown: str) -> None:
         raise StorageError(
             f"the database {shown} was written by an older release (schema {found}; this one needs "
             f"{SCHEMA_VERSION})",
-            remedy="bisect-env db upgrade",
+            # What cannot be pasted as it is shown (a masked password, an escape) is left out.
+            remedy="bisect-env db upgrade"
+            + (f" --db {shlex.quote(shown)}" if shown.isprintable() and "***" not in shown else ""),
         )
 
 

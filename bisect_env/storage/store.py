@@ -339,8 +339,10 @@ def _target(session: Session, study_id: str) -> tuple[str, str] | None:
     return str(payload["signature"]), str(payload["trial"])
 
 
-def _newest(session: Session, name: str, digest: str) -> StudyRow | None:
+def _newest(session: Session, name: str, digest: str, user: str | None) -> StudyRow | None:
     query = select(StudyRow).where(StudyRow.name == name, StudyRow.digest == digest)
+    if user is not None:
+        query = query.where(StudyRow.username == user)
     return session.exec(query.order_by(col(StudyRow.created_at).desc())).first()
 
 
@@ -624,23 +626,29 @@ class Store:
 
     # -- studies, and what was decided in them ---------------------------------------------------------------
 
-    def find_study(self, name: str, digest: str) -> Study | None:
-        """The newest study with this name and digest, finished or not."""
+    def find_study(self, name: str, digest: str, user: str | None = None) -> Study | None:
+        """Return the newest study with this name and digest, of one user if named, finished or not."""
         with self.reading() as session:
-            row = _newest(session, name, digest)
+            row = _newest(session, name, digest, user)
             return rows.study_of(row) if row else None
 
-    def open_study(self, definition: StudyDefinition) -> Study:
+    def open_study(self, definition: StudyDefinition, *, study_id: str | None = None) -> Study:
         """Go on with the study of this name and digest, or begin one; a fresh one begins in any case.
 
         An existing study takes over everything from the definition but `exclude_newer`, which keeps its
         first value (what was resolved must stay resolved), and `fresh`. One that was interrupted or failed
-        is open again; one that is finished stays so until `reopen`.
+        is open again; one that is finished stays so until `reopen`. A `study_id` names the study to go
+        on with, and "" begins another one.
         """
         now = datetime.now(UTC)
         values = rows.definition_values(definition)
         with self.writing() as session:
-            row = None if definition.fresh else _newest(session, definition.name, definition.digest)
+            row = (
+                None
+                if definition.fresh or study_id == ""
+                else _newest(session, definition.name, definition.digest, None)
+            )
+            row = session.get(StudyRow, study_id) if study_id else row
             if row is None:
                 row = StudyRow(
                     id=uuid.uuid4().hex,
@@ -1167,7 +1175,13 @@ class Store:
     # -- trials of other studies ---------------------------------------------------------------------------
 
     def measured(
-        self, study_id: str, keys: Collection[str], machines: Collection[Machine], *, logs: bool
+        self,
+        study_id: str,
+        keys: Collection[str],
+        machines: Collection[Machine],
+        *,
+        logs: bool,
+        user: str | None = None,
     ) -> dict[str, list[tuple[StoredTrial, WholeTrial | None]]]:
         """Trials that other studies recorded under the same keys on the same machines, in order.
 
@@ -1178,6 +1192,7 @@ class Store:
             keys: As `record_trial` was given them.
             machines: On which they must have run.
             logs: Whether to read each with its logs.
+            user: Whose studies must have recorded them; None for anybody's.
         """
         found: dict[str, list[tuple[StoredTrial, WholeTrial | None]]] = {}
         with self.reading() as session:
@@ -1190,6 +1205,9 @@ class Store:
                     .where(TrialRow.study_id != study_id)
                     .order_by(col(TrialRow.sequence))
                 )
+                if user is not None:
+                    query = query.join(StudyRow, col(TrialRow.study_id) == col(StudyRow.id))
+                    query = query.where(StudyRow.username == user)
                 for row, combination in session.exec(query):
                     light = rows.stored_trial(row, combination)
                     if row.sequence in known or light.machine not in machines:
