@@ -855,7 +855,7 @@ class StudyRunner:
                     if crowded:
                         # Neither the host nor the script: our own crowding.
                         self._crowded.add(trial_id)
-                    else:
+                    elif answer.under_trial:
                         self.state.lost(index, host)
                     combination = self.grid.combination(index)
                     lock_hash = self._prepared.locks[index].content_hash

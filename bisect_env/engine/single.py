@@ -165,7 +165,7 @@ class SingleTrials:
                         if crowded:
                             # Our own doing, and of all that shared the GPU at once: not a row of voids.
                             self._voids = -1
-                        else:
+                        elif completion.under_trial:
                             tally.lost_on |= {host} - {""}
                         on_evidence(self._record(single, _lost(single, completion), tally))
         finally:
