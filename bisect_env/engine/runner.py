@@ -240,15 +240,16 @@ class Runner:
                 )
                 yield answer
 
-    def end(self) -> list[TrialCompleted]:
-        """End what runs; gives the trials that had come to their end before that."""
-        ended: list[TrialCompleted] = []
+    def end(self) -> list[Completion]:
+        """End what runs. Return what came meanwhile: trials that had ended before, and builds."""
+        ended: list[Completion] = []
         if not self.running:
             return ended
         self.executor.cancel()
         patience = time.monotonic() + CANCEL_GRACE
         while self.running and time.monotonic() < patience:
-            ended += [answer for answer in self.wait() if isinstance(answer, TrialCompleted)]
+            # A lost trial was ended here. A build that nobody hears of would be waited for without end.
+            ended += [answer for answer in self.wait() if not isinstance(answer, TrialLost)]
         self.running.clear()
         return ended
 
@@ -272,6 +273,7 @@ class StudyRunner:
         careful: Whether both stated ends are tried even where environments are dear.
         leaves: Whether the search may want commits that are no values of its axis.
         user: Whose studies' trials may be reused; None for anybody's.
+        deadline: When the study gives up, on the same clock; None for never.
         begun: Ids of trials that were submitted already, by combination; they are taken over, or ended.
         answers: What the executor has said of them.
 
@@ -299,6 +301,7 @@ class StudyRunner:
         careful: bool = False,
         leaves: bool = False,
         user: str | None = None,
+        deadline: float | None = None,
         begun: Mapping[Index, str] | None = None,
         answers: Sequence[Completion] = (),
     ) -> None:
@@ -313,6 +316,7 @@ class StudyRunner:
         self._notify = notify
         self._clock = clock
         self._stopped = stopped
+        self._deadline = deadline
         self._perturbation = perturbation
         self._bad_end = None if self.grid.bad is None else self._prepared.groups.get(self.grid.bad)
         wanted = matrix.file.trial.bad.signature
@@ -473,8 +477,7 @@ class StudyRunner:
             InfrastructureError: Too many trials in a row were spoilt, or the cluster is lost.
             UsageError: The command cannot be run in any combination tried.
         """
-        budget = self._matrix.file.search.budget
-        deadline = None if budget is None else self._clock() + budget
+        deadline = self._deadline
         # Solvers begin while the place where trials run may still be starting; what was begun knows more.
         if not self._begun:
             self._lock(self.state.decide(2).lock)

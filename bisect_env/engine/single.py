@@ -171,6 +171,8 @@ class SingleTrials:
         finally:
             # What had come to its end before it could be ended is recorded, too.
             for ended in runner.end():
+                if not isinstance(ended, TrialCompleted):
+                    continue
                 evidence = self._target.judge(single.combination, ended.record, repeated=tally.void > 0)
                 self._store.record_trial(self._study_id, ended.record, evidence, trial_key=single.key)
                 tally.count(evidence)

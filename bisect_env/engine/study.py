@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import math
 import platform
@@ -31,6 +32,7 @@ from bisect_env.errors import (
     BisectEnvError,
     EndsNotAsStatedError,
     ExitCode,
+    StorageError,
     StudyInterruptedError,
     UsageError,
 )
@@ -71,6 +73,10 @@ class Conclusion:
 
     report: dict[str, Any]
     exit_code: ExitCode
+
+
+SPENT = "time-spent"
+"""Kind of the decisions that say how many seconds of its budget a command has taken."""
 
 
 def run_study(
@@ -157,6 +163,10 @@ def run_study(
     refining = any(axis.passed_over for axis in grid.axes) and goal is Goal.FIRST_BAD
     # Once a failure turned out to be flaky its commits are searched line by line.
     leaves = refining
+    budget, began = matrix.file.search.budget, time.monotonic()
+    if budget is not None:
+        spent = [one.payload.get("seconds") for one in store.decisions(study.id) if one.kind == SPENT]
+        budget -= sum(seconds for seconds in spent if isinstance(seconds, int | float))
     # A study that is answered answers again at once, without starting a cluster.
     cluster = _Cluster(make_executor, stopped)
     if study.status is not StudyStatus.FINISHED:
@@ -202,6 +212,7 @@ def run_study(
                     stopped=stopped,
                     machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
                     user=user,
+                    deadline=None if budget is None else began + budget,
                     goal=goal,
                     quick=quick or refining,
                     perturbation=perturbation,
@@ -252,6 +263,9 @@ def run_study(
             notify(events.Concluded(_report(store, study.id, posterior=posterior)))
             raise
         finally:
+            if budget is not None:
+                with contextlib.suppress(StorageError):  # which ended the study, and is told already
+                    store.record_decision(study.id, SPENT, {"seconds": round(time.monotonic() - began, 3)})
             if locking is not None:
                 locking.close()
                 if lockfiles is not None:

@@ -799,7 +799,9 @@ class SearchLimits(StrictModel):
     )
     max_trials: int = Field(default=5000, ge=1, description="Trials after which the search gives up.")
     budget: Seconds | None = Field(
-        default=None, description="Wall-clock time after which it gives up: seconds, or a text like 2h."
+        default=None,
+        description="Wall-clock time after which it gives up, all commands that went on with the study "
+        "together: seconds, or a text like 2h.",
     )
     amplify: bool = Field(
         default=False,
