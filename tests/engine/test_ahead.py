@@ -28,6 +28,7 @@ from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import load_matrix
@@ -427,3 +428,34 @@ def test_what_is_wanted_does_not_wait_for_what_may_be(index: IndexServer, tmp_pa
         found += locking.take()
     assert set(found) == set(locking.prepared.locks) == {(0, 0), (0, 1), (0, 2)}
     locking.close()
+
+
+def test_an_error_while_locking_ahead_counts_only_once_that_lock_is_needed(
+    index: IndexServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        f"version: 1\nname: ahead\nindex: {index.url}\nsolver: {{dependencies: newest}}\naxes:\n"
+        f"  python: {{package: python, versions: ['{HERE}']}}\n"
+        "  app: {package: app, versions: '>=0', step: every}\ntrial: {command: python -c 'import app'}\n"
+    )
+    matrix = load_matrix(path)
+
+    class Broken(Environments):
+        def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+            if request.requirements[0].endswith("==2.0"):
+                raise InfrastructureError("the solver broke", remedy="none")
+            return super().lock(request, prefer)
+
+    provider = Broken(tmp_path / "cache", index=matrix.file.index)
+    grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+    with closing(Locking(matrix, grid, provider, datetime.now(UTC), workers=1)) as locking:
+        broken = next(one for one in grid.indices() if grid.combination(one).as_dict()["app"] == "2.0")
+        other = next(one for one in grid.indices() if one != broken)
+        locking.want_ahead([broken])
+        while locking.under_way:
+            locking.wait(1.0)
+            assert locking.take() == []
+        assert isinstance(locking.lock_now(other), Lock)
+        with pytest.raises(InfrastructureError, match="the solver broke"):
+            locking.lock_now(broken)
