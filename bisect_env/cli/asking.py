@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -271,7 +271,12 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
         since=flags.since or "",
         until=datetime.now(UTC).date().isoformat() if flags.since else "",
     )
-    return kept(matrix_text(question, command_line=own_words()), files, save, quiet=quiet)
+    return kept(
+        matrix_text(question, command_line=own_words(), installed=_pythons(question)),
+        files,
+        save,
+        quiet=quiet,
+    )
 
 
 def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
@@ -313,7 +318,12 @@ def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
             repository, package, flags.first, flags.last or "HEAD", flags.merges, flags.subdirectory
         ),
     )
-    return kept(matrix_text(question, command_line=own_words()), files, save, quiet=quiet)
+    return kept(
+        matrix_text(question, command_line=own_words(), installed=_pythons(question)),
+        files,
+        save,
+        quiet=quiet,
+    )
 
 
 def built_package(repository: str, flags: Flags) -> str:
@@ -379,6 +389,13 @@ def asked_command(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, di
         index=flags.index,
     )
     return question, files
+
+
+def _pythons(question: AskedQuestion) -> Callable[[], Iterable[str]]:
+    """Return what lists the Pythons on this machine; those of conda packages come from a channel."""
+    from bisect_env.environments.interpreters import installed_pythons
+
+    return tuple if question.channels else installed_pythons
 
 
 def own_words() -> str:
