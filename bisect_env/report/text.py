@@ -157,10 +157,8 @@ def _failures(report: Report) -> Iterator[Text]:
     )
     if first.detail:
         yield Text(f"  {shortened(clean(first.detail), words.REASON_WIDTH)}")
-    short = clean(first.trial)[: words.SHORT_ID]
-    yield Text(
-        f"  example: {words.named(first.combination)} (all that it printed: bisect-env trials --show {short})"
-    )
+    shown = command_line("bisect-env", "trials", "--show", first.trial[: words.SHORT_ID])
+    yield Text(f"  example: {words.named(first.combination)} (all that it printed: {shown})")
     for line in stack_lines(first.stack):
         yield Text(f"    {line}", style="dim")
     for other in bad[1:]:
