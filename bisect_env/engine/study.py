@@ -264,7 +264,7 @@ def run_study(
             raise
         finally:
             if budget is not None:
-                with contextlib.suppress(StorageError):  # which ended the study, and is told already
+                with contextlib.suppress(StorageError):  # the error that ended the study
                     store.record_decision(study.id, SPENT, {"seconds": round(time.monotonic() - began, 3)})
             if locking is not None:
                 locking.close()
