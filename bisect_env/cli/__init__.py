@@ -138,10 +138,11 @@ def _internal(error: Exception) -> int:
 
 
 def _write_log(error: Exception) -> str:
+    from bisect_env.cli.output import own_command
     from bisect_env.matrix.secrets import without_passwords_in_code
 
-    command = " ".join(without_passwords_in_code(argument) for argument in sys.argv[1:])
-    text = f"bisect-env {command}\n{without_passwords_in_code(''.join(traceback.format_exception(error)))}"
+    command = without_passwords_in_code(own_command(sys.argv[1:]))
+    text = f"{command}\n{without_passwords_in_code(''.join(traceback.format_exception(error)))}"
     for folder in (_log_folder, tempfile.gettempdir):
         try:
             place = Path(folder())

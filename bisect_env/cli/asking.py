@@ -6,16 +6,17 @@ import hashlib
 import os
 import re
 import secrets
-import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from bisect_env.report.untrusted import command_line
 
 if TYPE_CHECKING:
     from bisect_env.matrix.ask import AskedQuestion
@@ -263,7 +264,7 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
         if Path(packages[0]).suffix in (".py", ".sh"):
             raise UsageError(
                 f"{packages[0]} is a script: the package that is asked about is missing",
-                remedy=f'name it first: bisect-env run "PACKAGE>=1.0" {packages[0]}',
+                remedy=f"name it first: {command_line('bisect-env', 'run', 'PACKAGE>=1.0', packages[0])}",
             )
     names = [package_name(text) for text in packages]
     question, files = asked_command(flags, words)
@@ -276,7 +277,12 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
         since=flags.since or "",
         until=datetime.now(UTC).date().isoformat() if flags.since else "",
     )
-    return kept(matrix_text(question, command_line=own_words()), files, save, quiet=quiet)
+    return kept(
+        matrix_text(question, command_line=own_words(), installed=_pythons(question)),
+        files,
+        save,
+        quiet=quiet,
+    )
 
 
 def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
@@ -318,7 +324,12 @@ def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
             repository, package, flags.first, flags.last or "HEAD", flags.merges, flags.subdirectory
         ),
     )
-    return kept(matrix_text(question, command_line=own_words()), files, save, quiet=quiet)
+    return kept(
+        matrix_text(question, command_line=own_words(), installed=_pythons(question)),
+        files,
+        save,
+        quiet=quiet,
+    )
 
 
 def built_package(repository: str, flags: Flags) -> str:
@@ -341,8 +352,7 @@ def built_package(repository: str, flags: Flags) -> str:
         return package
     remedy = "name it: `-p NAME`"
     if folder == "" and (below := found.folders_with(commit, names)):
-        where = shlex.quote(below[0])
-        remedy = f"it has {below[0]}/: add `--subdirectory {where}`"
+        remedy = f"it has {below[0]}/: add `{command_line('--subdirectory', below[0])}`"
         remedy += f", or another of {', '.join(below[:_MOST_FOLDERS])}" if len(below) > 1 else ""
     raise UsageError(f"{found.shown} does not say in its files which package it builds", remedy=remedy)
 
@@ -387,10 +397,18 @@ def asked_command(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, di
     return question, files
 
 
+def _pythons(question: AskedQuestion) -> Callable[[], Iterable[str]]:
+    """Return what lists the Pythons on this machine; those of conda packages come from a channel."""
+    from bisect_env.environments.interpreters import installed_pythons
+
+    return tuple if question.channels else installed_pythons
+
+
 def own_words() -> str:
-    """The command as it was given, "" if it is no single line."""
-    line = shlex.join(["bisect-env", *sys.argv[1:]])
-    return "" if "\n" in line else line
+    """Return the command as it was given, without secrets; "" if it is no single line."""
+    from bisect_env.cli.output import own_command
+
+    return "" if any("\n" in word for word in sys.argv[1:]) else own_command(sys.argv[1:])
 
 
 def _gpus_of_a_trial(text: str | None) -> float:
@@ -422,8 +440,10 @@ def kept(text: str, files: Mapping[str, Path], save: Path | None, *, quiet: bool
     from bisect_env.cli.output import deliver, say
     from bisect_env.errors import MatrixError, UsageError
     from bisect_env.matrix.load import load_matrix
+    from bisect_env.matrix.secrets import shared_matrix_text
 
     contents = {name: place.read_bytes() for name, place in files.items()}
+    saved_before = save is not None and save.exists()
     if save is None:
         path = _own_folder(text, contents, files) / "matrix.yaml"
     else:
@@ -441,11 +461,16 @@ def kept(text: str, files: Mapping[str, Path], save: Path | None, *, quiet: bool
             beside.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(files[name], beside)
         deliver(text, save)
+        if shared_matrix_text(text) != text and save.is_file():
+            save.chmod(0o600)
     try:
         load_matrix(path)
     except MatrixError as error:
+        # A question that is refused must not stand in the way of the corrected one.
         if save is None:
             shutil.rmtree(path.parent, ignore_errors=True)
+        elif not saved_before:
+            save.unlink(missing_ok=True)
         raise UsageError(
             "what was asked makes no matrix:\n  " + "\n  ".join(error.problems),
             remedy="correct the flags, and give the command again",
@@ -476,6 +501,8 @@ def _own_folder(text: str, contents: Mapping[str, bytes], files: Mapping[str, Pa
             place.write_bytes(content)
             shutil.copymode(files[name], place)
         (beside / "matrix.yaml").write_text(text, "utf-8")
+        # It may hold the values of variables.
+        (beside / "matrix.yaml").chmod(0o600)
         beside.rename(target)
     except OSError:
         shutil.rmtree(beside, ignore_errors=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ import typer
 
 from bisect_env.cli.options import CacheOption, Command, DatabaseOption, Group, JsonOption
 from bisect_env.cli.output import say
+from bisect_env.report.untrusted import command_line
 
 # --------------------------------------------------------------------------------------------------
 # `bisect-env doctor`: what this host has and lacks.
@@ -249,7 +249,7 @@ def fetch(
     typer.echo(
         f"{to} holds {fetched.archives} archives ({decimal(fetched.size)}) for "
         f"{how_many(fetched.environments, 'environment')}{left_out}\n"
-        f"next: copy it, and there: bisect-env run {shlex.quote(str(matrix))} --offline DIR",
+        f"next: copy it, and there: {command_line('bisect-env', 'run', str(matrix), '--offline', 'DIR')}",
         err=True,
     )
 

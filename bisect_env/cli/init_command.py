@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from bisect_env.cli.asking import (
     WithOption,
     ask,
 )
+from bisect_env.report.untrusted import command_line
 
 if TYPE_CHECKING:
     from bisect_env.matrix.ask import PackageAnswer
@@ -97,7 +97,8 @@ def init(
         )
         with _in_place_of(output) as beside:
             ask(flags, beside, quiet=True)
-        typer.echo(f"{output} is written; `bisect-env plan {output}` shows what it asks for", err=True)
+        shown = command_line("bisect-env", "plan", str(output))
+        typer.echo(f"{output} is written; `{shown}` shows what it asks for", err=True)
         return
     packages = _packages(package or [], versions or [])
     script = script or Path(_asked("--script", "Script that fails", "repro.py"))
@@ -137,7 +138,7 @@ def init(
         ) from None
     if made:
         typer.echo(f"{script} is a template: put what fails into it", err=True)
-    typer.echo(f"{output} is written; next: bisect-env plan {shlex.quote(str(output))}", err=True)
+    typer.echo(f"{output} is written; next: {command_line('bisect-env', 'plan', str(output))}", err=True)
 
 
 @contextlib.contextmanager

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.report.untrusted import clean, clean_lines
+from bisect_env.matrix.secrets import MASK, may_be_stored, without_passwords, without_passwords_in_code
+from bisect_env.report.untrusted import clean, clean_lines, comma_separated, command_line
 from bisect_env.temporary import replacing
 
 if TYPE_CHECKING:
@@ -42,8 +40,6 @@ def warn(event: events.Event) -> None:
 
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print a line; characters that the stream's encoding lacks are replaced."""
-    from bisect_env.matrix.secrets import without_passwords
-
     stream = sys.stdout if stream is None else stream
     public = clean_lines(without_passwords(text))
     encoding = stream.encoding or "utf-8"
@@ -93,21 +89,50 @@ def deliver(text: str, output: Path | None) -> None:
 # --------------------------------------------------------------------------------------------------
 # Commands that we name to be given next carry the options under which this one was given.
 
+
+def own_command(arguments: Sequence[str]) -> str:
+    """Return a command of ours as files and logs may hold it: without secrets, and without `--db`. Pure.
+
+    Args:
+        arguments: What the command was given.
+    """
+    shown, option = ["bisect-env"], ""
+    for word in arguments:
+        name, separator, value = word.partition("=")
+        if option == "--db" or (name == "--db" and separator):
+            option = ""
+            continue
+        if name == "--db":
+            option = name
+            continue
+        variable, is_set, content = (value if name == "--env" else word).partition("=")
+        if (option == "--env" or name == "--env") and is_set and not may_be_stored(variable, content):
+            word = f"{'--env=' if name == '--env' else ''}{variable}={MASK}"
+        shown.append(word)
+        option = word if word == "--env" else ""
+    return command_line(*shown)
+
+
 _ON_HOST = ("run", "map", "trial", "verify", "shell", "diagnose", "amplify", "explain")
 _TAKES = {
-    "--db": (*_ON_HOST, "report", "trials", "studies", "diff", "reproduce", "query", "serve"),
+    "--db": (*_ON_HOST, "db", "report", "trials", "studies", "diff", "reproduce", "query", "serve"),
     "--cache": (*_ON_HOST, "plan", "fetch", "diff"),
     "--offline": _ON_HOST,
     # Without them it would be another question.
     "--skip": ("run", "map"),
     "--all": ("run",),
+    "--only-mine": ("run", "map"),
 }
-_FLAGS = {"--all"}
-_COMMAND = re.compile(r"bisect-env (?P<name>[a-z]+)\b(?: (?![ #])[^\s`;)]+)*")
+_FLAGS = {"--all", "--only-mine"}
+# A word as `command_line` quotes it. Options are put after a command's last word, and never into quotes.
+_WORD = r"""(?:'[^'\n]*'|"'"|[^\s`;)'"])+"""
+_COMMAND = re.compile(rf"(?<![^\s`(])(?='){_WORD}|bisect-env (?P<name>[a-z]+)\b(?: (?![ #]){_WORD})*")
 
 
 def with_options(text: str, arguments: Sequence[str]) -> str:
-    """A text in which each command of ours has the options of this one that it needs to go on. Pure.
+    """Return a text in which each command of ours has the options of this one that it needs to go on. Pure.
+
+    A database address with a password is left out: the text then ends with what to set instead.
 
     Args:
         text: A message, or a report.
@@ -119,12 +144,19 @@ def with_options(text: str, arguments: Sequence[str]) -> str:
         if name in _FLAGS and not separator:
             given[name] = [name]
         elif name in _TAKES and (separator or position + 1 < len(arguments)):
-            said = f"{name} {shlex.quote(value if separator else arguments[position + 1])}"
+            value = value if separator else arguments[position + 1]
+            if name == "--db" and without_passwords_in_code(value) != value:
+                given[name] = []
+                continue
+            said = command_line(name, value)
             # Of what can be said once, the last one counts.
             given[name] = [*(given.get(name, ()) if name == "--skip" else ()), said]
 
     def complete(match: re.Match[str]) -> str:
+        if match["name"] is None:
+            return match[0]
         words = match[0].split()
+        hides.update(name for name, said in given.items() if not said and match["name"] in _TAKES[name])
         more = [
             said
             for name, options in given.items()
@@ -135,7 +167,12 @@ def with_options(text: str, arguments: Sequence[str]) -> str:
         command, stop = (match[0][:-1], ".") if match[0].endswith(".") else (match[0], "")
         return " ".join([command, *more]) + stop
 
-    return _COMMAND.sub(complete, text) if given else text
+    hides: set[str] = set()
+    text = _COMMAND.sub(complete, text)
+    if not hides:
+        return text
+    note = "`--db` holds a password and is not repeated: set BISECT_ENV_DB to that address first"
+    return f"{text.rstrip()}\n{note}\n" if text.endswith("\n") else f"{text} ({note})"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -164,11 +201,7 @@ def as_text(names: Sequence[str], rows: Rows, *, as_json: bool = False, as_csv: 
     if as_json:
         return json.dumps([dict(zip(names, row, strict=True)) for row in plain], indent=1) + "\n"
     if as_csv:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(names)
-        writer.writerows(plain)
-        return text.getvalue()
+        return comma_separated(names, plain)
     table: list[list[object]] = [list(names), *plain]
     cells = [[clean("" if value is None else str(value)) for value in row] for row in table]
     widths = [max(len(row[i]) for row in cells) for i in range(len(names))]

@@ -25,6 +25,7 @@ from bisect_env.cli.options import (
     StudyOption,
 )
 from bisect_env.cli.output import say, tell
+from bisect_env.report.untrusted import command_line
 from bisect_env.trials.workdir import DEFAULT_PATH, child_path, own_bin
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def shell(
     if image := single.lock.image:
         raise UsageError(
             f"{single.combination} runs in a container, and this command opens shells on the host alone",
-            remedy=f"`podman run --rm -it {image} sh`, or docker in its place",
+            remedy=f"`{command_line('podman', 'run', '--rm', '-it', image, 'sh')}`, or docker in its place",
         )
     prefix = ensure_prefix(
         single.lock,

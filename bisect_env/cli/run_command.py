@@ -7,7 +7,6 @@ import functools
 import gc
 import importlib
 import json
-import shlex
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from bisect_env.cli.options import (
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.trials_command import Format
 from bisect_env.cli.views import ShownOptions, log_event, start_log
+from bisect_env.report.untrusted import command_line
 
 if TYPE_CHECKING:
     import threading
@@ -65,6 +65,9 @@ SkipOption = Annotated[
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Begin a new study, and measure anew what was measured before.")
 ]
+OnlyMineOption = Annotated[
+    bool, typer.Option("--only-mine", help="Use no trial that another user's study recorded.")
+]
 
 
 @with_groups(without=("as_json",))
@@ -87,6 +90,7 @@ def run(
         ),
     ] = False,
     fresh: FreshOption = False,
+    only_mine: OnlyMineOption = False,
     skip: SkipOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="End as soon as the answer stands, without checking it further.")
@@ -115,6 +119,7 @@ def run(
         skip=skip or (),
         lockfiles=lockfiles,
         fresh=fresh,
+        only_mine=only_mine,
         quick=quick,
         every_lock=lock_all,
         timings=timings,
@@ -146,6 +151,7 @@ def map(  # noqa: A001 - so is the command called
     shown: ShownOptions,
     lockfiles: LockfilesOption = None,
     fresh: FreshOption = False,
+    only_mine: OnlyMineOption = False,
 ) -> None:
     """Call every combination of a matrix good or bad, with as few environments as that takes.
 
@@ -164,6 +170,7 @@ def map(  # noqa: A001 - so is the command called
         skip=skip or (),
         lockfiles=lockfiles,
         fresh=fresh,
+        only_mine=only_mine,
         shown=replace(shown, as_json=json_output),
     )
     if form is Format.TEXT and output is None:
@@ -198,6 +205,7 @@ def conduct(
     skip: Sequence[str] = (),
     lockfiles: Path | None = None,
     fresh: bool = False,
+    only_mine: bool = False,
     quick: bool = False,
     every_lock: bool = False,
     timings: bool = False,
@@ -215,6 +223,7 @@ def conduct(
         skip: Values that are not tried.
         lockfiles: Where locks are written; None for where they belong.
         fresh: Begin a new study.
+        only_mine: Use no trial that another user's study recorded.
         quick: End as soon as the answer stands.
         every_lock: Lock every combination before the first trial.
         timings: Show at the end when the command reached what.
@@ -265,6 +274,7 @@ def conduct(
             stopped=stopped,
             lockfiles=lockfiles or Path("lockfiles"),
             fresh=fresh,
+            only_mine=only_mine,
             goal=goal,
             every_lock=every_lock,
             quick=quick,
@@ -274,7 +284,7 @@ def conduct(
     except KeyboardInterrupt:
         raise StudyInterruptedError(
             "interrupted; every trial that ended is stored",
-            remedy=f"bisect-env {command} {shlex.quote(str(matrix))}   goes on from here",
+            remedy=f"{command_line('bisect-env', command, str(matrix))}   goes on from here",
         ) from None
     except BisectEnvError as error:
         if not told:  # it failed before there was a study
@@ -299,6 +309,7 @@ def answer(
     stopped: threading.Event,
     lockfiles: Path,
     fresh: bool = False,
+    only_mine: bool = False,
     goal: str = "first-bad",
     every_lock: bool = False,
     quick: bool = False,
@@ -317,6 +328,7 @@ def answer(
         stopped: Set when the user wants to stop.
         lockfiles: Where locks are written.
         fresh: Begin a new study.
+        only_mine: Use no trial that another user's study recorded.
         goal: What is asked, as `search/goals.py` calls it.
         every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands.
@@ -368,6 +380,7 @@ def answer(
                 workers=default_workers(),
                 machines=place.machines,
                 fresh=fresh,
+                only_mine=only_mine,
                 goal=Goal(goal),
                 every_lock=every_lock,
                 quick=quick,

@@ -20,7 +20,7 @@ import typer
 
 from bisect_env import __version__
 from bisect_env.cli.options import JsonOption
-from bisect_env.cli.output import with_options
+from bisect_env.cli.output import own_command, with_options
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
 from bisect_env.errors import StudyInterruptedError
@@ -688,8 +688,7 @@ def start_log(command: str, options: ShownOptions) -> None:
     path.chmod(0o600)
     written.setFormatter(form)
     logger.addHandler(written)
-    words = " ".join(without_passwords_in_code(word) for word in sys.argv[1:])
-    _log.info("bisect-env %s: %s", __version__, words)
+    _log.info("%s: %s", __version__, without_passwords_in_code(own_command(sys.argv[1:])))
     if not options.quiet:
         typer.echo(f"log: {path}", err=True)
 

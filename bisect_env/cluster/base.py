@@ -440,7 +440,7 @@ class DaskExecutor:
             # was cancelled, a message that could not be read. Whatever it is, it says nothing of the script.
             why = "every worker that has its environment is gone" if attempt.is_stranded else str(error)
             reason = CANCELLED if attempt.cancelled_at is not None else f"{type(error).__name__}: {why}"
-            completion = TrialLost(attempt.trial_id, reason, host)
+            completion = TrialLost(attempt.trial_id, reason, host, under_trial=attempt.is_stranded)
         finally:
             attempt.future.release()
             # Not before: while the result was fetched, a lost worker may have made a second run of it.

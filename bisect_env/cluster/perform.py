@@ -252,11 +252,11 @@ def perform(
         record = trial() if gpus is None else gpus.run(spec, trial)
         if state and _did_not_come_far(record) and not is_still(prefix.path, state):
             # By a trial beside it, or by who empties the cache: that says nothing of the script.
-            return TrialLost(spec.trial_id, CHANGED, socket.gethostname())
+            return TrialLost(spec.trial_id, CHANGED, socket.gethostname(), under_trial=False)
     except TrialCancelledError:
         return TrialLost(spec.trial_id, CANCELLED)
     except GpuUnavailableError as error:
-        return TrialLost(spec.trial_id, str(error), socket.gethostname(), error.crowded)
+        return TrialLost(spec.trial_id, str(error), socket.gethostname(), error.crowded, under_trial=False)
     finally:
         if not BYTECODE.used(prefix):
             prefix.release()

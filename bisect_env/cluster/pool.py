@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
+import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
 from bisect_env.cluster.perform import BYTECODE, CANCELLED, PrefixBuilder, perform, prepare, refuse_gpus
-from bisect_env.cluster.protocol import Completion, PrefixProgress, PrefixRequest, TrialLost, TrialRequest
+from bisect_env.cluster.protocol import (
+    BuildFailed,
+    Completion,
+    PrefixProgress,
+    PrefixRequest,
+    TrialLost,
+    TrialRequest,
+)
 from bisect_env.environments.uv_tool import end_running
 from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.secrets import without_passwords_in_code
 from bisect_env.trials.launch import LAUNCHER
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 END_GRACE = 5.0
 """Seconds for trials to be ended; their supervisors end what is left of them by themselves."""
@@ -91,10 +103,15 @@ class PoolExecutor:
             if attempt not in self._attempts:
                 return  # cancelled while it waited, and answered
             attempt.begun = True
-        worker = threading.current_thread().name
-        answer = perform(
-            attempt.request, build=self._build, cancelled=lambda: attempt.cancelled, worker=worker
-        )
+        worker, spec = threading.current_thread().name, attempt.request.spec
+        answer: Completion
+        try:
+            answer = perform(
+                attempt.request, build=self._build, cancelled=lambda: attempt.cancelled, worker=worker
+            )
+        except Exception as error:  # noqa: BLE001 - it would end this thread, and nobody would get an answer
+            reason = _defect(error, f"the trial {spec.trial_id} was lost")
+            answer = TrialLost(spec.trial_id, reason, socket.gethostname(), under_trial=False)
         with self._lock:
             self._attempts.remove(attempt)
         self._answers.put(answer)
@@ -104,7 +121,16 @@ class PoolExecutor:
         if self._closed:
             raise InfrastructureError("the executor is closed")
         self._outstanding += 1
-        self._builds.put(lambda: self._answers.put(prepare(request, self._build, self._answers.put)))
+        self._builds.put(lambda: self._make(request))
+
+    def _make(self, request: PrefixRequest) -> None:
+        answer: Completion
+        try:
+            answer = prepare(request, self._build, self._answers.put)
+        except Exception as error:  # noqa: BLE001 - as in `_perform`
+            lock_hash = request.lock.content_hash
+            answer = BuildFailed("", lock_hash, _defect(error, f"the build of {lock_hash} failed"), True)
+        self._answers.put(answer)
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Answers since the last call; see `Executor.wait`. Empty at once when none is due."""
@@ -144,6 +170,12 @@ class PoolExecutor:
         deadline = time.monotonic() + END_GRACE
         for thread in self._workers:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _defect(error: Exception, what: str) -> str:
+    """Log an error that nobody expected, and return it in words."""
+    _log.error("%s", without_passwords_in_code(f"{what}\n{''.join(traceback.format_exception(error))}"))
+    return f"bisect-env itself failed ({type(error).__name__}: {error}); the log has more"
 
 
 def _threads(

@@ -196,12 +196,14 @@ class TrialLost:
         reason: What is known about the loss.
         host: Where it ran, "" when it is not known to have begun.
         crowded: Whether another trial on the same GPU may be to blame.
+        under_trial: Whether the host went away while the trial itself ran, so that the trial may be to blame.
     """
 
     trial_id: str
     reason: str
     host: str = ""
     crowded: bool = False
+    under_trial: bool = True
 
 
 Completion = TrialCompleted | PrefixReady | PrefixProgress | BuildFailed | TrialLost

@@ -321,11 +321,11 @@ def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSetti
     if settings.version != (ours := __version__):
         # Checked at connect, but workers may join later.
         reason = f"the worker {worker.address} has bisect-env {ours}, the command has {settings.version}"
-        return TrialLost(trial_id, reason, host)
+        return TrialLost(trial_id, reason, host, under_trial=False)
     try:
         gpus = _host_gpus(worker, settings.topic) if request.spec.gpus else None
     except InfrastructureError as error:
-        return TrialLost(trial_id, f"the worker {worker.address}: {error.what}", host)
+        return TrialLost(trial_id, f"the worker {worker.address}: {error.what}", host, under_trial=False)
     if gpus is not None and not gpus.enough(request.spec.gpus):
         raise Reschedule
     begun = {"begun": attempt, "worker": str(worker.name), "host": host, "address": worker.address}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import queue
 import sys
@@ -249,6 +250,8 @@ def unfit(matrix: Matrix, grid: Grid) -> dict[Index, UnsolvableError]:
     return {index: error for index, error in found.items() if index not in grid.excluded}
 
 
+_log = logging.getLogger(__name__)
+
 SOLVERS = 4
 """Solvers of wheels at the same time, at least."""
 
@@ -302,6 +305,9 @@ class Locking:
         self._running: dict[Index, Future[tuple[LockResult, float]]] = {}
         self._waiting: dict[Index, None] = {}
         self._ahead: tuple[Index, ...] = ()
+        # What is needed, and what met an error while it was locked ahead: that is locked again when needed.
+        self._asked: set[Index] = set()
+        self._failed_ahead: set[Index] = set()
         self._done: queue.SimpleQueue[Index] = queue.SimpleQueue()
         # Without days on an axis no two combinations can turn out to be the same environment with the same
         # values: each names other versions, or is asked for as such.
@@ -324,7 +330,9 @@ class Locking:
 
     def want(self, indices: Iterable[Index]) -> None:
         """Begin to lock combinations; those that are known or under way already are left as they are."""
-        self._waiting |= {index: None for index in indices if self._is_open(index)}
+        asked = tuple(indices)
+        self._asked.update(asked)
+        self._waiting |= {index: None for index in asked if self._is_open(index)}
         self._start()
 
     def want_ahead(self, indices: Iterable[Index]) -> None:
@@ -341,6 +349,8 @@ class Locking:
     def take(self) -> list[Index]:
         """Combinations that were answered since the last call; see `prepared` for the answers.
 
+        An error counts only where the lock is needed: it may be one that nobody will ever ask for.
+
         Raises:
             InfrastructureError: The index cannot be reached, or an interpreter is missing.
         """
@@ -350,7 +360,12 @@ class Locking:
                 index = self._done.get_nowait()
             except queue.Empty:
                 break
-            result, seconds = self._running.pop(index).result()
+            future = self._running.pop(index)
+            if isinstance(error := future.exception(), Exception) and index not in self._asked:
+                _log.warning("%s could not be locked ahead: %s", self._grid.combination(index), error)
+                self._failed_ahead.add(index)
+                continue
+            result, seconds = future.result()
             self.spent += seconds
             answered += self._note(index, result)
         self._start()
@@ -379,18 +394,23 @@ class Locking:
     def _start(self) -> None:
         solving = {self._request(index).key for index in self._running}
         todo = [(index, self._most) for index in self._waiting]
-        todo += [(index, self._most_ahead) for index in self._ahead]
+        todo += [(index, self._most_ahead) for index in self._ahead if index not in self._failed_ahead]
         while todo:
             index, most = todo.pop(0)
             key = self._request(index).key
             if len(self._running) >= most or key in solving or not self._is_open(index):
                 continue
             missing, model = self._model(index)
+            if missing is not None and index in self._asked:
+                self._asked.add(missing)
             if missing is None:
                 is_wanted = index in self._waiting
                 self._waiting.pop(index, None)
+                self._failed_ahead.discard(index)
                 solving.add(key)
                 self._submit(index, model, is_wanted=is_wanted)
+            elif missing in self._failed_ahead and index not in self._asked:
+                continue
             elif missing not in self._running and missing not in self._waiting:
                 self._waiting[missing] = None
                 todo.append((missing, self._most))

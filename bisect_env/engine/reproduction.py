@@ -18,7 +18,7 @@ from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.secrets import may_be_stored
 from bisect_env.report.markdown import escaped
-from bisect_env.report.untrusted import clean, clean_lines
+from bisect_env.report.untrusted import clean, clean_lines, command_line
 
 LOCK, REQUIREMENTS, EXPLICIT = "conda-lock.yml", "requirements.txt", "explicit.txt"
 RUN, README, DOCKERFILE = "run.sh", "README.md", "Dockerfile"
@@ -156,7 +156,7 @@ def _left_out(matrix: Matrix) -> list[str]:
 
 
 def _dockerfile(lock: Lock, index: str) -> str:
-    option = f" --index-url {shlex.quote(index)}" if index else ""
+    option = f" {command_line('--index-url', index)}" if index else ""
     image = lock.image
     if lock.is_conda:
         return f"""FROM {image or "mambaorg/micromamba:latest"}
@@ -184,7 +184,7 @@ def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, in
 {matrix.file.trial.timeout:g} s.
 
 ```sh
-{shlex.join(matrix.command(combination))}
+{command_line(*matrix.command(combination))}
 ```
 """
     parts = [
@@ -242,7 +242,7 @@ def _elsewhere(lock: Lock) -> list[str]:
 
 
 def _steps(lock: Lock, index: str) -> str:
-    option = f" --index-url {shlex.quote(index)}" if index else ""
+    option = f" {command_line('--index-url', index)}" if index else ""
     container = "docker build --tag repro . && docker run --rm repro"
     if lock.is_conda:
         return f"""Any of the first three makes the environment:

@@ -76,6 +76,7 @@ class Reuse:
         keys: Key of each combination that stands for its group, once it has a lock: the mapping may grow.
         prepared: The combinations.
         machines: Classes of machines on which this study's trials run.
+        user: Take trials from this user's studies alone; None for anybody's.
     """
 
     def __init__(
@@ -84,11 +85,13 @@ class Reuse:
         keys: Mapping[Index, str],
         prepared: Prepared,
         machines: Collection[Machine],
+        user: str | None = None,
     ) -> None:
         self._trials = trials
         self._keys = keys
         self._prepared = prepared
         self._machines = machines
+        self._user = user
 
     def look(self, among: Collection[Index] | None = None) -> list[StoredTrial]:
         """Take what was recorded since the last look; return it as `StudyTrials.reuse` does.
@@ -100,4 +103,4 @@ class Reuse:
             return []
         indices = self._keys.keys() if among is None else among
         keys = {self._keys[i]: self._prepared.grid.combination(i) for i in indices if i in self._keys}
-        return self._trials.reuse(keys, self._machines)
+        return self._trials.reuse(keys, self._machines, self._user)

@@ -213,15 +213,16 @@ class Runner:
                 )
                 yield answer
 
-    def end(self) -> list[TrialCompleted]:
-        """End what runs; gives the trials that had come to their end before that."""
-        ended: list[TrialCompleted] = []
+    def end(self) -> list[Completion]:
+        """End what runs. Return what came meanwhile: trials that had ended before, and builds."""
+        ended: list[Completion] = []
         if not self.running:
             return ended
         self.executor.cancel()
         patience = time.monotonic() + CANCEL_GRACE
         while self.running and time.monotonic() < patience:
-            ended += [answer for answer in self.wait() if isinstance(answer, TrialCompleted)]
+            # A lost trial was ended here. A build that nobody hears of would be waited for without end.
+            ended += [answer for answer in self.wait() if not isinstance(answer, TrialLost)]
         self.running.clear()
         return ended
 
@@ -244,6 +245,8 @@ class StudyRunner:
         perturbation: Circumstances under which all trials run.
         careful: Whether both stated ends are tried even where environments are dear.
         leaves: Whether the search may want commits that are no values of its axis.
+        user: Whose studies' trials may be reused; None for anybody's.
+        deadline: When the study gives up, on the same clock; None for never.
 
     Attributes:
         grid: As expanded.
@@ -268,6 +271,8 @@ class StudyRunner:
         perturbation: Perturbation = NONE,
         careful: bool = False,
         leaves: bool = False,
+        user: str | None = None,
+        deadline: float | None = None,
     ) -> None:
         self._matrix = matrix
         self._locking = locking
@@ -279,6 +284,7 @@ class StudyRunner:
         self._notify = notify
         self._clock = clock
         self._stopped = stopped
+        self._deadline = deadline
         self._perturbation = perturbation
         self._bad_end = None if self.grid.bad is None else self._prepared.groups.get(self.grid.bad)
         self._goal = goal
@@ -291,7 +297,7 @@ class StudyRunner:
         self._target = self._trials.target
         self._sharing = Sharing(store, study_id, self._trials, clock=clock)
         self._keys: dict[Index, str] = {}
-        self._reuse = Reuse(self._trials, self._keys, self._prepared, machines)
+        self._reuse = Reuse(self._trials, self._keys, self._prepared, machines, user)
         self._locks_answered, self._locks_spent = 0, locking.spent
         self.searching = 0.0
         self._unsaved: list[Index] = []
@@ -452,8 +458,7 @@ class StudyRunner:
             InfrastructureError: Too many trials in a row were spoilt, or the cluster is lost.
             UsageError: The command cannot be run in any combination tried.
         """
-        budget = self._matrix.file.search.budget
-        deadline = None if budget is None else self._clock() + budget
+        deadline = self._deadline
         # Solvers begin while the place where trials run may still be starting.
         self._lock(self.state.decide(2).lock)
         try:
@@ -733,7 +738,7 @@ class StudyRunner:
                     if crowded:
                         # Neither the host nor the script: our own crowding.
                         self._crowded.add(trial_id)
-                    else:
+                    elif answer.under_trial:
                         self.state.lost(index, host)
                     combination = self.grid.combination(index)
                     lock_hash = self._prepared.locks[index].content_hash

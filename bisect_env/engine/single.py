@@ -172,13 +172,14 @@ class SingleTrials:
                         if crowded:
                             # Our own doing, and of all that shared the GPU at once: not a row of voids.
                             self._voids = -1
-                        else:
+                        elif completion.under_trial:
                             tally.lost_on |= {host} - {""}
                         on_evidence(self._record(single, _lost(single, completion), tally))
         finally:
             # What had come to its end before it could be ended is recorded, too.
             for ended in runner.end():
-                tally.count(self._judged(single, ended.record))
+                if isinstance(ended, TrialCompleted):
+                    tally.count(self._judged(single, ended.record))
         return tally
 
     def _submit(self, single: Single, more: int, ids: Iterator[str] | None) -> None:

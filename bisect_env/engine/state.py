@@ -480,7 +480,7 @@ class StudyState:
         self._began.clear()
 
     def lost(self, index: Index, host: str) -> None:
-        """A trial's host went away, if it is known which."""
+        """Note that a host, if it is known which, went away while a trial ran on it."""
         if host:
             self.tallies[index].lost_on.add(host)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination, find_combination
 from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.report.untrusted import command_line
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target
@@ -98,7 +98,7 @@ def _refuse_strangers(path: Path, matrix: Path) -> None:
             raise UsageError(
                 f"the database names {place} as {role} of this study, "
                 f"a {what} of another user of this machine",
-                remedy=f"look at what it runs, then name it: `--matrix {shlex.quote(str(matrix))}`",
+                remedy=f"look at what it runs, then name it: `{command_line('--matrix', str(matrix))}`",
             )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import math
 import platform
-import shlex
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
@@ -32,6 +32,7 @@ from bisect_env.errors import (
     BisectEnvError,
     EndsNotAsStatedError,
     ExitCode,
+    StorageError,
     StudyInterruptedError,
     UsageError,
 )
@@ -41,6 +42,7 @@ from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.matrix.versions import VersionCatalogue
 from bisect_env.report.sentence import how_many
+from bisect_env.report.untrusted import command_line
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.space import is_large
@@ -73,6 +75,10 @@ class Conclusion:
     exit_code: ExitCode
 
 
+SPENT = "time-spent"
+"""Kind of the decisions that say how many seconds of its budget a command has taken."""
+
+
 def run_study(
     matrix: Matrix,
     *,
@@ -85,6 +91,7 @@ def run_study(
     workers: int = 2,
     machines: Callable[[], Collection[Machine]] = lambda: (Machine(platform.machine()),),
     fresh: bool = False,
+    only_mine: bool = False,
     goal: Goal = Goal.FIRST_BAD,
     every_lock: bool = False,
     quick: bool = False,
@@ -104,6 +111,7 @@ def run_study(
         workers: Solvers at the same time.
         machines: Classes of machines on which trials will run; called when trials might be reused.
         fresh: Begin a new study that reuses nothing, whatever has been measured already.
+        only_mine: Go on with a study of this user, and reuse only trials of this user's studies.
         goal: What is asked: where it begins to fail, where else it does, or the whole table.
         quick: End as soon as the answer stands, without checking it further.
         careful: Try both stated ends before anything between them, whatever that costs.
@@ -113,8 +121,12 @@ def run_study(
     Raises:
         BisectEnvError: Whatever a user can mend; everything finished by then is stored.
     """
-    known = None if fresh else store.find_study(matrix.name, matrix.digest)
-    as_of = provider.as_of or _now() if fresh else study_date(matrix, store, provider.as_of)
+    user = _user() if only_mine else None
+    known = None if fresh else store.find_study(matrix.name, matrix.digest, user)
+    if user is not None and known is not None and {one.user for one in store.origins(known.id)} - {user}:
+        known = None
+    begins = fresh or (only_mine and known is None)
+    as_of = provider.as_of or _now() if begins else study_date(matrix, store, provider.as_of, user)
     grid = expand(matrix, provider.catalogue, as_of, settled_ends(known))
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
@@ -124,7 +136,8 @@ def run_study(
             f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table",
             remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
         )
-    study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh))
+    own = None if user is None else "" if known is None else known.id
+    study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh), study_id=own)
     notify(events.StudyOpened(study.id, study.name, own_trials(store, study)))
     _keep_logs_within_limit(store, notify)
 
@@ -142,6 +155,10 @@ def run_study(
     refining = any(axis.passed_over for axis in grid.axes) and goal is Goal.FIRST_BAD
     # Once a failure turned out to be flaky its commits are searched line by line.
     leaves = refining
+    budget, began = matrix.file.search.budget, time.monotonic()
+    if budget is not None:
+        spent = [one.payload.get("seconds") for one in store.decisions(study.id) if one.kind == SPENT]
+        budget -= sum(seconds for seconds in spent if isinstance(seconds, int | float))
     # A study that is answered answers again at once, without starting a cluster.
     cluster = _Cluster(make_executor, stopped)
     if study.status is not StudyStatus.FINISHED:
@@ -184,6 +201,8 @@ def run_study(
                     notify=notify,
                     stopped=stopped,
                     machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
+                    user=user,
+                    deadline=None if budget is None else began + budget,
                     goal=goal,
                     quick=quick or refining,
                     perturbation=perturbation,
@@ -227,6 +246,9 @@ def run_study(
             notify(events.Concluded(_report(store, study.id, posterior=posterior)))
             raise
         finally:
+            if budget is not None:
+                with contextlib.suppress(StorageError):  # the error that ended the study
+                    store.record_decision(study.id, SPENT, {"seconds": round(time.monotonic() - began, 3)})
             if locking is not None:
                 locking.close()
                 if lockfiles is not None:
@@ -240,7 +262,7 @@ def own_trials(store: Store, study: Study) -> int:
 
 def _goes_on(matrix: Matrix, goal: Goal) -> str:
     command = "map" if goal is Goal.TABLE else "run"
-    return f"bisect-env {command} {shlex.quote(str(matrix.path))}   goes on from here"
+    return f"{command_line('bisect-env', command, str(matrix.path))}   goes on from here"
 
 
 def _told(matrix: Matrix, added: Mapping[str, Sequence[str]]) -> str:
@@ -329,7 +351,9 @@ def _end_with(error: BisectEnvError, store: Store, study_id: str) -> None:
         store.finish_study(study_id, StudyStatus.INTERRUPTED if interrupted else StudyStatus.FAILED, None)
 
 
-def study_date(matrix: Matrix, store: Store, fixed: datetime | None = None) -> datetime:
+def study_date(
+    matrix: Matrix, store: Store, fixed: datetime | None = None, user: str | None = None
+) -> datetime:
     """The date of a study: what was uploaded later does not exist for it.
 
     A new study takes the present moment, one that goes on keeps its own, so that the same matrix gives the
@@ -339,11 +363,12 @@ def study_date(matrix: Matrix, store: Store, fixed: datetime | None = None) -> d
         matrix: As loaded.
         store: Where the study may be known.
         fixed: The only moment that environments can be had for, if there is but one.
+        user: Whose study may be known; None for anybody's.
 
     Raises:
         UsageError: The study is known, and sees the indexes as of another moment.
     """
-    known = store.find_study(matrix.name, matrix.digest)
+    known = store.find_study(matrix.name, matrix.digest, user)
     if known is None or known.exclude_newer is None:
         return fixed or _now()
     if fixed is not None and known.exclude_newer != fixed:

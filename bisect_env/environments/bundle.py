@@ -127,7 +127,7 @@ class Bundle:
             raise UsageError(
                 f"{self.root} holds nothing for the matrix {matrix!r}"
                 + (f", but for {', '.join(there)}" if there else ""),
-                remedy=f"`bisect-env fetch MATRIX --to {self.root}` on a machine with a network",
+                remedy="`bisect-env fetch MATRIX --to DIR` on a machine with a network",
             )
         try:
             data = json.loads(read_limited(path, _MAX_STUDY))

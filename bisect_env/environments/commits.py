@@ -33,6 +33,7 @@ from bisect_env.environments.repository import CommitNotFoundError, Repository
 from bisect_env.environments.request import CommitRecipe, CommitSource
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.matrix.secrets import MASK, for_build, is_secret
 from bisect_env.temporary import file_locks
 
 FOLDER = "commits"
@@ -223,7 +224,10 @@ class CommitBuilder:
     ) -> None:
         build = source.build
         date = build.exclude_newer or build_limit(committed, interpreter)
-        env = {"SOURCE_DATE_EPOCH": str(max(int(committed.timestamp()), 315_532_800)), **dict(build.env)}
+        env = {
+            "SOURCE_DATE_EPOCH": str(max(int(committed.timestamp()), 315_532_800)),
+            **for_build(dict(build.env)),
+        }
         # What is compiled in one directory is found again by ccache when it is compiled in another.
         env.setdefault("CCACHE_BASEDIR", str(root))
         env.setdefault("CCACHE_NOHASHDIR", "1")
@@ -391,6 +395,10 @@ def _failed(finished: Finished, source: CommitSource) -> UnbuildableError:
     # What uv adds below the words of the build back end is of use to those who call uv themselves.
     own = next((i for i, line in enumerate(lines) if i and line.startswith(_OF_UV)), len(lines))
     lines = lines[:own]
+    # What it failed with is stored; a build may show what it was given.
+    for name, value in for_build(dict(source.build.env)).items():
+        if value and is_secret(name, value):
+            lines = [line.replace(value, MASK) for line in lines]
     told = "\n".join(lines[-LOG_LINES:])
     if finished.timed_out:
         text = f"the build of {short} took longer than {source.build.time_limit:.0f} s:\n{told}"

@@ -10,7 +10,6 @@ import difflib
 import importlib.metadata
 import json
 import re
-import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,8 +26,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from bisect_env.environments.conda_process import HelperDiedError, shared_pool
+from bisect_env.environments.interpreters import installed_pythons
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
+from bisect_env.matrix import versions
 from bisect_env.matrix.versions import host_platform
 from bisect_env.temporary import read_limited
 
@@ -43,7 +44,6 @@ _MAX_LISTS = 100
 """Lists of requirements that one list may include, each time counted."""
 _PIN = re.compile(r"^[ \t]*[A-Za-z0-9][\w.-]*[ \t]*(\[[^\]\n]*\])?[ \t]*==", re.MULTILINE)
 _HELPER_TIMEOUT = 60.0
-_MINORS = tuple(f"3.{minor}" for minor in range(6, 31))
 _LATE_PATCH = 99
 """Stands for "the newest patch release" where a marker asks for a whole version of Python."""
 _ITSELF = "the project that the lock belongs to: give its code along with the command"
@@ -202,22 +202,17 @@ def environment_of_lock(lock: Lock, source: str) -> ForeignEnvironment:
 
 
 def fitting_python(requires: Sequence[str], here: str = "") -> str:
-    """The Python for environments that state none: the running one where it fits, else the oldest that does.
+    """Return the Python for environments that state none; see `versions.fitting_python`.
 
     Args:
         requires: Ranges of Pythons, all of which have to hold; empty ones say nothing.
-        here: Of the running Python, as `3.12`; that of this process if "".
-
-    Returns:
-        A minor version; "" where none fits.
+        here: The running Python, as `3.12`; that of this process if "".
     """
-    here = here or f"{sys.version_info.major}.{sys.version_info.minor}"
     try:
-        wanted = [SpecifierSet(text) for text in requires if text]
+        wanted = SpecifierSet(",".join(text for text in requires if text))
     except InvalidSpecifier:
-        return here
-    fitting = [m for m in _MINORS if all(s.contains(_whole(m), prereleases=True) for s in wanted)]
-    return here if here in fitting else next(iter(fitting), "")
+        wanted = SpecifierSet()
+    return versions.fitting_python(wanted, here=here, installed=installed_pythons)
 
 
 # -- one file or directory ---------------------------------------------------------------------------------

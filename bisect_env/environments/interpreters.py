@@ -341,6 +341,11 @@ def machine_interpreters() -> Interpreters:
     return Interpreters()
 
 
+def installed_pythons() -> list[str]:
+    """Return the whole versions of the released Pythons on this machine."""
+    return [found.version for found in machine_interpreters().installed() if found.final]
+
+
 # --------------------------------------------------------------------------------------------------
 # Interpreters in a directory that `bisect-env fetch` wrote: put there, and installed from there, by uv.
 

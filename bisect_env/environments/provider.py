@@ -618,5 +618,5 @@ def _question(package: str, manager: Manager, index: str | None) -> str:
 def _changed(place: Path, what: str) -> InfrastructureError:
     return InfrastructureError(
         f"{place} has no answer for {what}: it was fetched for another state of the matrix",
-        remedy=f"`bisect-env fetch MATRIX --to {place}` again, on a machine with a network",
+        remedy="`bisect-env fetch MATRIX --to DIR` again, on a machine with a network",
     )

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.errors import UsageError
-from bisect_env.matrix.secrets import without_credentials
+from bisect_env.matrix.secrets import MASK, is_secret, without_credentials
 from bisect_env.matrix.versions import host_platform
 
 
@@ -201,11 +201,11 @@ class CommitRecipe:
 
     @property
     def fragment(self) -> str:
-        """All settings that differ from the default, as a URL fragment in pip's format."""
+        """All settings that differ from the default, without secrets, as a URL fragment in pip's format."""
         facts: list[tuple[str, str]] = []
         if self.subdirectory:
             facts.append(("subdirectory", self.subdirectory))
-        facts += [(f"env.{name}", value) for name, value in self.env]
+        facts += [(f"env.{name}", MASK if is_secret(name, value) else value) for name, value in self.env]
         facts += [("requires", text) for text in self.requires]
         if self.exclude_newer:
             facts.append(("exclude_newer", self.exclude_newer))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_env.errors import UsageError
 from bisect_env.matrix.schema import placeholders
+from bisect_env.matrix.versions import fitting_python
 
-_PYTHONS = tuple(f"3.{minor}" for minor in range(6, 31))
 _UNSAFE = re.compile(r"[^a-z0-9_-]+")
 _INLINE = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 _SHELLS = {".sh": "bash", ".bash": "bash"}
@@ -250,7 +249,13 @@ def _is_range(word: str) -> bool:
         return False
 
 
-def matrix_text(question: AskedQuestion, *, command_line: str = "", here: str = "") -> str:
+def matrix_text(
+    question: AskedQuestion,
+    *,
+    command_line: str = "",
+    here: str = "",
+    installed: Callable[[], Iterable[str]] = tuple,
+) -> str:
     """The text of a matrix file that asks a question. Pure.
 
     With neither a good nor a bad version, nobody knows where along an axis the failure lies: it may have come
@@ -260,6 +265,7 @@ def matrix_text(question: AskedQuestion, *, command_line: str = "", here: str = 
         question: As given.
         command_line: Shown in the first line.
         here: The running Python, as `3.12`; that of this process if "".
+        installed: Return the Pythons on this machine; asked if the script's header excludes the running one.
 
     Raises:
         UsageError: Something in it cannot be; the message names the flag.
@@ -287,7 +293,7 @@ def matrix_text(question: AskedQuestion, *, command_line: str = "", here: str = 
     wanted = _requirements(given, names if built else [str(canonicalize_name(axis.name)) for axis in moved])
     lines = [f"# {command_line}"] if command_line else []
     lines += ["version: 1", f"name: {_name(question, names)}", "axes:"]
-    pythons = question.pythons or (_python(question.inline.requires_python, here),)
+    pythons = question.pythons or (_python(question.inline.requires_python, here, installed),)
     manager = ", manager: conda" if question.channels else ""
     if "python" not in names:
         direction = ", direction: either" if len(pythons) > 1 else ""
@@ -477,15 +483,13 @@ def _ends(axes: Sequence[_AskedAxis], question: AskedQuestion) -> list[str]:
     return lines
 
 
-def _python(requires: str, here: str) -> str:
-    here = here or f"{sys.version_info.major}.{sys.version_info.minor}"
-    wanted = SpecifierSet(requires)
-    fitting = [p for p in _PYTHONS if wanted.contains(f"{p}.99", prereleases=True)]
-    if not fitting:
+def _python(requires: str, here: str, installed: Callable[[], Iterable[str]]) -> str:
+    found = fitting_python(SpecifierSet(requires), here=here, installed=installed)
+    if not found:
         raise UsageError(
             f"no Python is {requires}, which the script's header asks for", remedy="name one with `--python`"
         )
-    return here if here in fitting else fitting[0]
+    return found
 
 
 def _name(question: AskedQuestion, names: Sequence[str]) -> str:

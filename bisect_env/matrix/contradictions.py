@@ -256,6 +256,9 @@ def value_problem(name: str, axis: Axis, condition: str) -> str | None:
 
 
 def _names_a_value(axis: Axis, values: tuple[str, ...], text: str) -> bool:
+    """Whether a text names values of an axis; a comparison that is no value itself does not."""
+    if is_comparison(text) and text not in values:
+        return False
     try:
         return bool(matching(axis, values, text))
     except ValueError:
@@ -322,7 +325,7 @@ def end_value_problem(
         if len(values) == 1:
             return None
         return f"{end} says nothing about the axis {name!r}, which has {len(values)} values; add it"
-    if not _names_a_value(axis, values, value) or (is_comparison(value) and value not in values):
+    if not _names_a_value(axis, values, value):
         return f"{end} has {name}: {value}, which is not on the axis; {near(value, values)}"
     return None
 

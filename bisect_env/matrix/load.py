@@ -42,6 +42,7 @@ from bisect_env.matrix.schema import (
     fill,
     variable,
 )
+from bisect_env.matrix.secrets import keep_for_builds
 from bisect_env.matrix.versions import host_platform
 
 # --------------------------------------------------------------------------------------------------
@@ -448,6 +449,9 @@ def _checked(path: Path, text: str, source: yaml_source.Source, problems: list[P
     if problems:
         raise matrix_error(str(path), problems)
     file = MatrixFile.model_validate(source.data)
+    for axis in file.axes.values():
+        if isinstance(axis, CommitAxis):
+            keep_for_builds(axis.build.env)
     platform = file.platform or host_platform()
     return Matrix(file, path, text, files, platform, _digest(file, files, platform), source.lines)
 

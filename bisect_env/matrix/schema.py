@@ -286,7 +286,9 @@ class CommitBuild(StrictModel):
     """How commits are built."""
 
     env: dict[EnvName, Value] = Field(
-        default_factory=dict, description="Environment variables of the build, such as {CC: 'ccache gcc'}."
+        default_factory=dict,
+        description="Environment variables of the build, such as {CC: 'ccache gcc'}. "
+        "Values of those named like secrets are kept out of locks and the database.",
     )
     requires: tuple[PypiRequirement, ...] = Field(
         default=(), description="What builds are made with, instead of what each commit asks for itself."
@@ -797,7 +799,9 @@ class SearchLimits(StrictModel):
     )
     max_trials: int = Field(default=5000, ge=1, description="Trials after which the search gives up.")
     budget: Seconds | None = Field(
-        default=None, description="Wall-clock time after which it gives up: seconds, or a text like 2h."
+        default=None,
+        description="Wall-clock time after which it gives up, all commands that went on with the study "
+        "together: seconds, or a text like 2h.",
     )
     amplify: bool = Field(
         default=False,

@@ -1,4 +1,4 @@
-"""Removes passwords and tokens from texts that are stored or shown. Pure.
+"""Removes passwords and tokens from texts that are stored or shown, and keeps those that builds need.
 
 Passwords come in where people do not look for them: in the address of an index that a solver quotes, in the
 traceback of a download, in what a script prints, in `trial.env` of a matrix. They are taken out where texts
@@ -7,13 +7,13 @@ leave the process: into the database, onto stderr, into events for programs.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-if TYPE_CHECKING:
-    import yaml
+from bisect_env.errors import InfrastructureError, UsageError
 
 MASK = "***"
 
@@ -110,6 +110,41 @@ def may_be_stored(variable: str, value: str) -> bool:
     return bool(_TUNING.fullmatch(variable) or _PLAIN_VALUE.fullmatch(value))
 
 
+_BUILD_SECRET = "BISECT_ENV_BUILD_ENV_"
+
+
+def is_secret(variable: str, value: str) -> bool:
+    """Whether a variable of a build is named like a secret, or holds an address with a password."""
+    return _SECRET_VARIABLE.search(variable) is not None or without_passwords(value) != value
+
+
+def keep_for_builds(variables: Mapping[str, str]) -> None:
+    """Keep the secrets among the variables of a build in this process's environment.
+
+    Locks go into files and the database, so they hold `***` in place of a secret. The processes that build
+    find its value in the environment, which the workers of this host inherit.
+    """
+    os.environ.update({_BUILD_SECRET + k: v for k, v in variables.items() if is_secret(k, v)})
+
+
+def for_build(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a build with the values of those that a lock leaves out.
+
+    Raises:
+        InfrastructureError: This process does not know one of them.
+    """
+    found = {}
+    for name, value in variables.items():
+        known = os.environ.get(_BUILD_SECRET + name) if value == MASK else value
+        if known is None:
+            raise InfrastructureError(
+                f"the build needs the variable {name}, whose value may be a secret and is not in the lock",
+                remedy=f"name the matrix, or set {_BUILD_SECRET}{name} where the build runs",
+            )
+        found[name] = known
+    return found
+
+
 def without_passwords(text: str) -> str:
     """The text with `***` for the passwords and tokens of the addresses in it."""
     if not any(hint in text for hint in _HINTS):
@@ -167,8 +202,11 @@ def _masked_parameter(found: re.Match[str]) -> str:
 def shared_matrix_text(text: str) -> str:
     """A matrix file's text as others may read it.
 
-    Every line stays where it is; passwords of addresses, and values of `trial.env` that are not on the
-    allow-list, become `***`.
+    Every line stays where it is; passwords of addresses, values of `trial.env` that are not on the
+    allow-list, and values of `build.env` that look like secrets become `***`.
+
+    Raises:
+        UsageError: The text is no YAML, so that what is a secret in it cannot be found.
     """
     for start, end in sorted(_secret_values(text), reverse=True):
         lines = "\n" * text.count("\n", start, end)
@@ -180,25 +218,32 @@ def _secret_values(text: str) -> set[tuple[int, int]]:
     # A key can be spelt otherwise by escapes alone. Most files have no `env`, and need not be parsed again.
     if "env" not in text and "\\" not in text:
         return set()
-    import yaml
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     try:
-        # The composer in Python: libyaml counts bytes.
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
-        return set()
+        # The parser that reads matrices: what another one refuses would be stored as it is.
+        root = YAML(typ="safe", pure=True).compose(text)
+    except (YAMLError, ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(
+            "the matrix cannot be stored: it is no YAML, so that secrets in it cannot be found",
+            remedy="correct the matrix file",
+        ) from error
     found = set()
-    for trial in _values(root, "trial"):
-        for env in _values(trial, "env"):
-            for key, value in getattr(env, "value", ()) if isinstance(env, yaml.MappingNode) else ():
-                if isinstance(value, yaml.ScalarNode) and not may_be_stored(str(key.value), value.value):
-                    found.add((value.start_mark.index, value.end_mark.index))
+    envs = [(env, may_be_stored) for trial in _values(root, "trial") for env in _values(trial, "env")]
+    for axis in (axis for axes in _values(root, "axes") for axis in _values(axes)):
+        for build in _values(axis, "build"):
+            envs += [(env, lambda *pair: not is_secret(*pair)) for env in _values(build, "env")]
+    for env, may_be_shown in envs:
+        for key, value in env.value if isinstance(env.value, list) else ():
+            if isinstance(value.value, str) and not may_be_shown(str(key.value), value.value):
+                found.add((value.start_mark.index, value.end_mark.index))
     return found
 
 
-def _values(node: yaml.Node | None, name: str) -> list[yaml.Node]:
-    import yaml
+def _values(node: Any, name: str | None = None) -> list[Any]:
+    """Return the nodes of a mapping's values, or that of one key; nothing where the node is no mapping."""
+    from ruamel.yaml.nodes import MappingNode
 
-    if not isinstance(node, yaml.MappingNode):
-        return []
-    return [value for key, value in node.value if isinstance(key, yaml.ScalarNode) and key.value == name]
+    pairs = node.value if isinstance(node, MappingNode) else ()
+    return [value for key, value in pairs if name is None or key.value == name]

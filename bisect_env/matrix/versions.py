@@ -7,7 +7,7 @@ import itertools
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -184,6 +184,40 @@ def newest_of_each(versions: Iterable[str], step: Step) -> tuple[str, ...]:
         # Ascending, so that the last one of a group stays; dicts keep the place of the first.
         newest[(version.epoch, *(*version.release, 0, 0, 0)[:width])] = text
     return tuple(newest.values())
+
+
+_PYTHONS = tuple(f"3.{minor}" for minor in range(6, 31))
+"""Minor versions of Python that environments can be made for; uv may fetch those that are not here."""
+_LATE_PATCH = 99
+
+
+def fitting_python(
+    wanted: SpecifierSet, *, here: str = "", installed: Callable[[], Iterable[str]] = tuple
+) -> str:
+    """Return the Python for what states a range of them.
+
+    Args:
+        wanted: The range.
+        here: The running Python, as `3.12`; that of this process if "". It is taken if it fits.
+        installed: Return the whole versions on this machine, of which the newest that fits is taken; asked
+            only if needed. Where none fits, the nearest older minor version is taken, else a newer one.
+
+    Returns:
+        A minor version if the range holds for its late patch releases, else a whole one; "" where none fits.
+    """
+    here = here or f"{sys.version_info.major}.{sys.version_info.minor}"
+    fitting = [one for one in _PYTHONS if wanted.contains(f"{one}.{_LATE_PATCH}", prereleases=True)]
+    if here in fitting:
+        return here
+    whole = [one for one in installed() if wanted.contains(one) and Version(one) >= Version(_PYTHONS[0])]
+    if whole:
+        newest = max(whole, key=Version)
+        minor = ".".join(newest.split(".")[:2])
+        return minor if minor in fitting else newest
+    older = [one for one in fitting if Version(one) < Version(here)]
+    exact = [one.version for one in wanted if one.operator in ("==", "===")]
+    exact = [one for one in exact if re.fullmatch(r"3\.\d+\.\d+", one) and wanted.contains(one)]
+    return next(iter([*older[-1:], *fitting, *exact]), "")
 
 
 def host_platform() -> str:

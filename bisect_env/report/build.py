@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -53,6 +52,7 @@ from bisect_env.report.model import (
     labels,
 )
 from bisect_env.report.sentence import bad_values_in_words, sentence
+from bisect_env.report.untrusted import command_line
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.entries import (
     BUILD_FAILED,
@@ -317,12 +317,17 @@ def steps(
     """
     if not study.definition.matrix_path:
         return ()
-    path = shlex.quote(study.definition.matrix_path)
+    path = study.definition.matrix_path
+    if path.startswith("-"):
+        # A database names it: it is no option.
+        path = f"./{path}"
     found = []
     if lock is not None:
         from bisect_env.environments.lockfiles import plain_lists
 
-        made = f"bisect-env reproduce first-bad --study {shlex.quote(study.id[:_SHORT_ID])} --output repro"
+        made = command_line(
+            *("bisect-env", "reproduce", "first-bad", "--study", study.id[:_SHORT_ID], "--output", "repro")
+        )
         title = "As a directory with lock, script and Dockerfile, which needs no bisect-env to be run"
         found.append(
             StepReport(
@@ -331,7 +336,7 @@ def steps(
         )
     cells = (("first_bad", "first bad"), ("last_good", "last good"))
     alone = [
-        f"bisect-env trial {path} --at {shlex.quote(at(cell, axes))} # {words}"
+        f"{command_line('bisect-env', 'trial', path, '--at', at(cell, axes))} # {words}"
         for key, words in cells
         if (cell := verdict.get(key)) and at(cell, axes)
     ]
@@ -344,13 +349,15 @@ def steps(
     asked = "map" if "table" in verdict else "run"
     if study.status is not StudyStatus.FINISHED:
         # `--fresh` would throw away what is there.
-        found.append(StepReport(title="Go on with the search", commands=(f"bisect-env {asked} {path}",)))
+        found.append(
+            StepReport(title="Go on with the search", commands=(command_line("bisect-env", asked, path),))
+        )
         return tuple(found)
     title = "Answer the same matrix again"
     if study.exclude_newer is not None and own_date(study) is None:
         moment = f"{study.exclude_newer:%Y-%m-%dT%H:%M:%SZ}"
         title += f" (in the same environments, with exclude_newer: {moment} in it)"
-    found.append(StepReport(title=title, commands=(f"bisect-env {asked} {path} --fresh",)))
+    found.append(StepReport(title=title, commands=(command_line("bisect-env", asked, path, "--fresh"),)))
     return tuple(found)
 
 
@@ -362,7 +369,7 @@ def _by_hand(lock: Lock) -> list[str]:
         return ["conda-lock install --prefix ./env conda-lock.yml", 'PATH="$PWD/env/bin:$PATH" ./run.sh 100']
     hashes = "" if lock.has_commits else "--require-hashes "
     return [
-        f"uv venv --python {shlex.quote(lock.python)} env",
+        command_line("uv", "venv", "--python", lock.python, "env"),
         f"uv pip sync --python env/bin/python {hashes}requirements.txt",
         'PATH="$PWD/env/bin:$PATH" ./run.sh 100',
     ]
@@ -476,6 +483,7 @@ def build_report(
             finished_at=study.finished_at,
             exclude_newer=stated if (stated := own_date(study)) is not None else study.exclude_newer,
             version=study.definition.version,
+            user=study.definition.user,
         ),
         axes=axes,
         verdict=verdict,

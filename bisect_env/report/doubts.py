@@ -11,7 +11,7 @@ from typing import Any
 from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.report.model import AxisInfo, FailureReport
 from bisect_env.report.sentence import how_many, interval, percent
-from bisect_env.report.untrusted import clean, shortened
+from bisect_env.report.untrusted import clean, command_line, shortened
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.stability import Effect, Told, drift, host_effect
 from bisect_env.storage.entries import StoredTrial
@@ -338,10 +338,10 @@ def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str]) -> Iterato
             else f"there are {len(bad)} kinds of failures"
         )
     else:
+        shown_by = command_line("bisect-env", "trials", "--show", first.trial[:8])
         yield (
             "everything fails in one way, so that the first bad one lies before what is listed: list older "
-            "versions, or look whether the script itself is at fault (`bisect-env trials --show "
-            f"{first.trial[:8]}`)"
+            f"versions, or look whether the script itself is at fault (`{shown_by}`)"
         )
 
 

@@ -351,6 +351,7 @@ class StudyInfo(Frozen):
         finished_at: UTC, None while it is open.
         exclude_newer: The moment as of which the index was seen.
         version: Of bisect-env.
+        user: Who ran it last.
     """
 
     id: str
@@ -362,6 +363,7 @@ class StudyInfo(Frozen):
     finished_at: datetime | None = None
     exclude_newer: datetime | None = None
     version: str = ""
+    user: str = ""
 
 
 class TrialCounts(Frozen):

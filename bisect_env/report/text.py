@@ -6,7 +6,6 @@ Everything that others wrote goes through `clean` first, and is printed as text,
 from __future__ import annotations
 
 import io
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,7 @@ from rich.text import Text
 
 from bisect_env.report import words
 from bisect_env.report.model import Report
-from bisect_env.report.untrusted import clean, clean_lines, shortened
+from bisect_env.report.untrusted import clean, clean_lines, command_line, shortened
 from bisect_env.report.words import Rows, columns, rows
 
 STACK_LINES = 12
@@ -158,10 +157,8 @@ def _failures(report: Report) -> Iterator[Text]:
     )
     if first.detail:
         yield Text(f"  {shortened(clean(first.detail), words.REASON_WIDTH)}")
-    short = clean(first.trial)[: words.SHORT_ID]
-    yield Text(
-        f"  example: {words.named(first.combination)} (all that it printed: bisect-env trials --show {short})"
-    )
+    shown = command_line("bisect-env", "trials", "--show", first.trial[: words.SHORT_ID])
+    yield Text(f"  example: {words.named(first.combination)} (all that it printed: {shown})")
     for line in stack_lines(first.stack):
         yield Text(f"    {line}", style="dim")
     for other in bad[1:]:
@@ -204,6 +201,6 @@ def _ways_on(report: Report) -> Iterator[Text]:
         yield Text("\nHow to reproduce (more in the other formats):", style="dim")
     for step in report.reproduce:
         yield Text(f"  {clean(step.commands[0])}", style="dim")
-    short = shlex.quote(report.study.id[: words.SHORT_ID])
-    yield Text(f"\nTo read in a browser: bisect-env report {short} --format html -o report.html", style="dim")
-    yield Text(f"Everything as data: bisect-env report {short} --format json", style="dim")
+    shown = ("bisect-env", "report", report.study.id[: words.SHORT_ID], "--format")
+    yield Text(f"\nTo read in a browser: {command_line(*shown, 'html', '-o', 'report.html')}", style="dim")
+    yield Text(f"Everything as data: {command_line(*shown, 'json')}", style="dim")

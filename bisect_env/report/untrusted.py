@@ -1,9 +1,15 @@
-"""Makes text from scripts, solvers and matrix files harmless for a terminal. Pure."""
+"""Makes text from scripts, solvers and matrix files harmless for a terminal, and for a shell. Pure."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+import shlex
 import unicodedata
+from collections.abc import Iterable, Sequence
+
+from bisect_env.matrix.secrets import without_passwords
 
 # What a terminal obeys: CSI (ESC [ … letter), OSC and its like (ESC ] … BEL or ST), and two-letter escapes,
 # each also in its one-character C1 form. One without its end would hide whatever follows: it loses its
@@ -39,6 +45,34 @@ def shown_lines(text: str) -> str:
 def clean(text: str) -> str:
     """Harmless text on a single line, so that it cannot forge further lines."""
     return " ".join(clean_lines(text).split())
+
+
+def command_line(*words: str) -> str:
+    """Return a command to paste into a POSIX shell; every command that is printed is made here.
+
+    Each word loses escapes, control characters and passwords before it is quoted: text that is taken out of a
+    quoted word later can end the quotation, and the rest of the word would be run.
+    """
+    return shlex.join(without_passwords(clean(word)) for word in words)
+
+
+def comma_separated(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return comma-separated values whose texts no terminal obeys and no spreadsheet takes for formulas.
+
+    Args:
+        names: Of the columns, for the first line.
+        rows: Texts are made harmless; other values are written as they are.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in (names, *rows):
+        writer.writerow([_no_formula(cell) if isinstance(cell, str) else cell for cell in row])
+    return text.getvalue()
+
+
+def _no_formula(text: str) -> str:
+    text = clean(text)
+    return f"'{text}" if text[:1] in tuple("=+-@") else text
 
 
 def shortened(text: str, width: int) -> str:

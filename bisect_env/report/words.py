@@ -6,8 +6,6 @@ itself.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ from bisect_env.report.sentence import (
     probability,
     told_origins,
 )
-from bisect_env.report.untrusted import clean, shortened
+from bisect_env.report.untrusted import clean, comma_separated, shortened
 from bisect_env.search.numeric import clopper_pearson
 
 # --------------------------------------------------------------------------------------------------
@@ -255,7 +253,14 @@ def reused(report: Report) -> str:
     if not report.reused:
         return ""
     number = sum(origin.trials for origin in report.reused)
-    return f"{number} of these were measured before: {clean(told_origins(report.reused))}"
+    counts = {report.study.user: report.trials - number}
+    for origin in report.reused:
+        counts[origin.user] = counts.get(origin.user, 0) + origin.trials
+    counts = {user: trials for user, trials in counts.items() if trials}
+    largest = sorted(counts, key=lambda user: -counts[user])
+    users = ", ".join(f"{user or 'somebody'} {counts[user]}" for user in largest)
+    resting = f"; it rests on trials of {len(counts)} users: {users}" if len(counts) > 1 else ""
+    return f"{number} of these were measured before: {clean(told_origins(report.reused) + resting)}"
 
 
 def ends(report: Report) -> list[tuple[str, str]]:
@@ -659,16 +664,14 @@ def csv_text(report: Report) -> str:
         frozenset(one["combination"].items()): one
         for one in (report.verdict.get("table") or {}).get("calls") or ()
     }
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     names = [axis.name for axis in report.axes]
-    writer.writerow([*names, "status", "verdict", "tried", "probability", "bad", "trials", "low", "high"])
+    rows: list[list[object]] = []
     for one in report.combinations:
         call = calls.get(frozenset(one.combination.items())) or {}
         chance = call.get("probability")
-        writer.writerow(
+        rows.append(
             [
-                *(_safe(one.combination.get(name, "")) for name in names),
+                *(one.combination.get(name, "") for name in names),
                 one.status,
                 one.verdict or "",
                 "yes" if one.counted else "no",
@@ -678,10 +681,5 @@ def csv_text(report: Report) -> str:
                 *(f"{end:.4f}" for end in one.interval),
             ]
         )
-    return text.getvalue()
-
-
-def _safe(text: str) -> str:
-    """A value that no spreadsheet takes for a formula."""
-    text = clean(text)
-    return f"'{text}" if text[:1] in "=+-@" else text
+    columns = ("status", "verdict", "tried", "probability", "bad", "trials", "low", "high")
+    return comma_separated([*names, *columns], rows)

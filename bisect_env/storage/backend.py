@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -307,6 +308,9 @@ WHERE s.verdict IS NOT NULL
 """
 
 
+PUBLIC = "public"
+"""PostgreSQL's schema with our tables. Connections have an empty `search_path`, so every name says it."""
+
 NAMES = ("v_combinations", "v_trials", "v_verdicts", "v_packages")
 ONE_ROW = {
     "v_trials": "a trial",
@@ -320,8 +324,26 @@ ONE_ROW = {
 def make_views(connection: Connection) -> None:
     """Make every view."""
     bodies = (_COMBINATIONS, _TRIALS, _verdicts(connection.dialect.name), _PACKAGES)
+    schema = _schema_of(connection)
     for name, body in zip(NAMES, bodies, strict=True):
-        connection.exec_driver_sql(f"CREATE VIEW {name} AS {body}")
+        qualified = re.sub(r"\b(FROM|JOIN) (?=\w)", rf"\1 {schema}", body)
+        connection.exec_driver_sql(f"CREATE VIEW {schema}{name} AS {qualified}")
+
+
+def schema_name(connection: Connection) -> str | None:
+    """Return the schema that holds our tables: `public` in PostgreSQL, None in SQLite."""
+    return PUBLIC if connection.dialect.name == "postgresql" else None
+
+
+def name_public(connection: Connection) -> None:
+    """Let names without a schema mean our tables, until the transaction ends: for SQL that others wrote."""
+    if schema_name(connection) is not None:
+        connection.exec_driver_sql(f"SET LOCAL search_path = pg_catalog, {PUBLIC}, pg_temp")
+
+
+def _schema_of(connection: Connection) -> str:
+    schema = schema_name(connection)
+    return "" if schema is None else f"{schema}."
 
 
 # --------------------------------------------------------------------------------------------------
@@ -351,14 +373,15 @@ def has_schema(connection: Connection, shown: str) -> bool:
     Raises:
         StorageError: It holds tables of another program.
     """
-    here = set(inspect(connection).get_table_names())
+    schema = schema_name(connection)
+    here = set(inspect(connection).get_table_names(schema))
     if connection.dialect.name == "sqlite":
         if connection.exec_driver_sql("PRAGMA application_id").scalar_one() == APPLICATION_ID:
             return True
     else:
         # A server's database may hold tables of other programs beside ours.
         here &= set(METADATA.tables)
-        found = inspect(connection).get_columns("meta") if "meta" in here else []
+        found = inspect(connection).get_columns("meta", schema) if "meta" in here else []
         columns = {column["name"] for column in found}
         if {"name", "value"} <= columns and (fact(connection, "created_by") or "").startswith(CREATED_BY):
             return True

@@ -51,8 +51,9 @@ def _problems(connection: Connection) -> list[str]:
             f"a row of {table} refers to a row of {parent} that is gone" for table, _, parent, _ in dangling
         ]
     here = inspect(connection)
-    missing = sorted(set(METADATA.tables) - set(here.get_table_names()))
-    missing += sorted(set(backend.NAMES) - set(here.get_view_names()))
+    schema = backend.schema_name(connection)
+    missing = sorted(set(METADATA.tables) - set(here.get_table_names(schema)))
+    missing += sorted(set(backend.NAMES) - set(here.get_view_names(schema)))
     found += [f"{name} is missing" for name in missing]
     return found
 

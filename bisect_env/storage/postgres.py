@@ -37,13 +37,18 @@ def _engine(url: URL, *, read_only: bool) -> Engine:
         pool_pre_ping=True,
         connect_args={"connect_timeout": _CONNECT_SECONDS, "application_name": "bisect-env"},
         hide_parameters=True,
+        execution_options={"schema_translate_map": {None: backend.PUBLIC}},
         **backend.ENGINE_OPTIONS,
     )
 
-    @event.listens_for(engine, "connect")
+    # First, because SQLAlchemy runs statements of its own on the first connection.
+    @event.listens_for(engine, "connect", insert=True)
     def connected(connection: Any, _record: Any) -> None:
         milliseconds = int(backend.BUSY_SECONDS * 1000)
         with connection.cursor() as cursor:
+            # Search names in `pg_catalog` alone. By default a schema with the user's name comes first, then
+            # `public`: other users' tables, functions and operators would run with this user's rights.
+            cursor.execute("SET search_path = ''")
             cursor.execute(f"SET lock_timeout = {milliseconds}")
             cursor.execute("SET TimeZone = 'UTC'")
             # Under a stricter level the lock would be waited for with yesterday's view of the tables.

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection
+from sqlalchemy import text as sql
 from sqlalchemy.exc import DBAPIError
 
 from bisect_env.errors import UsageError
-from bisect_env.storage.backend import open_database, storage_error
+from bisect_env.storage.backend import NAMES, PUBLIC, name_public, open_database, storage_error
+from bisect_env.storage.tables import METADATA
 
 # --------------------------------------------------------------------------------------------------
 # From what a person types to a condition in SQL on `v_trials`. Pure.
@@ -98,10 +100,18 @@ _ALLOWED = frozenset(
 )
 
 
-def _only_reading(action: int, _first: str | None, second: str | None, *_: str | None) -> int:
+def _only_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
     # Beyond `mode=ro`: ATTACH and VACUUM INTO write other files, and a PRAGMA can lift `query_only`.
-    allowed = action in _ALLOWED and not (action == sqlite3.SQLITE_FUNCTION and second == "load_extension")
+    allowed = action in _ALLOWED and no_leaks(action, first, second) == sqlite3.SQLITE_OK
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
+def no_leaks(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    """Deny SQLite what loads code, shows addresses of memory, or shows paths: an authorizer."""
+    if action == sqlite3.SQLITE_FUNCTION:
+        return sqlite3.SQLITE_DENY if second in ("load_extension", "fts3_tokenizer") else sqlite3.SQLITE_OK
+    is_listed = action == sqlite3.SQLITE_READ and (first or "").lower() == "pragma_database_list"
+    return sqlite3.SQLITE_DENY if is_listed else sqlite3.SQLITE_OK
 
 
 @contextmanager
@@ -111,7 +121,8 @@ def ask(
     """Ask one SELECT; gives the names of the columns, and the rows one by one.
 
     SQLite opens the file for reading and allows a statement nothing else; PostgreSQL answers through a
-    cursor, which takes nothing but a query, in a transaction that is READ ONLY.
+    cursor, which takes nothing but a query, in a transaction that is READ ONLY and always rolled back.
+    Functions with effects are refused, because READ ONLY does not stop all of them.
 
     Args:
         reference: As `Store.open` takes it.
@@ -127,8 +138,8 @@ def ask(
     try:
         with (
             database.reader.connect() as connection,
-            connection.begin(),
-            _held_back(connection, limit),
+            _rolled_back(connection),
+            _held_back(connection, limit, question),
         ):
             options = {"stream_results": True, "no_parameters": True}
             result = connection.execution_options(**options).exec_driver_sql(question)
@@ -198,11 +209,23 @@ class _Limit:
 
 
 @contextmanager
-def _held_back(connection: Connection, limit: _Limit) -> Iterator[None]:
-    """For the time of the block the connection answers questions and does nothing else, for so long."""
+def _rolled_back(connection: Connection) -> Iterator[None]:
+    """Open a transaction that leaves nothing behind, whatever happens in it."""
+    transaction = connection.begin()
+    try:
+        yield
+    finally:
+        transaction.rollback()
+
+
+@contextmanager
+def _held_back(connection: Connection, limit: _Limit, question: str) -> Iterator[None]:
+    """Restrict the connection to answering a question within the limit, for the time of the block."""
     if connection.dialect.name != "sqlite":
         milliseconds = max(1, int(limit.timeout * 1000))
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {milliseconds}")
+        _refuse_effects(connection, question)
+        name_public(connection)
         yield
         return
     driver: Any = connection.connection.driver_connection
@@ -215,6 +238,57 @@ def _held_back(connection: Connection, limit: _Limit) -> Iterator[None]:
         # Before the pool takes the connection back: it rolls back, which is no SELECT.
         driver.set_authorizer(None)
         driver.set_progress_handler(None, 0)
+
+
+_HARMLESS = ("clock_timestamp", "gen_random_uuid", "random", "timeofday")
+"""PostgreSQL's functions that are volatile and change nothing."""
+_CALLED = re.compile(r"""([\w$]+)"?\s*(?=\(|/\*|--)""")
+_FOREIGN = sql(
+    """
+    SELECT 'the function ' || p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+    WHERE CASE WHEN n.nspname = 'pg_catalog'
+      THEN p.provolatile = 'v' AND p.proname = ANY(:called) AND p.proname <> ALL(:harmless)
+      ELSE (n.nspname = :schema OR strpos(:question, lower(n.nspname)) > 0)
+        AND strpos(:question, lower(p.proname)) > 0 END
+    UNION ALL
+    SELECT 'the operator ' || o.oprname FROM pg_operator o JOIN pg_namespace n ON n.oid = o.oprnamespace
+    WHERE n.nspname = :schema
+      AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = o.oid AND d.deptype = 'e')
+    UNION ALL
+    SELECT 'the table or view ' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'v', 'm', 'f', 'p') AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+      AND (n.nspname <> :schema OR c.relname <> ALL(:ours))
+      AND (n.nspname = :schema OR strpos(:question, lower(n.nspname)) > 0)
+      AND strpos(:question, lower(c.relname)) > 0
+    LIMIT 1
+    """
+)
+
+
+def _refuse_effects(connection: Connection, question: str) -> None:
+    """Refuse a question for PostgreSQL that could run something with effects, or code of other users.
+
+    PostgreSQL's own functions are refused if they are volatile (`lo_create`, `pg_read_file`, `set_config`),
+    other functions and relations if the question contains their name. An operator in our schema could be
+    what `=` means, so any is refused. Names are found without parsing SQL, which refuses too much rather than
+    too little.
+
+    Raises:
+        UsageError: The question is refused.
+    """
+    lowered = question.lower()
+    if 'u&"' in lowered:
+        raise _no_answer('names in the form U&"…" are not taken')
+    names = {
+        "question": lowered,
+        "called": _CALLED.findall(lowered),
+        "harmless": list(_HARMLESS),
+        "schema": PUBLIC,
+        "ours": [*METADATA.tables, *NAMES],
+    }
+    found = connection.execute(_FOREIGN, names).scalar()
+    if found is not None:
+        raise _no_answer(f"{found} may have effects, or is not one of bisect-env's")
 
 
 def limit_memory(connection: sqlite3.Connection) -> None:

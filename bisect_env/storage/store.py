@@ -301,8 +301,10 @@ def _listed(studies: Sequence[Study]) -> str:
 # The newest study of a name.
 
 
-def _newest(session: Session, name: str, digest: str) -> StudyRow | None:
+def _newest(session: Session, name: str, digest: str, user: str | None) -> StudyRow | None:
     query = select(StudyRow).where(StudyRow.name == name, StudyRow.digest == digest)
+    if user is not None:
+        query = query.where(StudyRow.username == user)
     return session.exec(query.order_by(col(StudyRow.created_at).desc())).first()
 
 
@@ -537,23 +539,29 @@ class Store:
 
     # -- studies, and what was decided in them ---------------------------------------------------------------
 
-    def find_study(self, name: str, digest: str) -> Study | None:
-        """The newest study with this name and digest, finished or not."""
+    def find_study(self, name: str, digest: str, user: str | None = None) -> Study | None:
+        """Return the newest study with this name and digest, of one user if named, finished or not."""
         with self.reading() as session:
-            row = _newest(session, name, digest)
+            row = _newest(session, name, digest, user)
             return rows.study_of(row) if row else None
 
-    def open_study(self, definition: StudyDefinition) -> Study:
+    def open_study(self, definition: StudyDefinition, *, study_id: str | None = None) -> Study:
         """Go on with the study of this name and digest, or begin one; a fresh one begins in any case.
 
         An existing study takes over everything from the definition but `exclude_newer`, which keeps its
         first value (what was resolved must stay resolved), and `fresh`. One that was interrupted or failed
-        is open again; one that is finished stays so until `reopen`.
+        is open again; one that is finished stays so until `reopen`. A `study_id` names the study to go
+        on with, and "" begins another one.
         """
         now = datetime.now(UTC)
         values = rows.definition_values(definition)
         with self.writing() as session:
-            row = None if definition.fresh else _newest(session, definition.name, definition.digest)
+            row = (
+                None
+                if definition.fresh or study_id == ""
+                else _newest(session, definition.name, definition.digest, None)
+            )
+            row = session.get(StudyRow, study_id) if study_id else row
             if row is None:
                 row = StudyRow(
                     id=uuid.uuid4().hex,

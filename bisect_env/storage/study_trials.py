@@ -148,7 +148,9 @@ class StudyTrials:
 
     # -- trials of other studies -----------------------------------------------------------------------------
 
-    def reuse(self, keys: Mapping[str, Combination], machines: Collection[Machine]) -> list[StoredTrial]:
+    def reuse(
+        self, keys: Mapping[str, Combination], machines: Collection[Machine], user: str | None = None
+    ) -> list[StoredTrial]:
         """Take trials that other studies recorded under the same keys on the same machines.
 
         Of a key all trials are taken or none: where the logs that decide what some trial means here were
@@ -157,12 +159,13 @@ class StudyTrials:
         Args:
             keys: Key to the combination of this study that it stands for.
             machines: Classes of machines on which they must have run.
+            user: Take trials of this user's studies alone; None for anybody's.
 
         Returns:
             As `record`; empty when nothing was taken.
         """
         with self._store.reading() as session:
-            if not any(self._measured(session, key, machines) for key in keys):
+            if not any(self._measured(session, key, machines, user) for key in keys):
                 return []
         with self._store.writing() as session:
             news, before = self._catch_up(session), self.target
@@ -171,13 +174,15 @@ class StudyTrials:
             members = [
                 self._member(sequence, place, matched=matched, reused=True)
                 for key, place in zip(keys, places, strict=True)
-                for sequence, matched in self._measured(session, key, machines)
+                for sequence, matched in self._measured(session, key, machines, user)
             ]
             if members:
                 session.connection().execute(insert(_MEMBERS), members)
             return self._admitted(session, news, before)
 
-    def _measured(self, session: Session, key: str, machines: Collection[Machine]) -> list[tuple[int, bool]]:
+    def _measured(
+        self, session: Session, key: str, machines: Collection[Machine], user: str | None
+    ) -> list[tuple[int, bool]]:
         """Return number and output match of the trials of other studies that have a key."""
         if not key or key in self._incomplete:
             return []
@@ -189,6 +194,9 @@ class StudyTrials:
             .order_by(col(TrialRow.sequence))
         )
         found: list[tuple[int, bool]] = []
+        if user is not None:
+            query = query.join(StudyRow, col(StudyRow.id) == col(TrialRow.study_id))
+            query = query.where(StudyRow.username == user)
         for row in session.exec(query):
             if Machine(row.cpu, row.gpu_model, row.driver) not in machines or row.outcome in _NEVER_REUSED:
                 continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import re
 import sqlite3
@@ -11,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
 
 from datasette import hookimpl
 from datasette.app import Datasette
@@ -26,7 +24,7 @@ from bisect_env.report.build import load_report
 from bisect_env.report.untrusted import clean_lines
 from bisect_env.storage import sqlite
 from bisect_env.storage.entries import WholeTrial
-from bisect_env.storage.query import limit_memory
+from bisect_env.storage.query import limit_memory, no_leaks
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
 from bisect_env.trials.records import Evidence
@@ -46,11 +44,11 @@ _STYLE = (
 
 
 def page(title: str, body: str) -> str:
-    """A whole page; the title is escaped here, the body is HTML."""
+    """Return a whole page, two levels below the first one; the title is escaped here, the body is HTML."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
-        f'<body><p><a href="/">bisect-env</a></p><h1>{escape(title)}</h1>{body}</body></html>'
+        f'<body><p><a href="../../">bisect-env</a></p><h1>{escape(title)}</h1>{body}</body></html>'
     )
 
 
@@ -74,7 +72,7 @@ def trial_page(trial: WholeTrial, evidence: Evidence) -> str:
         f"<tr><th>{escape(name)}</th><td>{escape(clean_lines(value))}</td></tr>"
         for name, value in facts.items()
     )
-    body = f'<p><a href="/-/report/{escape(trial.study_id)}">its study</a></p><table>{rows}</table>'
+    body = f'<p><a href="../report/{escape(trial.study_id)}">its study</a></p><table>{rows}</table>'
     if trial.collected:
         body += "<p>Some of its logs were dropped to make room.</p>"
     for name in ("stack", "stderr", "stdout"):
@@ -205,9 +203,14 @@ class ReadOnlyDatabase(Database):  # type: ignore[misc]
         connection.execute("PRAGMA query_only = ON")
         # What a question may take of memory; of time, Datasette looks after it.
         limit_memory(connection)
+        connection.set_authorizer(no_leaks)
         # Readers wait for nobody but a writer that is just finishing its log.
         connection.execute("PRAGMA busy_timeout = 5000")
         return connection
+
+    async def execute(self, *args: Any, **options: Any) -> Any:
+        """Run a question; what is wrong with it is shown to the visitor alone, not on the server's stderr."""
+        return await super().execute(*args, **{**options, "log_sql_errors": False})
 
 
 def make_app(path: Path, shown: str, token: str | None) -> Asgi:
@@ -221,7 +224,7 @@ def make_app(path: Path, shown: str, token: str | None) -> Asgi:
     served = Datasette(
         files=[],
         metadata=metadata(NAME, [*METADATA.tables], shown),
-        settings=_SETTINGS,
+        settings=_SETTINGS if token is None else {**_SETTINGS, "base_url": f"/{token}/"},
         cors=False,
         pdb=False,
     )
@@ -251,15 +254,13 @@ def guarded(app: Asgi, token: str | None) -> Asgi:
     A page of another site cannot read ours; but its owner can let its name point to 127.0.0.1 once it is
     loaded, and the browser then takes both for one site. The name it asked for gives that away.
 
-    Every user of this machine reaches 127.0.0.1. The token comes in the first address, as Jupyter's does,
-    and goes from there into a cookie; programs send it as `Authorization: Bearer TOKEN`.
+    Every user of this machine reaches 127.0.0.1. The token is the beginning of every path, which no page of
+    another port learns. A cookie would be sent to them all: browsers keep cookies of a host without its port.
 
     Args:
         app: What is guarded.
         token: None lets every user of this machine in.
     """
-    # Browsers keep cookies of a host without heeding its port: each server's has a name of its own.
-    cookie = "" if token is None else f"bisect-env-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -270,21 +271,11 @@ def guarded(app: Asgi, token: str | None) -> Asgi:
         if host not in ("127.0.0.1", "localhost"):
             await Response.text("ask for http://127.0.0.1\n", status=403).asgi_send(send)
             return
-        if token is not None:
-            asked = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-            if any(name == "token" and _is(token, value) for name, value in asked):
-                rest = urlencode([(name, value) for name, value in asked if name != "token"])
-                # Slashes at the beginning would name another host.
-                path = "/" + quote(scope["path"].lstrip("/"))
-                answer = Response.redirect(f"{path}?{rest}" if rest else path)
-                answer.set_cookie(cookie, token, httponly=True, samesite="lax")
-                answer.headers["referrer-policy"] = "no-referrer"
-                await answer.asgi_send(send)
-                return
-            if not _lets_in(headers, cookie, token):
-                text = "open the address that `bisect-env serve` printed: it ends with a token\n"
-                await Response.text(text, status=403).asgi_send(send)
-                return
+        said = scope["path"].removeprefix("/").partition("/")[0]
+        if token is not None and not hmac.compare_digest(token.encode(), said.encode("utf-8", "replace")):
+            text = "open the address that `bisect-env serve` printed: it ends with a token\n"
+            await Response.text(text, status=403).asgi_send(send)
+            return
 
         async def send_with_policy(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -304,18 +295,6 @@ def guarded(app: Asgi, token: str | None) -> Asgi:
     return guard
 
 
-def _is(token: str, said: str) -> bool:
-    return hmac.compare_digest(token.encode(), said.encode("utf-8", "replace"))
-
-
-def _lets_in(headers: dict[bytes, bytes], cookie: str, token: str) -> bool:
-    scheme, _, said = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-    if scheme.lower() == "bearer" and _is(token, said.strip()):
-        return True
-    pairs = (pair.partition("=") for pair in headers.get(b"cookie", b"").decode("latin-1").split(";"))
-    return any(name.strip() == cookie and _is(token, value.strip()) for name, _, value in pairs)
-
-
 class _Plugin:
     """Our pages, and links to them from Datasette's."""
 
@@ -333,19 +312,22 @@ class _Plugin:
         ]
 
     @hookimpl  # type: ignore[untyped-decorator]
-    def render_cell(self, value: object, column: str, table: str | None) -> Markup | None:
+    def render_cell(
+        self, value: object, column: str, table: str | None, datasette: Datasette
+    ) -> Markup | None:
         """Links from ids to pages; everything else is escaped by Datasette."""
         is_study = column in ("study_id", "report") or (table, column) == ("studies", "id")
         target = "report" if is_study else {"trial_id": "trial"}.get(column)
         if target is None or not isinstance(value, str) or not _ID.fullmatch(value):
             return None
         shown = "report" if column == "report" else escape(value)
-        return Markup(f'<a href="/-/{target}/{escape(value)}">{shown}</a>')
+        address = datasette.urls.path(f"/-/{target}/{escape(value)}")
+        return Markup(f'<a href="{address}">{shown}</a>')
 
     @hookimpl  # type: ignore[untyped-decorator]
-    def menu_links(self) -> list[dict[str, str]]:
+    def menu_links(self, datasette: Datasette) -> list[dict[str, str]]:
         """The way to the reports."""
-        return [{"href": f"/{NAME}/studies", "label": "Studies and reports"}]
+        return [{"href": datasette.urls.path(f"/{NAME}/studies"), "label": "Studies and reports"}]
 
     async def _report(self, request: Any) -> Response:
         # Here, because the plotting library takes a second to import.

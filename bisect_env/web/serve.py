@@ -43,7 +43,7 @@ def serve(
             token = secrets.token_urlsafe(24) if with_token else None
             app = make_app(path, shown_location(reference), token)
             server = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False))
-            ending = f"?token={token}" if token else ""
+            ending = f"{token}/" if token else ""
             tell(f"http://{LOOPBACK}:{listener.getsockname()[1]}/{ending}", note)
             # uvicorn ends in an orderly way, and then raises the signal again.
             with contextlib.suppress(KeyboardInterrupt):

@@ -133,3 +133,34 @@ def test_what_cannot_be_asked(user: Asking, arguments: tuple[str, ...], says: st
     assert code in (2, 5, 6), err
     assert says in err
     assert "Traceback" not in err
+
+
+def test_a_secret_reaches_the_trial_and_nothing_that_others_read(user: Asking, run: RunCommand) -> None:
+    user.script("""
+        import app, os
+        assert os.environ["API_TOKEN"] == "hunter2"
+        assert int(app.version) < 4
+    """)
+    words = ["run", "app>=1", "repro.py", "--always", "--env", "API_TOKEN=hunter2"]
+    done = user.run(*words, "--save", "m.yaml", "--log-file", "log")
+    assert done.stdout.startswith("app is broken from 4 on (last good 3)"), done.stderr
+    assert user.run(*words).returncode == 0
+    matrices = [user.folder / "m.yaml", *user.folder.glob("asked/*/matrix.yaml")]
+    assert len(matrices) == 2
+    for path in matrices:
+        # The matrix itself needs the value; its comment, which shows the command, does not.
+        first, _, rest = path.read_text().partition("\n")
+        assert ("hunter2" in first, rest.count("hunter2")) == (False, 1)
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert "hunter2" not in (user.folder / "log").read_text()
+    assert run("db", "export", "all.benv")[0] == 0
+    for path in user.folder.glob("*.benv"):
+        assert b"hunter2" not in path.read_bytes()
+
+
+def test_a_rejected_question_is_not_kept(user: Asking) -> None:
+    words = ["run", "app>=1", "repro.py", "--always", "--save", "q.yaml"]
+    done = user.run(*words, "--timeout", "0s")
+    assert (done.returncode, "makes no matrix" in done.stderr) == (2, True)
+    assert not (user.folder / "q.yaml").exists()
+    assert user.run(*words, "--timeout", "20s").returncode == 0

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from bisect_env import cli
 from bisect_env.matrix.secrets import without_passwords_in_code
 from bisect_env.storage.store import Store
+from tests.cli.calls import RunCommand
+from tests.report.samples import orjson_study, orjson_verdict
+from tests.storage.conftest import postgres, postgres_url
+from tests.storage.postgres_server import PASSWORD
+
+__all__ = ["postgres", "postgres_url"]
 
 
 @pytest.mark.parametrize(
@@ -45,3 +52,17 @@ def test_the_log_of_a_defect_has_no_password(
     text = log.read_text(encoding="utf-8") + capsys.readouterr().err
     assert "me:***@db/results" in text
     assert "hunter2" not in text
+
+
+@pytest.mark.integration
+def test_printed_commands_have_no_password(postgres_url: str, run: RunCommand) -> None:
+    with Store.open(postgres_url) as store:
+        study = orjson_study(store)
+        study.finished(orjson_verdict())
+    code, out, _ = run("report", "--db", postgres_url)
+    assert code == 0
+    assert quote(PASSWORD, safe=" ")[:10] not in out
+    assert "hunter2" not in out
+    assert "set BISECT_ENV_DB" in out
+    code, _, err = run("report", "nowhere", "--db", postgres_url)
+    assert (code, "hunter2" in err) == (2, False)

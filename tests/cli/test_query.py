@@ -75,7 +75,14 @@ def test_a_table_and_csv(db: str, run: RunCommand) -> None:
     assert "\x1b" not in out
     rows = list(csv.reader(io.StringIO(run("query", question, "--csv")[1])))
     assert rows[0] == ["outcome", "worker", "returncode"]
-    assert ["pass", "a,b\x1b[31m", "0"] in rows
+    assert ["pass", "a,b", "0"] in rows
+    code, out, _ = run(
+        "query", "SELECT '=1+1' AS \"@a\", '-1' AS b, -1 AS c, '+x' AS d, '\t=2' AS e", "--csv"
+    )
+    assert (code, list(csv.reader(io.StringIO(out)))) == (
+        0,
+        [["'@a", "b", "c", "d", "e"], ["'=1+1", "'-1", "-1", "'+x", "'=2"]],
+    )
     assert run("query", question, "--csv", "--json")[0] == 2
 
 
@@ -95,6 +102,8 @@ def test_a_table_and_csv(db: str, run: RunCommand) -> None:
         "SET TRANSACTION READ WRITE",
         "COPY studies TO '{folder}/studies'",
         "WITH gone AS (DELETE FROM logs RETURNING 1) SELECT * FROM gone",
+        "SELECT fts3_tokenizer('simple')",
+        "SELECT file FROM pragma_database_list",
         "SELECT nothing FROM nowhere",
         "SELECT",
         "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from bisect_env.matrix.schema import schema_text
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand
 from tests.report.samples import StudyBuilder, axis, orjson_study, orjson_verdict
+from tests.storage.samples import definition, lock, states
 
 
 @pytest.fixture
@@ -50,6 +52,29 @@ def test_data_on_stdout(db: Path, run: RunCommand) -> None:
     code, out, err = run("report", "orjson_crash", "--format", "json", "--db", str(db))
     assert (code, err) == (0, "")
     assert json.loads(out)["verdict"]["first_bad"]["orjson"] == "3.9.11"
+
+
+def test_a_path_in_the_database_is_one_word_of_the_commands_to_paste(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "it's mine; really.sqlite"
+    with Store.open(str(path)) as store:
+        # What a terminal obeys is taken out when it is printed: within quotes it can end them.
+        hostile = definition(matrix_path="m'\x1b[31m'; touch ran; '")
+        study = store.open_study(hostile)
+        store.save_locks(study.id, [lock("1.0"), lock("2.0")])
+        store.save_combinations(study.id, states())
+        store.finish_study(study.id, "finished", {"status": "confirmed", "first_bad": {"orjson": "2.0"}})
+    monkeypatch.chdir(tmp_path)
+    _, out, _ = run("report", "--db", str(path))
+    lines = [line.strip() for line in out.splitlines() if "bisect-env " in line]
+    assert len(lines) >= 4
+    for line in lines:
+        words = shlex.split(line[line.index("bisect-env ") :], comments=True)
+        assert words[-2:] == ["--db", str(path)]
+        assert "ran" not in words
+        assert "touch" not in words
+    assert sum("m''; touch ran; '" in shlex.split(line, comments=True) for line in lines) >= 2
 
 
 def test_by_the_beginning_of_an_id(db: Path, run: RunCommand) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -15,7 +16,9 @@ import pytest
 
 from bisect_env.cluster.local import LocalExecutor, make_scratch
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.cluster.protocol import TrialCompleted, TrialLost
+from bisect_env.cluster.protocol import BuildFailed, PrefixRequest, TrialCompleted, TrialLost
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError
 from bisect_env.trials.launch import LAUNCHER
 from bisect_env.trials.records import Outcome
@@ -42,6 +45,40 @@ class TestPoolExecutor(ExecutorContract):
     def executor(self) -> Iterator[PoolExecutor]:
         executor = PoolExecutor(build, slots=2)
         yield executor
+        executor.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Unreleasable(Prefix):
+    """An environment whose use ends with an error that nobody expects."""
+
+    def release(self) -> None:
+        raise RuntimeError("no release")
+
+
+def test_an_unexpected_error_loses_a_trial_and_not_its_thread(caplog: pytest.LogCaptureFixture) -> None:
+    left = [True, True]
+
+    def breaks_at_first(lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
+        prefix = build(lock, allow_source=allow_source)
+        return Unreleasable(prefix.path, prefix.python) if left and left.pop() else prefix
+
+    executor = PoolExecutor(breaks_at_first, slots=1)
+    try:
+        executor.prepare(PrefixRequest(request().lock))
+        (failed,) = collect(executor, 1)
+        assert isinstance(failed, BuildFailed)
+        one, two = request("pass"), request("pass")
+        executor.submit(one)
+        (lost,) = collect(executor, 1)
+        assert isinstance(lost, TrialLost)
+        assert (lost.trial_id, lost.under_trial) == (one.spec.trial_id, False)
+        assert "RuntimeError: no release" in lost.reason
+        executor.submit(two)
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, TrialCompleted)
+        assert "Traceback" in caplog.text
+    finally:
         executor.close()
 
 

@@ -101,6 +101,7 @@ class Studies:
         provider: EnvironmentProvider | None = None,
         make_executor: Callable[[], Executor] | None = None,
         fresh: bool = False,
+        only_mine: bool = False,
         goal: Goal = Goal.FIRST_BAD,
     ) -> Conclusion:
         """Run a study in this process with an inline executor."""
@@ -117,5 +118,6 @@ class Studies:
                 notify=self.events.append,
                 stopped=stopped,
                 fresh=fresh,
+                only_mine=only_mine,
                 goal=goal,
             )

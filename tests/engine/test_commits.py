@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ from benchmarks.commits import merges
 from benchmarks.repositories import Change, git, in_tree, module, pure, write
 from bisect_env.engine.document import comparison, pull_request
 from bisect_env.engine.events import TrialFinished
+from bisect_env.environments.commits import CommitBuilder
+from bisect_env.environments.interpreters import probe
 from bisect_env.environments.repository import Repository
-from bisect_env.errors import UsageError
+from bisect_env.environments.request import CommitSource
+from bisect_env.environments.uv_tool import Uv
+from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.report.html import html_text
 from bisect_env.report.markdown import markdown_text
 from bisect_env.report.model import Report
@@ -344,3 +349,36 @@ def test_subjects_that_name_a_pull_request(subject: str, number: int | None) -> 
 )
 def test_forges_that_compare(forge: str, address: str) -> None:
     assert comparison(forge, "a", "b") == address
+
+
+def test_a_secret_of_a_build_reaches_it_and_is_stored_nowhere(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = pure("demo", 4, 3, files=in_tree("demo"))
+    asked = "import os, sys\nprint('given', os.environ['GITHUB_TOKEN'], file=sys.stderr)\n"
+    asked += "assert (os.environ['GITHUB_TOKEN'], os.environ['FLAG']) == ('hunter' + '2', 'a b')\n"
+    changes[0].files = {**changes[0].files, "backend.py": f"{asked}{changes[0].files['backend.py']}"}
+    changes[1].files = {**changes[1].files, "broken": "it"}
+    changes[2].files = {**changes[2].files, "broken": None}
+    place, commits = repository(studies, changes)
+    (studies.folder / "script.py").write_text(SCRIPT)
+    keys = ", build: {env: {GITHUB_TOKEN: hunter2, FLAG: a b}}"
+    conclusion = studies.run(matrix(studies, place, keys=keys, rest=ENDS))
+    assert verdict(conclusion)["first_bad"]["demo"] == commits[2]
+    assert "given ***" in str(conclusion.report)
+    assert "hunter2" not in str(conclusion.report)
+    kept = [studies.db, *(studies.folder / "lockfiles").rglob("*"), *(studies.folder / "cache").rglob("*")]
+    files = [one for one in kept if one.is_file() and not one.is_symlink()]
+    assert [one for one in files if b"hunter2" in one.read_bytes()] == []
+    # Where the value is not known, a build says so, and nothing is built without it.
+    monkeypatch.delenv("BISECT_ENV_BUILD_ENV_GITHUB_TOKEN")
+    with Store.open(str(studies.db), read_only=True) as store:
+        locks = [state.lock_hash for state in store.combinations(store.study().id) if state.lock_hash]
+        found = store.lock(locks[0])
+    assert found is not None
+    (package,) = (one for one in found.packages if one.name == "demo")
+    here = probe(Path(sys.executable).resolve())
+    assert here is not None
+    elsewhere = studies.folder / "elsewhere"
+    with pytest.raises(InfrastructureError, match=r"GITHUB_TOKEN[^$]*BISECT_ENV_BUILD_ENV_GITHUB_TOKEN"):
+        CommitBuilder(elsewhere, Uv(elsewhere)).wheel(CommitSource.of(package), here)

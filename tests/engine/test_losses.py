@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
+from bisect_env.cluster.worker import WorkerSettings, perform_on_worker
 from bisect_env.engine import events
 from bisect_env.engine.state import Tally
 from bisect_env.environments.lock import Lock
@@ -80,6 +82,41 @@ def test_one_bad_host_is_no_finding(studies: Studies) -> None:
     ).report
     assert report["verdict"]["first_bad"]["level"] == "6"
     assert not [event for event in studies.events if isinstance(event, events.SetAside)]
+
+
+class OfAnotherRelease(PoolExecutor):
+    """Three hosts whose workers answer each a first trial of a combination with their own release."""
+
+    def __init__(self) -> None:
+        super().__init__(machine_prefix, 2)
+        self._hosts: dict[str, list[str]] = {}
+        self._lost: list[Completion] = []
+
+    def submit(self, request: TrialRequest) -> None:
+        hosts = self._hosts.setdefault(request.spec.combination["level"], ["a", "b", "c"])
+        if request.spec.combination["level"] != "9" or not hosts:
+            super().submit(request)
+            return
+        host = hosts.pop()
+        worker = SimpleNamespace(address=f"tcp://{host}:1")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("bisect_env.cluster.worker.get_worker", lambda: worker)
+            patch.setattr("bisect_env.cluster.worker.socket.gethostname", lambda: host)
+            settings = WorkerSettings(build=machine_prefix, topic="t", epoch=0, cpus=(), version="0.0.1")
+            self._lost.append(perform_on_worker(request, "attempt", settings))
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        lost, self._lost = self._lost, []
+        return lost or super().wait(timeout)
+
+
+@pytest.mark.integration
+def test_workers_of_another_release_are_not_the_combinations_fault(studies: Studies) -> None:
+    report = studies.run(studies.matrix(SCRIPT), make_executor=OfAnotherRelease).report
+    assert report["verdict"]["first_bad"]["level"] == "6"
+    told = [event.record for event in studies.events if isinstance(event, events.TrialFinished)]
+    assert {one.host for one in told if "0.0.1" in one.detail} == {"a", "b", "c"}
+    assert [event for event in studies.events if isinstance(event, events.SetAside)] == []
 
 
 def test_losses_beside_good_trials_are_a_warning() -> None:

@@ -90,6 +90,33 @@ def test_a_fresh_study_measures_anew(studies: Studies) -> None:
 
 
 @pytest.mark.integration
+def test_whose_trials_count_is_said_and_can_be_ones_own_alone(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = studies.matrix(CRASH_FROM_SIX, rest=QUICK)
+    monkeypatch.setenv("LOGNAME", "eve")
+    studies.run(path)
+    monkeypatch.setenv("LOGNAME", "ann")
+    # A question of her own, answered in part by trials of somebody else.
+    other = renamed(path, ("confidence: 0.8", "confidence: 0.99"))
+    mixed = studies.run(other).report
+    taken = sum(origin["trials"] for origin in mixed["reused"])
+    assert 0 < taken < mixed["trials"]
+    text = report_text(Report.read(mixed))
+    assert "it rests on trials of 2 users: " in text
+    assert f"eve {taken}" in text
+    assert f"ann {mixed['trials'] - taken}" in text
+    # Neither eve's study of the same matrix, nor her own that has reused eve's trials, but her own trials.
+    for asked in (path, other):
+        own = studies.run(asked, only_mine=True).report
+        assert own["study"]["id"] not in {mixed["study"]["id"], *(one["study_id"] for one in mixed["reused"])}
+        assert {origin["user"] for origin in own["reused"]} <= {"ann"}
+        assert own["reused"]
+        assert "users: " not in report_text(Report.read(own))
+        assert studies.run(asked, only_mine=True).report["study"]["id"] == own["study"]["id"]
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "change",
     [("timeout: 20s", "timeout: 21s"), ("{level}", "{level} more"), ("trial:", "trial:\n  env: {A: 1}")],

@@ -307,5 +307,5 @@ def test_a_conda_environment_is_read_from_its_directory(tmp_path):
 
 def test_the_python_for_environments_that_state_none():
     assert fitting_python([">=3.9", ""], here="3.11") == "3.11"
-    assert fitting_python([">=3.9,<3.11"], here="3.12") == "3.9"
+    assert fitting_python([">=3.9,<3.11"], here="3.12") == "3.10"
     assert fitting_python([">=3.9", "<3.8"], here="3.11") == ""

@@ -110,6 +110,34 @@ def test_what_a_script_says_of_itself_is_taken_over(tmp_path):
     assert inline_metadata("import orjson\n") == InlineMetadata()
 
 
+HERE = ["3.6.15", "3.8.18", "3.9.18", "3.10.13", "3.11.7", "3.11.9", "3.12.1"]
+
+
+@pytest.mark.parametrize(
+    ("requires", "python"),
+    [
+        ("<3.11", "3.10"),
+        (">=3.8,<3.11", "3.10"),
+        (">=3.8", "3.13"),
+        ("==3.8.*", "3.8"),
+        ("==3.11.7", "3.11.7"),
+        ("<3.11.8,>=3.11", "3.11.7"),
+        ("~=3.9.2", "3.9"),
+        # None is here that fits: what is nearest can be fetched.
+        ("<3.8,>3.6.99", "3.7"),
+        (">=3.14", "3.14"),
+        ("==3.7.5", "3.7.5"),
+    ],
+)
+def test_the_newest_python_here_that_fits_is_taken(tmp_path, requires, python):
+    (tmp_path / "repro.py").write_text("import orjson\n")
+    question = AskedQuestion(
+        ("orjson>=3.8",), ("python", "repro.py"), ("repro.py",), inline=InlineMetadata((), requires)
+    )
+    (tmp_path / "matrix.yaml").write_text(matrix_text(question, here="3.13", installed=lambda: HERE))
+    assert load_matrix(tmp_path / "matrix.yaml").file.axes["python"].versions == (python,)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

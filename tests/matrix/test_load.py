@@ -234,3 +234,20 @@ class TestHostileFiles:
         text = "version: 1\r\nname: demo\r\n" + AXES.replace("\n", "\r\n") + "trial: {command: python}\r\n"
         path.write_bytes(b"\xef\xbb\xbf" + text.encode())
         assert load_matrix(path).name == "demo"
+
+
+@pytest.mark.parametrize("value", ["=2026-01-31", "~=2026-01-31", "<=2026-01-31", "=2", "~=2"])
+@pytest.mark.parametrize("end", ["good", "bad"])
+def test_a_comparison_is_no_end(tmp_path: Path, end: str, value: str) -> None:
+    axis = "day: {dates: {from: '2026-01-01', to: '2026-02-20', step: 10d}}" if "-" in value else ""
+    text = (
+        f"version: 1\nname: x\naxes:\n  {axis or 'day: {values: [1, 2, 3]}'}\n  python: {{package: python, "
+    )
+    text += f"versions: ['3.11']}}\n{end}: {{day: '{value}'}}\ntrial: {{command: python -V}}\n"
+    path = tmp_path / "matrix.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(MatrixError) as caught:
+        load_matrix(path)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"line 6: {end} has day: {value}, which is not on the axis; ")
+    assert "did you mean" in problem or "choose from" in problem

@@ -5,6 +5,7 @@ import time
 import pytest
 import yaml
 
+from bisect_env.errors import UsageError
 from bisect_env.matrix.secrets import may_be_stored, public_json, shared_matrix_text, without_passwords
 
 
@@ -90,6 +91,21 @@ def test_a_matrix_that_others_read() -> None:
     lines = shown.splitlines()
     assert len(lines) == len(MATRIX.splitlines())
     assert lines.index("  timeout: 20") == MATRIX.splitlines().index("  timeout: 20")
+
+
+@pytest.mark.parametrize("escape", ['"a\\/b"', "plain"])
+def test_what_only_some_parsers_read_hides_no_secret(escape: str) -> None:
+    text = f"description: {escape}\ntrial: {{env: {{HF_TOKEN: hunter2}}}}\n"
+    assert "hunter2" not in shared_matrix_text(text)
+    text = f"description: {escape}\naxes: {{a: {{build: {{env: {{GH_TOKEN: hunter2, CC: gcc -x}}}}}}}}\n"
+    shown = shared_matrix_text(text)
+    assert "hunter2" not in shown
+    assert "CC: gcc -x" in shown
+
+
+def test_what_cannot_be_masked_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot be stored"):
+        shared_matrix_text("trial: {env: {HF_TOKEN: hunter2}\n")
 
 
 def test_a_matrix_without_secrets_stays_as_it_is() -> None:

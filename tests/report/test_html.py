@@ -273,7 +273,7 @@ def test_the_page_needs_nothing_else(store: Store) -> None:
 def test_served_pages_link_to_the_trials(store: Store) -> None:
     study = orjson_study(store)
     report = load_report(store, study.study.id)
-    assert f'href="/-/trial/{report.failures[0].trial}"' in html_text(report, served=True)
+    assert f'href="../trial/{report.failures[0].trial}"' in html_text(report, served=True)
     assert policy().startswith("default-src 'none'; script-src 'sha256-")
 
 

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import shlex
+import subprocess
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.report.untrusted import clean, clean_lines, shortened
+from bisect_env.cli.output import own_command, with_options
+from bisect_env.matrix.secrets import without_passwords
+from bisect_env.report.untrusted import clean, clean_lines, command_line, shortened
 
 
 @pytest.mark.parametrize(
@@ -50,3 +55,58 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
 def test_shortened() -> None:
     assert shortened("abcdef", 6) == "abcdef"
     assert shortened("abcdefg", 6) == "abcde…"
+
+
+WORDS = st.lists(
+    st.one_of(
+        st.text(max_size=12),
+        # What ends a quotation, what a terminal obeys, and what is masked, close together.
+        st.text(alphabet="'\"\\\\`$;#)( \x1b[m\x9b\r\n\u202ea@:/=", max_size=12),
+        st.sampled_from(["bisect-env run a", "'\x1b[31m'; touch x; '", "https://u:p'@host", "password=a'b"]),
+    ),
+    max_size=6,
+)
+
+
+@given(words=WORDS, db=st.text(min_size=1, max_size=8), kept=st.booleans())
+def test_a_printed_command_is_its_cleaned_words_and_nothing_more(
+    words: list[str], db: str, kept: bool
+) -> None:
+    wanted = [without_passwords(clean(word)) for word in words]
+    line = command_line("bisect-env", "run", *words)
+    assert shlex.split(line) == ["bisect-env", "run", *wanted]
+    # Nothing that is taken out of a text before it is printed is left to be taken out.
+    assert clean_lines(line) == line
+    option = [] if "--db" in line.split() else ["--db", clean(db)]
+    text = with_options(f"goes on: {line}   # so", ["x", "--db", db])
+    assert shlex.split(text.removeprefix("goes on: "), comments=True) == [
+        "bisect-env",
+        "run",
+        *wanted,
+        *option,
+    ]
+    other = command_line("--matrix", *words)
+    assert with_options(f"name it: `{other}`", ["x", "--db", "a;b c"]) == f"name it: `{other}`"
+
+
+@pytest.mark.parametrize(
+    "path", ["m'\x1b[31m'; touch ran; '", "a'\u202e';touch ran;'", "a;b`touch ran`$(touch ran)"]
+)
+def test_a_pasted_command_runs_nothing_else(tmp_path: Path, path: str) -> None:
+    line = with_options(command_line("bisect-env", "run", path), ["x", "--db", "my 'own' db"])
+    shown = clean_lines(without_passwords(line)).replace("bisect-env run", "printf '%s|'")
+    done = subprocess.run(["sh", "-c", shown], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{clean(path)}|--db|my 'own' db|"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_is_kept_has_no_secret() -> None:
+    given = ["run", "a>=1", "x.py", "--db", "postgresql://u:secret@h/d", "--env", "API_TOKEN=secret", "--env"]
+    given += ["N=1", "--env=KEY=secret", "--index=https://u:secret@h/simple", "--db=secret"]
+    assert own_command(given) == (
+        "bisect-env run 'a>=1' x.py --env 'API_TOKEN=***' --env N=1 '--env=KEY=***' "
+        "'--index=https://u:***@h/simple'"
+    )
+    text = with_options("go on: bisect-env run m.yaml", ["run", "--db", "postgresql://u:secret@h/d"])
+    assert "secret" not in text
+    assert "set BISECT_ENV_DB" in text

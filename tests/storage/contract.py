@@ -11,8 +11,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import text
-from sqlmodel import select
+from sqlalchemy import select
+from sqlmodel import select as select_rows
 
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
@@ -279,11 +279,15 @@ class StoreContract:
 
     def written(self, store: Store, study_id: str) -> list[tuple[str, str]]:
         """What SQL users see: trial and evidence, in order."""
-        query = text("SELECT trial_sequence, evidence FROM study_trials WHERE study_id = :study ORDER BY id")
+        members, trials = METADATA.tables["study_trials"], METADATA.tables["trials"]
+        query = (
+            select(trials.c.trial_id, members.c.evidence)
+            .join(members, members.c.trial_sequence == trials.c.sequence)
+            .where(members.c.study_id == study_id)
+            .order_by(members.c.id)
+        )
         with store.reading() as session:
-            rows = session.connection().execute(query, {"study": study_id}).all()
-            names = dict(session.connection().execute(text("SELECT sequence, trial_id FROM trials")).all())
-        return [(names[sequence], evidence) for sequence, evidence in rows]
+            return [(trial_id, evidence) for trial_id, evidence in session.connection().execute(query)]
 
     def test_the_target_follows_from_the_trials(self, store: Store, reopen: Reopen) -> None:
         """Whatever is told first, a trial means what the failure of the bad end says it means."""
@@ -640,7 +644,7 @@ class StoreContract:
         assert reopen().artefacts(first.trial_id) == {"stdout": b"same"}
         assert store.artefacts(second.trial_id) == {"stderr": b"more", "stdout": b"same"}
         with store.reading() as session:
-            assert len(session.exec(select(BlobRow)).all()) == 2
+            assert len(session.exec(select_rows(BlobRow)).all()) == 2
         with pytest.raises(ValueError, match="no trial"):
             store.artefacts("gone")
 

@@ -10,6 +10,7 @@ from sqlalchemy.engine import make_url
 
 from bisect_env.errors import BisectEnvError, StorageError, UsageError
 from bisect_env.storage import backend, postgres
+from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
 from tests.storage.contract import Reopen, StoreContract
 from tests.storage.postgres_server import PASSWORD, Server
@@ -136,7 +137,7 @@ def test_a_reader_neither_waits_nor_makes_others_wait(reopen: Reopen, postgres_u
         for _ in range(20):
             record_trial(store, study.id, record())
         with store.database.engine.begin() as held:
-            held.exec_driver_sql("UPDATE studies SET description = 'half-written'")
+            held.exec_driver_sql("UPDATE public.studies SET description = 'half-written'")
             assert reader.study(study.id).definition == definition()
         assert reader.trials(study.id) == []
     assert len(store.trials(study.id)) == 20
@@ -234,3 +235,88 @@ def test_who_may_only_insert_changes_nothing_that_is_there(postgres: Server, pos
         assert after == before
     finally:
         postgres.run(f"DROP OWNED BY i{name}", f"DROP ROLE i{name}", database=name)
+
+
+_EVIL = """
+CREATE FUNCTION {schema}.evil() RETURNS trigger LANGUAGE plpgsql AS $$
+  BEGIN INSERT INTO bait.ran VALUES (current_user); RETURN NEW; END $$;
+CREATE FUNCTION {schema}.evil(varchar, varchar) RETURNS boolean LANGUAGE plpgsql AS $$
+  BEGIN INSERT INTO bait.ran VALUES (current_user); RETURN $1::text = $2::text; END $$;
+CREATE OPERATOR {schema}.= (LEFTARG = varchar, RIGHTARG = varchar, FUNCTION = {schema}.evil)
+"""
+
+
+def test_a_colleagues_tables_triggers_and_operators_are_not_used(postgres: Server, postgres_url: str) -> None:
+    name = name_of(postgres_url)
+    with Store.open(postgres_url) as store:
+        opened_study(store)
+    tables = [
+        str(t)
+        for (t,) in postgres.run("SELECT tablename FROM pg_tables WHERE schemaname = 'public'", database=name)
+    ]
+    postgres.run(
+        f"CREATE ROLE c{name} LOGIN PASSWORD 'colleague'",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO c{name}",
+        # Before PostgreSQL 15 everybody has the latter.
+        f"GRANT CREATE ON DATABASE {name} TO c{name}; GRANT CREATE ON SCHEMA public TO c{name}",
+        database=name,
+    )
+    try:
+        colleague = {**postgres.parameters(name), "user": f"c{name}", "password": "colleague"}
+        with psycopg.connect(**colleague, autocommit=True) as connection:  # type: ignore[arg-type]
+            # Named like the user whose rights are wanted: searched first by default.
+            connection.execute("CREATE SCHEMA owner; CREATE SCHEMA bait; CREATE TABLE bait.ran (who text)")
+            connection.execute(
+                "GRANT USAGE ON SCHEMA bait, owner TO PUBLIC; GRANT INSERT ON bait.ran TO PUBLIC"
+            )
+            for schema in ("owner", "public"):
+                connection.execute(_EVIL.format(schema=schema).encode())
+            for table in tables:
+                connection.execute(
+                    f"CREATE TABLE owner.{table} AS SELECT * FROM public.{table}; "
+                    f"CREATE TRIGGER evil BEFORE INSERT OR UPDATE OR DELETE ON owner.{table} "
+                    "FOR EACH ROW EXECUTE FUNCTION owner.evil()".encode()
+                )
+            connection.execute("CREATE VIEW owner.v_trials AS SELECT owner.evil('a', 'a')")
+        with Store.open(postgres_url) as store:
+            study = opened_study(store)
+            record_trial(store, study.id, record())
+            store.finish_study(study.id, "finished", {"status": "confirmed"})
+            assert len(store.trials(study.id)) == 1
+        assert postgres.run("SELECT * FROM bait.ran", database=name) == []
+        assert postgres.run("SELECT count(*) FROM public.trials", database=name) == [(1,)]
+        with pytest.raises(UsageError, match="the operator ="), ask(postgres_url, "SELECT * FROM v_trials"):
+            pass
+    finally:
+        postgres.run(f"DROP OWNED BY c{name} CASCADE", f"DROP ROLE c{name}", database=name)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "SELECT lo_from_bytea(0, 'left behind')",
+        "SELECT pg_catalog.\"lo_from_bytea\" /* */ (0, 'left behind')",
+        "SELECT U&\"\\006co_from_bytea\"(0, 'left behind')",
+        "SELECT pg_read_file('PG_VERSION')",
+        "SELECT set_config('statement_timeout', '0', false)",
+        "SELECT query_to_xml('SELECT lo_creat(-1)', true, true, '')",
+        "SELECT theirs.evil()",
+        "SELECT * FROM theirs.trials",
+    ],
+)
+def test_a_question_with_effects_is_refused(postgres: Server, postgres_url: str, question: str) -> None:
+    name = name_of(postgres_url)
+    Store.open(postgres_url).close()
+    evil = "CREATE FUNCTION theirs.evil() RETURNS oid AS 'SELECT lo_creat(-1)' LANGUAGE sql STABLE"
+    postgres.run("CREATE SCHEMA theirs", evil, database=name)
+    postgres.run("CREATE VIEW theirs.trials AS SELECT theirs.evil()", database=name)
+    with pytest.raises(UsageError, match="cannot be answered"), ask(postgres_url, question) as (_, rows):
+        list(rows)
+    assert postgres.run("SELECT count(*) FROM pg_largeobject_metadata", database=name) == [(0,)]
+
+
+def test_harmless_functions_are_answered(postgres_url: str) -> None:
+    Store.open(postgres_url).close()
+    question = "SELECT lower('A'), count(*) + 0 * length('lo_creat'), random() < 2 FROM v_trials"
+    with ask(postgres_url, question) as (_, rows):
+        assert list(rows) == [("a", 0, True)]

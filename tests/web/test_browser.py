@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,46 @@ def test_a_person_finds_the_way_from_a_question_to_the_logs(browser_page: Page, 
             assert "document.title='taken'" in page.inner_text("body")
     assert errors == []
     assert foreign == []
+
+
+class Listening(http.server.BaseHTTPRequestHandler):
+    """A page of another program on this machine, which keeps what browsers send to it."""
+
+    received: list[str]
+
+    def do_GET(self) -> None:
+        self.received.append(f"{self.path}\n{self.headers}")
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<img src=/image><script>fetch('/again', {credentials: 'include'})</script>")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_page_on_another_port_learns_nothing_that_lets_it_in(browser_page: Page, tmp_path: Path) -> None:
+    path = str(tmp_path / "results.sqlite")
+    _, trial_id = fill(path)
+    handler = type("Handler", (Listening,), {"received": []})
+    with (
+        serving(path, "--port", "0") as (address, _),
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as other,
+    ):
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            theirs = f"http://127.0.0.1:{other.server_port}/"
+            browser_page.goto(address)
+            browser_page.goto(f"{address.partition('?')[0]}-/trial/{trial_id}")
+            assert "its study" in browser_page.inner_text("body")
+            # By a link, as in a text that the page shows, and by itself.
+            browser_page.evaluate("where => { location.href = where }", theirs)
+            browser_page.wait_for_url(theirs, wait_until="networkidle")
+            browser_page.goto(theirs, wait_until="networkidle")
+        finally:
+            other.shutdown()
+            thread.join()
+        assert len(handler.received) >= 4
+        token = address.rstrip("/").rpartition("/")[2].rpartition("=")[2]
+        assert len(token) >= 32
+        assert [text for text in handler.received if token in text] == []

@@ -1,0 +1,131 @@
+"""Combinations are locked in the order in which they are wanted, and what cannot be locked is known early."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from bisect_env.engine.locking import Locking, unfit
+from bisect_env.environments.lock import Lock, LockResult
+from bisect_env.environments.provider import Environments
+from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.expand import expand
+from bisect_env.matrix.grid import Index
+from bisect_env.matrix.load import load_matrix
+from bisect_env.storage.entries import CombinationStatus
+from tests.environments.conftest import HERE
+from tests.environments.index_server import IndexServer, serve
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def index() -> Iterator[IndexServer]:
+    server = IndexServer()
+    running = serve(server)
+    for version in ("1.0", "2.0", "3.0"):
+        server.add("app", version, requires=["below"])
+    server.add("below", "1.5")
+    yield server
+    running.shutdown()
+    running.server_close()
+
+
+def test_what_the_index_has_for_no_such_python_is_known_before_a_solver_is_asked(
+    index: IndexServer, tmp_path: Path
+) -> None:
+    index.add("app", "4.0", requires_python=">=3.99")
+    index.add("app", "0.5", requires_python="<3.0")
+    path = tmp_path / "matrix.yaml"
+    path.write_text(
+        f"version: 1\nname: ahead\nindex: {index.url}\naxes:\n"
+        f"  python: {{package: python, versions: ['{HERE}', '3.99']}}\n"
+        "  app: {package: app, versions: '>=0', step: every}\n"
+        "  level: {values: [1, 2]}\ntrial: {command: python -c 'import app'}\n"
+    )
+    matrix = load_matrix(path)
+    provider = Environments(tmp_path / "cache", index=matrix.file.index)
+    grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+    assert grid.axes[1].values == ("1.0", "2.0", "3.0", "4.0"), "0.5 fits neither"
+    found = unfit(matrix, grid)
+    assert set(found) == {(0, 3, 0), (0, 3, 1)}
+    assert f"app 4.0: asks for Python >=3.99, not for {HERE}" in found[0, 3, 0].message
+    locking = Locking(matrix, grid, provider, datetime.now(UTC))
+    assert set(grid.indices()) - set(locking.prepared.groups) == set(found)
+    assert locking.prepared.state((0, 3, 1)).status == CombinationStatus.UNSOLVABLE
+    assert locking.under_way == 0
+    locking.close()
+
+
+def test_what_is_wanted_does_not_wait_for_what_may_be(index: IndexServer, tmp_path: Path) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(
+        f"version: 1\nname: ahead\nindex: {index.url}\nsolver: {{dependencies: newest}}\naxes:\n"
+        f"  python: {{package: python, versions: ['{HERE}']}}\n"
+        "  app: {package: app, versions: '>=0', step: every}\ntrial: {command: python -c 'import app'}\n"
+    )
+    matrix = load_matrix(path)
+    go_on = threading.Event()
+    asked: list[str] = []
+
+    class Slow(Environments):
+        def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+            asked.append(request.requirements[0])
+            assert go_on.wait(30)
+            return super().lock(request, prefer)
+
+    provider = Slow(tmp_path / "cache", index=matrix.file.index)
+    grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+    locking = Locking(matrix, grid, provider, datetime.now(UTC), workers=1)
+    locking.want_ahead([(0, 0), (0, 1)])
+    locking.want_ahead([(0, 0), (0, 2), (0, 1)])
+    locking.want([(0, 1)])
+    patience = time.monotonic() + 30
+    while len(asked) < 2 and time.monotonic() < patience:
+        time.sleep(0.01)
+    assert [one.rpartition("==")[2] for one in asked] == ["1.0", "2.0"], "one of each kind"
+    go_on.set()
+    found: list[Index] = []
+    while len(found) < 3 and time.monotonic() < patience:
+        locking.wait(1.0)
+        found += locking.take()
+    assert set(found) == set(locking.prepared.locks) == {(0, 0), (0, 1), (0, 2)}
+    locking.close()
+
+
+def test_an_error_while_locking_ahead_counts_only_once_that_lock_is_needed(
+    index: IndexServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        f"version: 1\nname: ahead\nindex: {index.url}\nsolver: {{dependencies: newest}}\naxes:\n"
+        f"  python: {{package: python, versions: ['{HERE}']}}\n"
+        "  app: {package: app, versions: '>=0', step: every}\ntrial: {command: python -c 'import app'}\n"
+    )
+    matrix = load_matrix(path)
+
+    class Broken(Environments):
+        def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+            if request.requirements[0].endswith("==2.0"):
+                raise InfrastructureError("the solver broke", remedy="none")
+            return super().lock(request, prefer)
+
+    provider = Broken(tmp_path / "cache", index=matrix.file.index)
+    grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+    with closing(Locking(matrix, grid, provider, datetime.now(UTC), workers=1)) as locking:
+        broken = next(one for one in grid.indices() if grid.combination(one).as_dict()["app"] == "2.0")
+        other = next(one for one in grid.indices() if one != broken)
+        locking.want_ahead([broken])
+        while locking.under_way:
+            locking.wait(1.0)
+            assert locking.take() == []
+        assert isinstance(locking.lock_now(other), Lock)
+        with pytest.raises(InfrastructureError, match="the solver broke"):
+            locking.lock_now(broken)
