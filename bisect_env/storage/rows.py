@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-import types
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any, NotRequired, Union, get_args, get_origin
+from typing import Annotated, Any, NotRequired
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from sqlmodel import SQLModel
 from typing_extensions import TypedDict
 
 from bisect_env.environments.lock import Lock, LockFileError
@@ -42,7 +41,6 @@ from bisect_env.storage.tables import (
 )
 from bisect_env.storage.values import (
     DamageError,
-    Unreadable,
     clean,
     jsonable,
     member,
@@ -177,24 +175,47 @@ class _Build(TypedDict, total=False):
 _SHAPES: dict[str, Any] = {"grid": list[_Axis], "verdict": _Verdict, "settings": _Settings}
 _PAYLOADS: dict[str, Any] = {AMPLIFIED: _Amplified, BUILT: _Build, BUILD_FAILED: _Build}
 
-_STUDY_ID = re.compile(r"[0-9a-f]{32}")
 _TRIAL_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
-_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @cache
-def _types_of(table: type) -> dict[str, tuple[type, ...]]:
-    """Column to the types of its values, as the table's annotations say."""
-    found = {}
-    for name, field in table.model_fields.items():  # type: ignore[attr-defined]
-        union = get_origin(field.annotation) in (Union, types.UnionType)
-        members = get_args(field.annotation) if union else (field.annotation,)
-        allowed = tuple(get_origin(one) or one for one in members)
-        found[name] = (*allowed, int) if float in allowed else allowed
-    return found
+def _columns_of(table: type[SQLModel]) -> TypeAdapter[Any]:
+    """Return what checks the columns of a table, of whose types SQLite keeps none."""
+    columns: dict[str, Any] = {
+        name: (Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation, ...)
+        for name, field in table.model_fields.items()
+    }
+    # SQLite makes an infinity of a number that is too large.
+    config = ConfigDict(strict=True, allow_inf_nan=False)
+    return TypeAdapter(create_model(f"{table.__name__}Columns", __config__=config, **columns))
 
 
-def check_types(row: Any, where: str) -> None:
+@cache
+def _shape(key: tuple[str, str]) -> TypeAdapter[Any]:
+    return TypeAdapter((_SHAPES if key[0] == "studies" else _PAYLOADS)[key[1]])
+
+
+def _check(adapter: TypeAdapter[Any], value: Any, where: str, column: str = "") -> None:
+    """Refuse a value that is not what an adapter takes.
+
+    Args:
+        adapter: A strict one.
+        value: Of a row, or of one of its columns.
+        where: Which row, for the message.
+        column: Which column; "" for the whole row.
+
+    Raises:
+        DamageError: It is not.
+    """
+    try:
+        adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(str(part) for part in (column, *first["loc"]) if part != "")
+        raise DamageError(where, path, f"it holds {shortened(first['input'])}: {first['msg']}") from None
+
+
+def check_row(row: SQLModel, where: str) -> None:
     """Refuse a row that holds another kind of value than its table says, or a number that is none.
 
     Args:
@@ -204,51 +225,7 @@ def check_types(row: Any, where: str) -> None:
     Raises:
         DamageError: It does.
     """
-    table: type = type(row)
-    for name, allowed in _types_of(table).items():
-        value = getattr(row, name)
-        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-            kinds = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)
-            found = (
-                "null"
-                if value is None
-                else shortened(value.value if isinstance(value, Unreadable) else value)
-            )
-            raise DamageError(where, name, f"it holds {found}, not {kinds}")
-        # SQLite makes an infinity of a number that is too large.
-        if isinstance(value, float) and not math.isfinite(value):
-            raise DamageError(where, name, f"it holds {value}, not a finite number")
-
-
-@cache
-def _adapter(key: tuple[str, str]) -> TypeAdapter[Any]:
-    return TypeAdapter((_SHAPES if key[0] == "studies" else _PAYLOADS)[key[1]])
-
-
-def _check_shape(value: Any, key: tuple[str, str], where: str, column: str) -> None:
-    try:
-        _adapter(key).validate_python(value, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        path = ".".join(str(part) for part in first["loc"])
-        raise DamageError(where, f"{column}.{path}" if path else column, first["msg"]) from None
-
-
-def text_of(value: object, where: str, column: str) -> str:
-    """A stored text.
-
-    Raises:
-        DamageError: It is none.
-    """
-    if not isinstance(value, str):
-        found = "null" if value is None else shortened(value)
-        raise DamageError(where, column, f"it holds {found}, not str")
-    return value
-
-
-def _hold(pattern: re.Pattern[str], value: str, where: str, column: str) -> None:
-    if not pattern.fullmatch(value):
-        raise DamageError(where, column, f"it holds {shortened(value)}, which we never write there")
+    _check(_columns_of(type(row)), {name: getattr(row, name) for name in type(row).model_fields}, where)
 
 
 def _named(kind: str, row_id: object) -> str:
@@ -277,11 +254,10 @@ def study_of(row: StudyRow) -> Study:
         DamageError: It is not what we store.
     """
     where = _named("study", row.id)
-    check_types(row, where)
-    _hold(_STUDY_ID, row.id, where, "id")
+    check_row(row, where)
     for column in ("grid", "settings", "verdict"):
         if (document := getattr(row, column)) is not None:
-            _check_shape(document, ("studies", column), where, column)
+            _check(_shape(("studies", column)), document, where, column)
     try:
         target = Target.from_json(row.target)
     except (ValueError, TypeError) as error:
@@ -370,8 +346,7 @@ def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
     from bisect_env.environments.lockfiles import parse_lock  # brings a YAML parser, which few commands need
 
     where = _named("lock", row.content_hash)
-    check_types(row, where)
-    _hold(_HASH, row.content_hash, where, "content_hash")
+    check_row(row, where)
     try:
         lock = parse_lock(row.text, name="it")
     except LockFileError as error:
@@ -382,7 +357,7 @@ def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
         if getattr(row, column) != getattr(lock, column):
             raise DamageError(where, column, "it is not what the text says")
     for package in packages:
-        check_types(package, f"a package of {where}")
+        check_row(package, f"a package of {where}")
     said = sorted((p.manager, p.name, p.version, p.build, p.url, p.sha256) for p in packages)
     if said != sorted((p.manager, p.name, p.version, p.build, p.url, p.sha256) for p in lock.packages):
         raise DamageError(where, "packages", "its packages are not those of the text")
@@ -396,7 +371,7 @@ def combination_of(row: CombinationRow) -> CombinationState:
         DamageError: It is not what we store.
     """
     where = f"combination {shortened(row.key)} of study {shortened(row.study_id)}"
-    check_types(row, where)
+    check_row(row, where)
     status = member(CombinationStatus, row.status, where)
     return CombinationState(combination_from(row.key, where), status, row.reason, row.lock_hash)
 
@@ -424,9 +399,9 @@ def decision_of(row: DecisionRow) -> Decision:
         DamageError: It is not what we store.
     """
     where = f"decision {row.id} of study {shortened(row.study_id)}"
-    check_types(row, where)
+    check_row(row, where)
     if row.kind in _PAYLOADS:
-        _check_shape(row.payload, ("decisions", row.kind), where, "payload")
+        _check(_shape(("decisions", row.kind)), row.payload, where, "payload")
     return Decision(row.at, row.kind, row.payload)
 
 
@@ -507,7 +482,7 @@ def check_member(row: MemberRow) -> None:
         DamageError: It does not.
     """
     where = f"trial {shortened(row.trial_sequence)} of study {shortened(row.study_id)}"
-    check_types(row, where)
+    check_row(row, where)
     member(Evidence, row.evidence, where)
 
 
@@ -522,13 +497,7 @@ def check_trial(row: TrialRow) -> dict[str, Any]:
         DamageError: They are not what we store.
     """
     where = _named("trial", row.trial_id)
-    check_types(row, where)
-    _hold(_TRIAL_ID, row.trial_id, where, "trial_id")
-    numbers: list[object] = list(row.copies.values())
-    if not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise DamageError(where, "copies", f"it holds {shortened(row.copies)}, not numbers of processes")
-    if row.iterations < 0:
-        raise DamageError(where, "iterations", f"it holds {row.iterations}, which is no number of iterations")
+    check_row(row, where)
     if row.signature:
         try:
             read_signature(row.signature)

@@ -910,22 +910,19 @@ class Store:
         """From whom a study has the trials that it reuses, the largest share first."""
         with self.reading() as session:
             number: Any = func.count()
-            query: Any = (
-                select_columns(
-                    col(StudyRow.id), col(StudyRow.name), col(StudyRow.username), col(StudyRow.host), number
-                )
-                .join(TrialRow, col(TrialRow.study_id) == col(StudyRow.id))
+            query = (
+                select(TrialRow.study_id, number)
                 .join(MemberRow, col(MemberRow.trial_sequence) == col(TrialRow.sequence))
-                .where(col(MemberRow.study_id) == study_id, col(MemberRow.reused))
-                .group_by(col(StudyRow.id), col(StudyRow.name), col(StudyRow.username), col(StudyRow.host))
-                .order_by(number.desc(), col(StudyRow.id))
+                .where(MemberRow.study_id == study_id, col(MemberRow.reused))
+                .group_by(col(TrialRow.study_id))
+                .order_by(number.desc(), col(TrialRow.study_id))
             )
-            where = f"the origins of study {study_id}"
-            origins = []
-            for found in session.execute(query):
-                texts = [rows.text_of(text, where, "name") for text in found[:4]]
-                origins.append(Origin(texts[0], texts[1], texts[2], texts[3], found[4]))
-            return origins
+            found = []
+            for origin, trials in session.exec(query):
+                study = rows.study_of(study_row(session, origin))
+                definition = study.definition
+                found.append(Origin(study.id, study.name, definition.user, definition.host, trials))
+            return found
 
     # -- logs and other files that trials left ---------------------------------------------------------------
 

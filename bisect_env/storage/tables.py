@@ -7,6 +7,7 @@ canonical key. (No `from __future__ import annotations` here: SQLModel reads the
 from datetime import datetime
 from typing import Any
 
+from pydantic import NonNegativeInt
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -48,7 +49,7 @@ class StudyRow(_Table, table=True):
 
     __tablename__ = "studies"
     __table_args__ = (Index("ix_studies_name_digest", "name", "digest"),)
-    id: str = Field(primary_key=True)
+    id: str = Field(primary_key=True, regex=r"^[0-9a-f]{32}$")
     name: str
     digest: str
     status: str
@@ -73,7 +74,7 @@ class LockRow(_Table, table=True):
     """An exact environment, shared by every combination and study that it satisfies."""
 
     __tablename__ = "locks"
-    content_hash: str = Field(primary_key=True)
+    content_hash: str = Field(primary_key=True, regex=r"^[0-9a-f]{64}$")
     python: str
     platform: str
     created_at: datetime = Field(sa_type=UtcDateTime)
@@ -120,7 +121,7 @@ class TrialRow(_Table, table=True):
         Index("ix_trials_host", "host", "study_id"),
     )
     sequence: int | None = Field(default=None, primary_key=True)
-    trial_id: str = Field(unique=True)
+    trial_id: str = Field(unique=True, regex=r"^[0-9A-Za-z_-]{1,64}$")
     study_id: str = Field(foreign_key="studies.id", index=True)
     lock_hash: str = Field(foreign_key="locks.content_hash", index=True)
     outcome: str
@@ -131,8 +132,8 @@ class TrialRow(_Table, table=True):
     duration: float
     killed_by_us: bool
     hash_seed: int = Field(sa_type=BigInteger)
-    copies: dict[str, int] = Field(sa_type=JSON)
-    iterations: int
+    copies: dict[str, NonNegativeInt] = Field(sa_type=JSON)
+    iterations: int = Field(ge=0)
     host: str
     worker: str
     gpu: str

@@ -35,19 +35,6 @@ class DamageError(Exception):
         self.why = why
 
 
-class Unreadable:
-    """Stands for a stored value that cannot be read, until its row is looked at and named.
-
-    Drivers and types see a value alone. If they raised, nobody could say which row to mend.
-    """
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return shortened(self.value)
-
-
 def shortened(value: object) -> str:
     """A stored value as a message may quote it."""
     text = ascii(value)
@@ -55,14 +42,17 @@ def shortened(value: object) -> str:
 
 
 def read_json(text: object) -> Any:
-    """JSON that a database gives back; `Unreadable` where it is none, or could not be written again."""
+    """Parse JSON that a database gives back; return the text if it is none, or cannot be written again.
+
+    If this raised, nobody could name the row that is damaged: `rows.check_row` sees that there is a text.
+    """
     try:
         if not isinstance(text, str | bytes | bytearray):
-            return Unreadable(text)
+            return text
         value = json.loads(text, parse_constant=_refuse_constant)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
-        return Unreadable(text)
+        return text
     return value
 
 
@@ -71,20 +61,14 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 class Bytes(TypeDecorator[bytes]):
-    """Binary data. SQLite stores anything anywhere, and `bytes(10**12)` would fill the memory."""
+    """Binary data. SQLite stores anything anywhere: SQLAlchemy's `bytes(10**12)` would fill the memory."""
 
     impl = LargeBinary
     cache_ok = True
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """Bytes as they are."""
-
-        def process(value: object) -> object:
-            if value is None or isinstance(value, bytes):
-                return value
-            return bytes(value) if isinstance(value, memoryview | bytearray) else Unreadable(value)
-
-        return process
+        """Return bytes as they are."""
+        return lambda value: bytes(value) if isinstance(value, memoryview | bytearray) else value
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -110,7 +94,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """With the time zone that SQLite forgot; `Unreadable` where there is no moment."""
+        """Return moments with the time zone that SQLite forgot; what is no moment stays as it is."""
 
         def process(value: object) -> object:
             if value is None:
@@ -119,7 +103,7 @@ class UtcDateTime(TypeDecorator[datetime]):
                 moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)  # type: ignore[arg-type]
                 return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
             except (TypeError, ValueError, OverflowError):
-                return Unreadable(value)
+                return value
 
         return process
 
