@@ -25,12 +25,12 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
 )
 from bisect_env.environments.lock import Lock, UnbuildableError
-from bisect_env.environments.prefix import Prefix, count_use, is_still, lacks_bytecode, state_of
+from bisect_env.environments.prefix import Prefix, count_use, lacks_bytecode, look, state_of
 from bisect_env.environments.progress import Seldom, told_to
 from bisect_env.environments.validation import cuda_majors, provided_to_pypi
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
 from bisect_env.trials.harness_marks import LockedDistribution
-from bisect_env.trials.records import Outcome, Phase, TrialRecord, TrialSpec
+from bisect_env.trials.records import Outcome, TrialRecord, TrialSpec
 from bisect_env.trials.run import GpuWatch, TrialCancelledError, harness_error_record, run_trial
 
 # --------------------------------------------------------------------------------------------------
@@ -65,14 +65,6 @@ _log = logging.getLogger(__name__)
 
 CANCELLED = "the trial was cancelled"
 CHANGED = "files of its environment were changed or removed while it ran"
-
-
-def _did_not_come_far(record: TrialRecord) -> bool:
-    """Whether a trial failed before its script's own body, as it does where files are missing."""
-    if record.outcome is Outcome.PASS:
-        return False
-    early = record.outcome in (Outcome.IMPORT_ERROR, Outcome.NOT_RUNNABLE)
-    return early or record.phase in (Phase.START, Phase.IMPORT)
 
 
 _QUIET = 1.0
@@ -250,8 +242,8 @@ def perform(
 
     try:
         record = trial() if gpus is None else gpus.run(spec, trial)
-        if state and _did_not_come_far(record) and not is_still(prefix.path, state):
-            # By a trial beside it, or by who empties the cache: that says nothing of the script.
+        # Wherever it failed: a trial beside it may have changed what this one imported.
+        if state and record.outcome is not Outcome.PASS and look(prefix.path, state) is not None:
             return TrialLost(spec.trial_id, CHANGED, socket.gethostname(), under_trial=False)
     except TrialCancelledError:
         return TrialLost(spec.trial_id, CANCELLED)

@@ -21,10 +21,13 @@ import os
 import secrets
 import stat
 import tempfile
+import threading
 import time
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -258,8 +261,21 @@ def _failure(finished: Finished, timeout: float, *, builds: bool) -> Unbuildable
 # --------------------------------------------------------------------------------------------------
 # Prefixes: installed environments on this host, one directory for each lock, shared by every trial.
 
-UNCHANGED: set[tuple[str, str]] = set()
-"""Prefixes, with their snapshots, that this process has seen to be as they were made."""
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A look that found a prefix as it was made: when it began, by the monotonic clock and in UTC."""
+
+    begun: float
+    at: datetime
+
+    @classmethod
+    def now(cls) -> _Look:
+        return cls(time.monotonic(), datetime.now(UTC))
+
+
+UNCHANGED: dict[tuple[str, str], _Look] = {}
+"""Prefixes, with their snapshots, and the last look of this process that found them as they were made."""
 _FORMAT = 3  # raise it when prefixes are made differently: older ones are then built anew
 
 
@@ -297,15 +313,57 @@ def state_of(place: Path) -> str:
         return ""
 
 
-def is_still(place: Path, state: str) -> bool:
-    """Whether a prefix still holds what `state_of` said; if not, the next user builds it again."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        marker = json.loads((place / MARKER).read_text("utf-8"))
-        known = state in (marker["snapshot"], marker.get("without_bytecode"))
-        if known and integrity.is_unchanged(place, marker["snapshot"], ignore=(MARKER,)):
-            return True
-    UNCHANGED.discard((str(place), state))
-    return False
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A prefix that does not hold any more what it held when it was made.
+
+    Attributes:
+        since: When it was last seen as it was made, UTC.
+    """
+
+    since: datetime
+
+
+def look(place: Path, state: str) -> Changed | None:
+    """Look whether a prefix still holds what `state_of` said; if not, the next user builds it again.
+
+    Threads that look at the same time share the looks that begin after they asked.
+
+    Args:
+        place: The prefix.
+        state: What `state_of` said before something ran in it.
+
+    Returns:
+        None if nothing has changed.
+    """
+    asked = time.monotonic()
+    with _looking(place):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            marker = json.loads((place / MARKER).read_text("utf-8"))
+            made = (str(place), str(marker["snapshot"]))
+            if state in (made[1], marker.get("without_bytecode")):
+                if (last := UNCHANGED.get(made)) is not None and last.begun > asked:
+                    return None
+                begun = _Look.now()
+                if integrity.is_unchanged(place, made[1], ignore=(MARKER,)):
+                    UNCHANGED[made] = begun
+                    return None
+        since = UNCHANGED.pop((str(place), state), None)
+        return Changed(_made_at(place) if since is None else since.at)
+
+
+def _made_at(place: Path) -> datetime:
+    try:
+        return datetime.fromtimestamp((place / MARKER).stat().st_mtime, UTC)
+    except OSError:
+        return datetime.min.replace(tzinfo=UTC)
+
+
+_LOOKS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+
+def _looking(place: Path) -> threading.Lock:
+    return _LOOKS[str(place)]
 
 
 def ensure_prefix(
@@ -490,9 +548,10 @@ class _Builder:
             return None
         made = (str(self.final), str(marker.get("snapshot")))
         if made not in UNCHANGED:
+            begun = _Look.now()
             if not integrity.is_unchanged(self.final, made[1], ignore=(MARKER,)):
                 return None
-            UNCHANGED.add(made)
+            UNCHANGED[made] = begun
         return Prefix(self.final, python)
 
     def _may_start(self, python: Path) -> bool:

@@ -919,7 +919,10 @@ class Store:
             )
             found = []
             for origin, trials in session.exec(query):
-                study = rows.study_of(study_row(session, origin))
+                row = session.get(StudyRow, origin)
+                if row is None:
+                    raise DamageError(f"study {study_id}", "trials", f"one is of a study {origin!r:.40}")
+                study = rows.study_of(row)
                 definition = study.definition
                 found.append(Origin(study.id, study.name, definition.user, definition.host, trials))
             return found

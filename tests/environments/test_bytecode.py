@@ -16,7 +16,7 @@ from bisect_env.cluster.perform import BytecodeQueue
 from bisect_env.environments import bytecode, install_manifest
 from bisect_env.environments.cache import verify
 from bisect_env.environments.integrity import remove_tree
-from bisect_env.environments.prefix import count_use, ensure_prefix, is_still, lacks_bytecode, state_of
+from bisect_env.environments.prefix import count_use, ensure_prefix, lacks_bytecode, look, state_of
 from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.uv_tool import Finished
@@ -240,7 +240,7 @@ class TestSmall:
         module = module_of(second, "demo")
         assert imports(second, "demo") == bytecode_of(module)
         assert not (bytecode_of(module).stat().st_mode | module.parent.stat().st_mode) & 0o222
-        assert is_still(prefix.path, state), "the first trial has not changed it, and nobody else"
+        assert look(prefix.path, state) is None, "the first trial has not changed it, and nobody else"
         forget()
         third = count_use(ensure_prefix(lock, cache_dir=cache))
         assert third.build_seconds == 0
@@ -266,14 +266,14 @@ class TestSmall:
         for _ in range(4):
             assert queue.used(ensure_prefix(lock, cache_dir=cache))
         state = state_of(path)
-        assert is_still(path, state), "a trial that ends meanwhile finds nothing changed"
+        assert look(path, state) is None, "a trial that ends meanwhile finds nothing changed"
         may_compile.set()
         done = time.monotonic() + 20
         while lacks_bytecode(prefix := ensure_prefix(lock, cache_dir=cache)) and time.monotonic() < done:
             prefix.release()
             time.sleep(0.02)
         assert imports(prefix, "demo") == bytecode_of(module_of(prefix, "demo"))
-        assert is_still(path, state)
+        assert look(path, state) is None
         assert not queue.used(prefix), "there is nothing left to do"
 
     def test_a_trial_that_ends_while_a_use_is_noted_finds_nothing_changed(self, lock, cache, monkeypatch):
@@ -281,13 +281,13 @@ class TestSmall:
         state, replace, found = state_of(prefix.path), Path.replace, []
 
         def replaced(path, target):
-            found.append(is_still(prefix.path, state))
+            found.append(look(prefix.path, state) is None)
             return replace(path, target)
 
         monkeypatch.setattr(Path, "replace", replaced)
         count_use(prefix)
         assert found == [True]
-        assert is_still(prefix.path, state)
+        assert look(prefix.path, state) is None
         assert [path.name for path in (cache / "prefixes").glob(".build-*")] == []
 
     def test_what_was_written_to_is_noticed(self, lock, cache):
@@ -295,7 +295,7 @@ class TestSmall:
             prefix = count_use(ensure_prefix(lock, cache_dir=cache))
         state = state_of(prefix.path)
         spoil(bytecode_of(module_of(prefix, "demo")))
-        assert not is_still(prefix.path, state)
+        assert look(prefix.path, state) is not None
         again = ensure_prefix(lock, cache_dir=cache)
         assert again.build_seconds > 0
         assert run(again, "import demo, below; print(below.version)") == "2.0"

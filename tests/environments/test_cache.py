@@ -66,7 +66,7 @@ BULK = "x = '" + "a" * 400_000 + "'\n"
 @pytest.fixture(autouse=True)
 def _new_process(monkeypatch):
     """Each test begins as a process does that has looked at no prefix yet."""
-    monkeypatch.setattr(prefix_module, "UNCHANGED", set())
+    monkeypatch.setattr(prefix_module, "UNCHANGED", {})
 
 
 def forget():

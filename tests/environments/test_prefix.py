@@ -339,6 +339,12 @@ def test_a_failure_where_files_were_taken_away_meanwhile_is_no_evidence(lock, ca
     assert isinstance(again, TrialCompleted)
     assert again.record.outcome is Outcome.PASS
     assert again.build_seconds > 0
+    # Not only where something cannot be imported: a file that was changed may fail much later.
+    place = f"{site} + '/demo.py'"
+    changed = f"import os, sys, demo\nos.chmod({place}, 0o644)\nopen({place}, 'a').write('#')\n1 / 0"
+    lost = answer(changed)
+    assert isinstance(lost, TrialLost)
+    assert "environment were changed or removed" in lost.reason
     own = answer("import no_such_module")
     assert isinstance(own, TrialCompleted)
     assert own.record.outcome is Outcome.IMPORT_ERROR
