@@ -230,6 +230,7 @@ def narrow(
     """
     import json
 
+    from bisect_env.answers.verdict_document import VerdictDocument
     from bisect_env.cli import views
     from bisect_env.engine.narrow import commits_text, is_of_commits, releases_of
     from bisect_env.engine.stored import matrix_of
@@ -252,7 +253,7 @@ def narrow(
             asked = (one for one in store.studies() if not is_of_commits(one))
             known = next(asked, known)
         matrix = matrix_of(known)
-        releases = releases_of(matrix, known.verdict or {})
+        releases = releases_of(matrix, known.verdict or VerdictDocument())
     commits = _between(releases, git, first, last, where.cache)
     commits = replace(commits, every=merges, subdirectory=subdirectory)
     if not silent:

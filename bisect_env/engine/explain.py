@@ -14,6 +14,7 @@ from packaging.markers import default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine import events
 from bisect_env.engine.locking import SOLVERS, Prepared, environment_request
 from bisect_env.engine.reuse import trial_key
@@ -592,12 +593,7 @@ class CulpritStudy:
             self.store.finish_study(
                 own.id,
                 StudyStatus.FINISHED,
-                {
-                    "status": "none",
-                    "kind": "explanation",
-                    "reason": found.sentence,
-                    "sentence": found.sentence,
-                },
+                VerdictDocument(kind="explanation", reason=found.sentence, sentence=found.sentence),
             )
         else:
             self.store.finish_study(own.id, StudyStatus.INTERRUPTED, None)

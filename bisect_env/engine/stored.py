@@ -140,8 +140,9 @@ def known_target(matrix: Matrix, store: Store, study_id: str | None) -> Target:
 
 def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
     """`first-bad` and `last-good` of the verdict, as far as there is one. Pure."""
-    verdict = study.verdict or {}
-    found = {"first-bad": verdict.get("first_bad"), "last-good": verdict.get("last_good")}
+    if study.verdict is None:
+        return {}
+    found = {"first-bad": study.verdict.first_bad, "last-good": study.verdict.last_good}
     return {name: values for name, values in found.items() if values}
 
 

@@ -6,13 +6,14 @@ inverses, so that a report can be shown again from what was written once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.difference import PackageChange
 
 # --------------------------------------------------------------------------------------------------
@@ -476,8 +477,7 @@ class Report(Frozen):
         study: Which study.
         axes: In matrix order.
         target: Signature of the failure that the study is about, in words; "" where any failure counts.
-        verdict: The verdict document; `status`, `first_bad`, `last_good`, `culprit_axes`, `probability`,
-            `reason` and `sentence` are always there.
+        verdict: The answer; its `sentence` is that of this report.
         trials: Number of trials that are evidence.
         trial_counts: Of all trials, by what they said.
         environments: Number of distinct locks in which trials ran.
@@ -500,7 +500,7 @@ class Report(Frozen):
     schema_version: int = Field(default=SCHEMA, alias="schema")
     study: StudyInfo
     axes: tuple[AxisInfo, ...] = ()
-    verdict: dict[str, Any]
+    verdict: VerdictDocument
     target: str = ""
     trials: int
     trial_counts: TrialCounts
@@ -523,12 +523,12 @@ class Report(Frozen):
     @property
     def has_verdict(self) -> bool:
         """Whether there is an answer, confirmed or likely."""
-        return str(self.verdict.get("status", "none")) != "none"
+        return self.verdict.is_decided
 
     @property
     def sentence(self) -> str:
         """The verdict in one sentence."""
-        return str(self.verdict.get("sentence", ""))
+        return self.verdict.sentence
 
     def document(self) -> dict[str, Any]:
         """The report as a JSON object."""
@@ -542,28 +542,3 @@ class Report(Frozen):
             ValueError: It is no such document (pydantic's `ValidationError`).
         """
         return cls.model_validate(document)
-
-
-def calls_bad(verdict: Mapping[str, Any]) -> Callable[[Mapping[str, str]], bool | None]:
-    """Whether a verdict calls a combination bad; None where it says nothing.
-
-    `all`: bad iff every culprit axis has a bad value there; `any`: iff at least one has. A table says it of
-    each combination.
-    """
-    if (table := verdict.get("table")) is None:
-        return lambda combination: _is_called_bad(verdict, combination)
-    said = {frozenset(one["combination"].items()): one["verdict"] == "bad" for one in table["calls"]}
-    return lambda combination: said.get(frozenset(combination.items()))
-
-
-def _is_called_bad(verdict: Mapping[str, Any], combination: Mapping[str, str]) -> bool | None:
-    if str(verdict.get("status", "none")) == "none":
-        return None
-    kind = verdict.get("kind")
-    if kind in ("never", "always"):
-        return bool(kind == "always")
-    bad_values: Mapping[str, Sequence[str]] = verdict.get("bad_values") or {}
-    inside = [combination.get(axis) in values for axis, values in bad_values.items()]
-    if kind not in ("all", "any") or not inside:
-        return None
-    return all(inside) if kind == "all" else any(inside)

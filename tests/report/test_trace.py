@@ -166,9 +166,9 @@ def test_any_history_goes_through_every_report(store: Store, length: str) -> Non
     for form in ("text", "html", "md", "json", "junit", "csv"):
         assert formats.formatted(report, form)
     assert report.sentence
-    if report.verdict["status"] == "confirmed":
+    if report.verdict.status == "confirmed":
         # However it is put, what was tried is called what it was.
-        called = set(report.verdict["bad_values"]["lib"])
+        called = set(report.verdict.bad_values["lib"])
         seen = {values.index(one.combination["lib"]) for one in report.combinations if one.counted}
         assert {place for place in seen if values[place] in called} == {n for n in seen if bad[n]}
 

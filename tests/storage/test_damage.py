@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine.stored import matrix_of
 from bisect_env.environments.lock import LockedPackage, LockFileError
 from bisect_env.environments.lockfiles import make_lock, parse_lock
@@ -58,10 +59,10 @@ VERDICT: dict[str, Any] = {
     "ends_wrong": [],
     "trials": 2,
     "expected_left": 0.0,
-    "miss": 0.01,
+    "chance_of_luck": 0.01,
     "monotone": True,
     "unexplained": [],
-    "assumed": [],
+    "untested": [],
 }
 
 
@@ -75,7 +76,7 @@ def fill(path: Path) -> str:
         other = opened_study(store, digest="e" * 64)
         store.study_trials(other.id).reuse({"k": combination("2.0")}, [UNKNOWN_MACHINE])
         assert len(store.trials(other.id)) == 1
-        store.finish_study(study.id, "finished", VERDICT)
+        store.finish_study(study.id, "finished", VerdictDocument.model_validate(VERDICT))
         return study.id
 
 
