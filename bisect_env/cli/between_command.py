@@ -39,10 +39,10 @@ from bisect_env.cli.views import ShownOptions, log_event, start_log
 if TYPE_CHECKING:
     import threading
 
+    from bisect_env.answers.explanation import Explanation
     from bisect_env.cli.views import View
     from bisect_env.engine import events
     from bisect_env.engine.between import Ends
-    from bisect_env.engine.explain import Explanation
     from bisect_env.engine.missing import MissingModules
     from bisect_env.engine.study import Conclusion
     from bisect_env.environments.difference import PackageChange, PackageState
@@ -421,8 +421,8 @@ def _stored(store: Store, study: Study, side: str) -> tuple[str, Lock]:
 
 
 def _text(before: str, after: str, changes: Sequence[PackageChange]) -> str:
+    from bisect_env.answers.untrusted import clean
     from bisect_env.environments.difference import counted
-    from bisect_env.report.untrusted import clean
 
     rows = [
         [clean(cell) for cell in (_SIGNS[c.kind], c.name, _cell(c.before), _cell(c.after), _note(c))]

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from bisect_env.answers.untrusted import clean, clean_lines, comma_separated, command_line
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.secrets import MASK, may_be_stored, without_passwords, without_passwords_in_code
-from bisect_env.report.untrusted import clean, clean_lines, comma_separated, command_line
 from bisect_env.temporary import replacing
 
 if TYPE_CHECKING:

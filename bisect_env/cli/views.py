@@ -19,6 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TextIO
 import typer
 
 from bisect_env import __version__
+from bisect_env.answers.origins import told_origins
+from bisect_env.answers.phrases import duration, how_many, probability
+from bisect_env.answers.sentence import sentence
+from bisect_env.answers.untrusted import clean
 from bisect_env.cli.options import JsonOption
 from bisect_env.cli.output import own_command, with_options
 from bisect_env.engine import events
@@ -27,8 +31,6 @@ from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.history import readable
 from bisect_env.matrix.secrets import public_json, without_passwords, without_passwords_in_code
-from bisect_env.report.sentence import duration, how_many, probability, sentence, told_origins
-from bisect_env.report.untrusted import clean
 from bisect_env.trials.records import Evidence
 
 if TYPE_CHECKING:

@@ -14,8 +14,10 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from bisect_env.answers.explanation import Explanation
+from bisect_env.answers.phrases import probability
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.engine.explain import ABSENT, Explanation
+from bisect_env.engine.explain import ABSENT
 from bisect_env.engine.locking import environment_request
 from bisect_env.engine.stored import refuse_local, stored_combination
 from bisect_env.environments.foreign import (
@@ -31,7 +33,6 @@ from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Moving, Pair, Whole
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.versions import Manager, host_platform
-from bisect_env.report.sentence import probability
 from bisect_env.storage.entries import TRACED, Study
 from bisect_env.storage.store import Store
 

@@ -1,4 +1,4 @@
-"""Turns a verdict into the document that is stored and reported, with the commit that it names. Pure."""
+"""Turns the search's verdict into the model that is stored, and describes the commit that it names. Pure."""
 
 from __future__ import annotations
 

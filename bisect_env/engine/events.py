@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bisect_env.answers.origins import Origin
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.progress import BuildStep
 from bisect_env.errors import BisectEnvError, MatrixError
 from bisect_env.matrix.grid import Combination
-from bisect_env.storage.entries import Origin
 from bisect_env.trials.records import Evidence, TrialRecord
 
 

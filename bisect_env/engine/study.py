@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bisect_env import __version__
+from bisect_env.answers.phrases import how_many
+from bisect_env.answers.untrusted import command_line
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cluster.choose import Starting
 from bisect_env.cluster.protocol import Executor
@@ -42,8 +44,6 @@ from bisect_env.matrix.grid import AxisKind, Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.matrix.versions import VersionCatalogue
-from bisect_env.report.sentence import how_many
-from bisect_env.report.untrusted import command_line
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.space import is_large

@@ -9,6 +9,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from bisect_env.answers.explanation import Explanation
+from bisect_env.answers.origins import Origin
+from bisect_env.answers.sentence import bad_values_in_words, sentence
+from bisect_env.answers.untrusted import command_line
 from bisect_env.answers.verdict_document import IterationRate, MeasuredRate, VerdictDocument, calls_bad
 from bisect_env.environments.difference import counted, difference, project_urls
 from bisect_env.environments.lock import Lock
@@ -35,10 +39,7 @@ from bisect_env.report.model import (
     CombinationReport,
     CommitReport,
     DifferenceReport,
-    ExplanationReport,
     FailureReport,
-    MachineReport,
-    OriginReport,
     PointReport,
     PosteriorReport,
     Report,
@@ -51,8 +52,6 @@ from bisect_env.report.model import (
     TrialCounts,
     labels,
 )
-from bisect_env.report.sentence import bad_values_in_words, sentence
-from bisect_env.report.untrusted import command_line
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.entries import (
     BUILD_FAILED,
@@ -65,7 +64,6 @@ from bisect_env.storage.entries import (
     Decision,
     EvidenceCounts,
     FailureGroup,
-    Origin,
     StoredTrial,
     Study,
     StudyStatus,
@@ -489,7 +487,7 @@ def build_report(
         trials=counted,
         trial_counts=TrialCounts(**{str(evidence): number for evidence, number in totals.items()}),
         environments=environments_of(trials),
-        reused=tuple(OriginReport(**dataclasses.asdict(origin)) for origin in origins),
+        reused=tuple(origins),
         combinations=combinations,
         failures=ways,
         stability=steady,
@@ -519,7 +517,7 @@ def build_report(
         if with_posterior and verdict.table is None and verdict.kind not in ("frontier", "pair")
         else PosteriorReport(),
         timeline=timeline(states, own, decisions),
-        machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
+        machines=tuple(one for one in machines if one != UNKNOWN_MACHINE),
         difference=difference,
         explanation=_explanation(decisions),
         traced=traced,
@@ -528,7 +526,7 @@ def build_report(
     )
 
 
-def _changed(difference: DifferenceReport | None, explanation: ExplanationReport | None) -> list[str]:
+def _changed(difference: DifferenceReport | None, explanation: Explanation | None) -> list[str]:
     """What differs from last good to first bad: the culprits where they are known, else everything."""
     if explanation is not None and explanation.culprits:
         culprits = [explanation.changes[i] for i in explanation.culprits]
@@ -694,9 +692,9 @@ def _of_bad_ones(verdict: VerdictDocument, counts: Mapping[Combination, Evidence
     return sum(count.bad for count in found), sum(count.counted for count in found)
 
 
-def _explanation(decisions: Sequence[Decision]) -> ExplanationReport | None:
+def _explanation(decisions: Sequence[Decision]) -> Explanation | None:
     found = [decision.payload for decision in decisions if decision.kind == EXPLAINED]
-    return ExplanationReport.model_validate(found[-1]) if found else None
+    return Explanation.model_validate(found[-1]) if found else None
 
 
 def _traced(decisions: Sequence[Decision]) -> TracedReport | None:

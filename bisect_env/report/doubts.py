@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from bisect_env.answers.phrases import how_many, interval, percent
+from bisect_env.answers.untrusted import clean, command_line, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.report.model import AxisInfo, FailureReport
-from bisect_env.report.sentence import how_many, interval, percent
-from bisect_env.report.untrusted import clean, command_line, shortened
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.stability import Effect, Told, drift, host_effect
 from bisect_env.storage.entries import StoredTrial

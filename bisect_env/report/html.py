@@ -22,6 +22,8 @@ from urllib.parse import urlsplit
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from bisect_env.answers.phrases import duration, interval, percent, probability
+from bisect_env.answers.untrusted import LINE_WIDTH, clean, shortened, shown_lines
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.history import readable
 from bisect_env.report import words
@@ -34,8 +36,6 @@ from bisect_env.report.model import (
     TimelineReport,
     labels,
 )
-from bisect_env.report.sentence import duration, interval, percent, probability
-from bisect_env.report.untrusted import LINE_WIDTH, clean, shortened, shown_lines
 
 LISTED = 3000
 """Combinations in the table; of more, those that were tried or could not be."""

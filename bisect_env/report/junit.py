@@ -13,10 +13,10 @@ import unicodedata
 from junitparser import Attr, Error, Failure, JUnitXml, Skipped, SystemOut, TestCase, TestSuite
 from junitparser.junitparser import FinalResult
 
+from bisect_env.answers.phrases import how_many, interval, percent
+from bisect_env.answers.untrusted import LINE_WIDTH, clean, clean_lines, shortened, shown_lines
 from bisect_env.report import words
 from bisect_env.report.model import CombinationReport, Report
-from bisect_env.report.sentence import how_many, interval, percent
-from bisect_env.report.untrusted import LINE_WIDTH, clean, clean_lines, shortened, shown_lines
 
 
 class _Suite(TestSuite):

@@ -7,14 +7,16 @@ inverses, so that a report can be shown again from what was written once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bisect_env.answers.explanation import Explanation
+from bisect_env.answers.origins import Origin
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.difference import PackageChange
+from bisect_env.trials.records import Machine
 
 # --------------------------------------------------------------------------------------------------
 # The parts of a report that stand for themselves: packages, the trace of the posterior, the timeline, ways
@@ -41,72 +43,6 @@ class DifferenceReport(Frozen):
     after: dict[str, str]
     summary: str
     changes: tuple[PackageChange, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedPackage:
-    """A package that changed, as `bisect-env explain` looks at it.
-
-    Attributes:
-        name: Of the package.
-        old: What the good environment has.
-        new: What the bad one has.
-        of_axis: Whether an axis of the matrix moves it.
-    """
-
-    name: str
-    old: str
-    new: str
-    of_axis: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.old} → {self.new}"
-
-
-class IntermediateReport(Frozen):
-    """Trials of an environment between last good and first bad.
-
-    Attributes:
-        moved: Positions of the changes that it has.
-        bad: Bad trials.
-        trials: That are evidence.
-        interval: 95 % interval of the rate.
-    """
-
-    moved: tuple[int, ...]
-    bad: int
-    trials: int
-    interval: tuple[float, float] = (0.0, 1.0)
-
-
-class ExplanationReport(Frozen):
-    """Which of the packages that changed carry the failure: what `bisect-env explain` found out.
-
-    Attributes:
-        sentence: In one sentence.
-        good: The combination that passes.
-        bad: The one that fails.
-        changes: What changed between them, packages of axes first.
-        kind: `all` (the culprits together), `any` (each by itself) or `whole` (nothing less than everything).
-        culprits: Positions in `changes`.
-        tied: Further answers that no environment tells from this one.
-        probability: Of the answer, those tied to it included.
-        is_sure: Whether the confidence was reached.
-        hybrids: What was tried, both ends included.
-        unsolvable: Environments in between that no solver makes.
-    """
-
-    sentence: str
-    good: dict[str, str]
-    bad: dict[str, str]
-    changes: tuple[ChangedPackage, ...] = ()
-    kind: str
-    culprits: tuple[int, ...] = ()
-    tied: tuple[tuple[int, ...], ...] = ()
-    probability: float
-    is_sure: bool
-    hybrids: tuple[IntermediateReport, ...] = ()
-    unsolvable: int = 0
 
 
 class TracedReport(Frozen):
@@ -276,20 +212,6 @@ class TimelineReport(Frozen):
     left_out: int = 0
 
 
-class MachineReport(Frozen):
-    """A class of machines on which trials ran.
-
-    Attributes:
-        cpu: Its architecture.
-        gpu_model: Of the GPU lent to trials, or "".
-        driver: Of that GPU, or "".
-    """
-
-    cpu: str
-    gpu_model: str = ""
-    driver: str = ""
-
-
 class StepReport(Frozen):
     """A step towards seeing the failure again.
 
@@ -451,24 +373,6 @@ class FailureReport(Frozen):
     stack: str = ""
 
 
-class OriginReport(Frozen):
-    """A study that recorded trials which this one reuses.
-
-    Attributes:
-        study_id: Its id.
-        study: Its name.
-        user: Who ran it.
-        host: Where its command ran.
-        trials: How many of its trials are reused.
-    """
-
-    study_id: str
-    study: str
-    user: str = ""
-    host: str = ""
-    trials: int
-
-
 class Report(Frozen):
     """Everything that a report shows.
 
@@ -505,7 +409,7 @@ class Report(Frozen):
     trials: int
     trial_counts: TrialCounts
     environments: int
-    reused: tuple[OriginReport, ...] = ()
+    reused: tuple[Origin, ...] = ()
     combinations: tuple[CombinationReport, ...] = ()
     failures: tuple[FailureReport, ...] = ()
     stability: dict[str, Any] = Field(default_factory=dict)
@@ -513,9 +417,9 @@ class Report(Frozen):
     warnings: tuple[str, ...] = ()
     posterior: PosteriorReport = PosteriorReport()
     timeline: TimelineReport = TimelineReport()
-    machines: tuple[MachineReport, ...] = ()
+    machines: tuple[Machine, ...] = ()
     difference: DifferenceReport | None = None
-    explanation: ExplanationReport | None = None
+    explanation: Explanation | None = None
     traced: TracedReport | None = None
     commit: CommitReport | None = None
     reproduce: tuple[StepReport, ...] = ()

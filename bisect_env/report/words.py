@@ -11,6 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from bisect_env.answers.explanation import Explanation
+from bisect_env.answers.origins import told_origins
+from bisect_env.answers.phrases import duration, how_many, interval, percent, probability
+from bisect_env.answers.sentence import do_not_matter, noun
+from bisect_env.answers.untrusted import clean, comma_separated, shortened
 from bisect_env.environments.difference import PackageChange, PackageState
 from bisect_env.matrix.history import SHORT, is_commit, readable
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, shown
@@ -18,23 +23,11 @@ from bisect_env.report.model import (
     AxisInfo,
     CombinationReport,
     CommitReport,
-    ExplanationReport,
     FailureReport,
     NamedCommit,
     Report,
     labels,
 )
-from bisect_env.report.sentence import (
-    do_not_matter,
-    duration,
-    how_many,
-    interval,
-    noun,
-    percent,
-    probability,
-    told_origins,
-)
-from bisect_env.report.untrusted import clean, comma_separated, shortened
 from bisect_env.search.numeric import clopper_pearson
 
 # --------------------------------------------------------------------------------------------------
@@ -352,10 +345,10 @@ def _short(one: NamedCommit) -> str:
     return f"{one.commit[:SHORT]} ({one.subject})" if one.subject else one.commit[:SHORT]
 
 
-def between(found: ExplanationReport) -> list[tuple[str, str, str]]:
+def between(found: Explanation) -> list[tuple[str, str, str]]:
     """Environments between last good and first bad: what moved in each, bad trials, and the interval."""
     lines = []
-    for one in sorted(found.hybrids, key=lambda one: (len(one.moved), one.moved)):
+    for one in sorted(found.intermediates, key=lambda one: (len(one.moved), one.moved)):
         names = clean(", ".join(found.changes[i].name for i in one.moved if i < len(found.changes)))
         moved = "everything" if len(one.moved) == len(found.changes) else names or "nothing"
         lines.append((moved, f"{one.bad} of {one.trials}", interval(*one.interval)))

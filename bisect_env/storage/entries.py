@@ -220,25 +220,6 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where trials that a study reused were measured: study, user and host.
-
-    Attributes:
-        study_id: The study that recorded them.
-        study: Its name.
-        user: Who ran it.
-        host: Where its command ran.
-        trials: How many.
-    """
-
-    study_id: str
-    study: str
-    user: str
-    host: str
-    trials: int
-
-
-@dataclass(frozen=True, slots=True)
 class EvidenceCounts:
     """How many trials of one combination said what.
 

@@ -36,6 +36,7 @@ from sqlalchemy import select as select_columns
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, delete, func, select
 
+from bisect_env.answers.origins import Origin
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
@@ -46,7 +47,6 @@ from bisect_env.storage.entries import (
     CombinationState,
     CombinationStatus,
     Decision,
-    Origin,
     StoredTrial,
     Study,
     StudyDefinition,

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from bisect_env.answers.origins import Origin
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.views import JsonView, LiveView, PlainView, QuietView, as_json, bar, describe, interesting
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
 from bisect_env.matrix.grid import Combination
-from bisect_env.storage.entries import Origin
 from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
 
 A, B, C = (Combination((("pkg", v),)) for v in ("1", "2", "3"))

@@ -297,7 +297,7 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
         "tied": [],
         "probability": 0.97,
         "is_sure": True,
-        "hybrids": [
+        "intermediates": [
             {"moved": moved, "bad": 2, "trials": 7, "interval": [0.1, 0.6]} for moved in ([], [1], [0, 1])
         ],
         "unsolvable": 1,

@@ -86,7 +86,7 @@ def needles(report: Report) -> dict[str, list[str]]:
         "machines": ["x86_64 H100calm driver 570"],
         "difference": ["1 of the axes, 1 along with it", "1.26", "2.0calm"],
         "explanation": ["not torch itself: calm"],
-        "explanation.hybrids": ["2 of 7"],
+        "explanation.intermediates": ["2 of 7"],
         "traced": ["numpy 2.0 is the first bad version (study eeeeeeee)"],
         "commit": ["c" * 40, "Read lazily calm (#812)", "+31 −12 lines", "src/calm.py  +31 −12", "#812"],
         "commit.compare": ["https://example.org/a/b/compare/x...y"],
@@ -149,13 +149,13 @@ DEEP = {
 NOT_SHOWN = {
     # One screen: it names the page and the data.
     "text": DEEP
-    | {"commit.log", "explanation.hybrids", "reproduce.all", "study.exclude_newer"}
+    | {"commit.log", "explanation.intermediates", "reproduce.all", "study.exclude_newer"}
     | {"study.version", "posterior", "failures.other", "machines", "verdict.status", "combinations.warning"},
     # For a bug report: what a maintainer of the package needs.
     "md": DEEP | {"verdict.status", "combinations.warning"},
     # Test cases, and what belongs to all of them.
     "junit": DEEP - {"combinations.outcomes"}
-    | {"commit.log", "explanation.hybrids"}
+    | {"commit.log", "explanation.intermediates"}
     | {"combinations.warning", "combinations.same_as", "combinations.other"},
     "html": set(),
 }
@@ -217,9 +217,9 @@ def test_the_committed_schema_is_this_one() -> None:
     assert committed == report_schema_text(), "run `make schema`"
 
 
-def test_every_key_of_a_verdict_is_described() -> None:
+def test_every_key_of_a_verdict_and_of_an_explanation_is_described() -> None:
     definitions = report_json_schema()["$defs"]
-    left, seen = ["VerdictDocument"], set()
+    left, seen = ["VerdictDocument", "Explanation"], set()
     while left:
         name = left.pop()
         seen.add(name)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bisect_env.answers.sentence import do_not_matter, sentence
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.report.sentence import do_not_matter, sentence
 from tests.report.samples import Axis, axis, orjson_verdict, rate, verdict
 
 RATES = (
