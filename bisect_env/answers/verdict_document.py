@@ -85,14 +85,12 @@ class CandidateAnswer(AnswerPart):
     probability: Number = Field(default=None, description="Probability of this answer.")
 
 
-class FurtherFailure(AnswerPart):
+class FurtherFailure(CandidateAnswer):
     """A further failing configuration, which `bisect-env run --all` found."""
 
-    status: str = Field(default="none", description="`confirmed`, `likely` or `none`.")
-    first_bad: Cell | None = Field(default=None, description="The bad combination of its boundary.")
-    last_good: Cell | None = Field(default=None, description="The good combination of its boundary.")
-    culprit_axes: tuple[str, ...] = Field(default=(), description="Names of the axes that matter.")
-    probability: Number = Field(default=None, description="Probability of this answer.")
+    status: Literal["confirmed", "likely", "none"] = Field(
+        default="none", description="How sure it is; see `status` of the verdict."
+    )
     bad_rate: MeasuredRate | None = Field(default=None, description="Failure rate at `first_bad`.")
 
 

@@ -30,7 +30,6 @@ from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.table import TableSearch
 from bisect_env.search.verdict import Answer, Boundary, Verdict
-from bisect_env.storage.values import public
 
 
 def verdict_document(
@@ -134,9 +133,8 @@ def _boundary(grid: Grid, boundary: Boundary, missing: Mapping[Index, tuple[str,
         bad=_named(grid, boundary.bad),
         good=_named(grid, boundary.good),
         between=tuple(
-            # Solvers and scripts may write what no UTF-8 can hold.
             UntriedCombination(
-                combination=_named(grid, cell), status=missing[cell][0], reason=public(missing[cell][1])
+                combination=_named(grid, cell), status=missing[cell][0], reason=missing[cell][1]
             )
             for cell in boundary.between
             if cell in missing
@@ -192,6 +190,7 @@ def _other(grid: Grid, search: SearchAll, verdict: Verdict) -> FurtherFailure:
     best = verdict.best
     return FurtherFailure(
         status=str(verdict.status),
+        kind=best.hypothesis.kind,
         first_bad=_named(grid, best.first_bad),
         last_good=_named(grid, best.last_good),
         culprit_axes=_culprits(grid, best),
