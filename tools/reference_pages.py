@@ -15,9 +15,11 @@ from typing import Any
 import typer.main
 from sqlalchemy import create_engine
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.app import application
 from bisect_env.errors import EXIT_CODES
 from bisect_env.matrix.schema import matrix_json_schema
+from bisect_env.report.formats import report_json_schema
 from bisect_env.storage import backend
 from bisect_env.storage.tables import METADATA
 from tools.import_graph import imports_svg, imports_table, modules_tables
@@ -154,6 +156,21 @@ def _type(value: dict[str, Any]) -> str:
     return " or ".join(words.get(kind, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds))
 
 
+def verdict_keys_table() -> str:
+    """Every key of a verdict with its meaning, from the JSON schema of reports."""
+    definitions: dict[str, Any] = report_json_schema()["$defs"]
+    rows: list[tuple[str, ...]] = []
+
+    def walk(name: str, prefix: str) -> None:
+        for key, value in definitions[name].get("properties", {}).items():
+            rows.append((f"`{prefix}{key}`", value["description"]))
+            for inner in _referenced(value):
+                walk(inner, f"{prefix}{key}.")
+
+    walk(VerdictDocument.__name__, "")
+    return table(("key", "meaning"), rows)
+
+
 def views_table() -> str:
     """The views with their columns, from a database made for it."""
     engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(":memory:"))
@@ -173,6 +190,7 @@ def views_table() -> str:
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "exit codes": ("reference/exit-codes.md", exit_codes_table),
     "keys": ("reference/matrix.md", matrix_keys_table),
+    "verdict keys": ("reference/report.md", verdict_keys_table),
     "views": ("reference/database.md", views_table),
     "imports": ("architecture.md", imports_table),
     "modules": ("architecture.md", modules_tables),

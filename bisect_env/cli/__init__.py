@@ -122,8 +122,8 @@ def _code_of(end: SystemExit) -> int:
 
 
 def _say(text: str) -> None:
+    from bisect_env.answers.untrusted import clean_lines
     from bisect_env.matrix.secrets import without_passwords
-    from bisect_env.report.untrusted import clean_lines
 
     # Messages quote solvers, file names and logs.
     sys.stderr.write(clean_lines(without_passwords(text)) + "\n")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bisect_env.report.untrusted import command_line
+from bisect_env.answers.untrusted import command_line
 
 if TYPE_CHECKING:
     from bisect_env.matrix.ask import AskedQuestion

@@ -39,10 +39,10 @@ from bisect_env.cli.views import ShownOptions, log_event, start_log
 if TYPE_CHECKING:
     import threading
 
+    from bisect_env.answers.explanation import Explanation
     from bisect_env.cli.views import View
     from bisect_env.engine import events
     from bisect_env.engine.between import Ends
-    from bisect_env.engine.explain import Explanation
     from bisect_env.engine.missing import MissingModules
     from bisect_env.engine.study import Conclusion
     from bisect_env.environments.difference import PackageChange, PackageState
@@ -162,6 +162,7 @@ class _Comparison:
         self.stopped: threading.Event = stop_on_signals()
 
     def run(self, save: Path | None, *, versions: bool, hashes: bool) -> None:
+        from bisect_env.answers.verdict_document import VerdictDocument
         from bisect_env.engine.between import answer as whole_answer
         from bisect_env.engine.between import record
         from bisect_env.engine.missing import MissingModules
@@ -174,8 +175,8 @@ class _Comparison:
         conclusion = self._study(
             matrix, "both environments are tried", MissingModules((), {ENVIRONMENT: (GOOD, BAD)})
         )
-        verdict = conclusion.report["verdict"]
-        if not verdict.get("first_bad") or verdict.get("status", "none") == "none":
+        verdict = VerdictDocument.model_validate(conclusion.report["verdict"])
+        if not verdict.first_bad or not verdict.is_decided:
             self._show(conclusion.report)
             raise typer.Exit(int(conclusion.exit_code))
         explanation, study = self._explain(matrix)
@@ -187,13 +188,13 @@ class _Comparison:
                 why_not = found
             else:
                 document, releases = found
-        own = None if document is None else document["verdict"]
+        own = None if document is None else VerdictDocument.model_validate(document["verdict"])
         sentence = whole_answer(explanation, own, why_not)
         with Store.open(self.db) as store:
-            record(store, study, sentence, releases, "" if own is None else str(own["sentence"]))
+            record(store, study, sentence, releases, "" if own is None else own.sentence)
             report = report_document(store, study.id)
         self._show(report)
-        sure = explanation.is_sure and (not versions or own is None or own.get("first_bad") is not None)
+        sure = explanation.is_sure and (not versions or own is None or own.first_bad is not None)
         raise typer.Exit(int(ExitCode.VERDICT if sure else ExitCode.NO_VERDICT))
 
     def _show(self, document: dict[str, Any]) -> None:
@@ -420,8 +421,8 @@ def _stored(store: Store, study: Study, side: str) -> tuple[str, Lock]:
 
 
 def _text(before: str, after: str, changes: Sequence[PackageChange]) -> str:
+    from bisect_env.answers.untrusted import clean
     from bisect_env.environments.difference import counted
-    from bisect_env.report.untrusted import clean
 
     rows = [
         [clean(cell) for cell in (_SIGNS[c.kind], c.name, _cell(c.before), _cell(c.after), _note(c))]

@@ -122,7 +122,7 @@ _DAMAGED = 10
 
 
 def _tell_merged(what: str, merged: Merged) -> None:
-    from bisect_env.report.untrusted import clean
+    from bisect_env.answers.untrusted import clean
 
     typer.echo(
         f"{what} {merged.studies} studies ({merged.new_studies} new) "

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.options import CacheOption, Command, DatabaseOption, Group, JsonOption
 from bisect_env.cli.output import say
-from bisect_env.report.untrusted import command_line
 
 # --------------------------------------------------------------------------------------------------
 # `bisect-env doctor`: what this host has and lacks.
@@ -63,10 +63,10 @@ def list_entries(
     import json
     from datetime import UTC, datetime
 
+    from bisect_env.answers.phrases import how_many
     from bisect_env.cli.output import deliver
     from bisect_env.environments.cache import entries, usage
     from bisect_env.environments.settings import default_cache_dir
-    from bisect_env.report.sentence import how_many
 
     place = (cache or default_cache_dir()).absolute()
     found, total = entries(place), usage(place)
@@ -106,11 +106,11 @@ def prune(
     """Take environments and archives away; never what a trial is using."""
     import time
 
+    from bisect_env.answers.phrases import how_many
     from bisect_env.cli.output import deliver
     from bisect_env.environments.cache import prune as take_away
     from bisect_env.environments.settings import default_cache_dir, parse_size
     from bisect_env.errors import UsageError
-    from bisect_env.report.sentence import how_many
 
     if size is None and older_than is None and not everything:
         raise UsageError("nothing says what may go", remedy="give --size 20GB, --older-than 30 or --all")
@@ -205,12 +205,12 @@ def fetch(
     """Put locks, archives and interpreters into a directory; `run --offline DIR` needs nothing else."""
     from rich.filesize import decimal
 
+    from bisect_env.answers.phrases import how_many
     from bisect_env.engine.fetch import fetch_study
     from bisect_env.environments.provider import Environments
     from bisect_env.environments.settings import default_cache_dir, parse_size
     from bisect_env.errors import UsageError
     from bisect_env.matrix.load import load_matrix
-    from bisect_env.report.sentence import how_many
 
     loaded = load_matrix(matrix)
     pieces = None if piece_size is None else parse_size(piece_size, "--piece-size")

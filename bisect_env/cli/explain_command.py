@@ -33,9 +33,9 @@ from bisect_env.cli.views import ShownOptions, log_event, logged, start_log
 if TYPE_CHECKING:
     import threading
 
+    from bisect_env.answers.explanation import Explanation
     from bisect_env.engine import events
     from bisect_env.engine.amplify import Amplified
-    from bisect_env.engine.explain import Explanation
     from bisect_env.engine.narrow import Releases
     from bisect_env.matrix.ask import CommitRange
     from bisect_env.matrix.grid import Grid
@@ -99,7 +99,11 @@ def explain(
             confidence=confidence,
             max_trials=max_trials,
         )
-    say(json.dumps(explanation.document(), indent=2) if shown.as_json else text_of(explanation))
+    say(
+        json.dumps({"schema": 1, **explanation.model_dump(mode="json")}, indent=2)
+        if shown.as_json
+        else text_of(explanation)
+    )
     raise typer.Exit(int(ExitCode.VERDICT if explanation.is_sure else ExitCode.NO_VERDICT))
 
 
@@ -230,6 +234,7 @@ def narrow(
     """
     import json
 
+    from bisect_env.answers.verdict_document import VerdictDocument
     from bisect_env.cli import views
     from bisect_env.engine.narrow import commits_text, is_of_commits, releases_of
     from bisect_env.engine.stored import matrix_of
@@ -252,7 +257,7 @@ def narrow(
             asked = (one for one in store.studies() if not is_of_commits(one))
             known = next(asked, known)
         matrix = matrix_of(known)
-        releases = releases_of(matrix, known.verdict or {})
+        releases = releases_of(matrix, known.verdict or VerdictDocument())
     commits = _between(releases, git, first, last, where.cache)
     commits = replace(commits, every=merges, subdirectory=subdirectory)
     if not silent:
@@ -419,7 +424,7 @@ def _text(grid: Grid, index: tuple[int, ...]) -> str:
 
 
 def _print(found: Amplified, *, as_json: bool) -> None:
-    from bisect_env.report.sentence import percent
+    from bisect_env.answers.phrases import percent
 
     document: dict[str, Any] = found.as_json()
     if as_json:

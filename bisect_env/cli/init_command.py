@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.asking import (
     AlwaysOption,
     BadOption,
@@ -23,7 +24,6 @@ from bisect_env.cli.asking import (
     WithOption,
     ask,
 )
-from bisect_env.report.untrusted import command_line
 
 if TYPE_CHECKING:
     from bisect_env.matrix.ask import PackageAnswer

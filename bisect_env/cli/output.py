@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from bisect_env.answers.untrusted import clean, clean_lines, comma_separated, command_line
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.secrets import MASK, may_be_stored, without_passwords, without_passwords_in_code
-from bisect_env.report.untrusted import clean, clean_lines, comma_separated, command_line
 from bisect_env.temporary import replacing
 
 if TYPE_CHECKING:
@@ -163,8 +163,9 @@ def with_options(text: str, arguments: Sequence[str]) -> str:
             if match["name"] in _TAKES[name] and name not in words
             for said in options
         ]
-        # A full stop ends the sentence, not the command.
-        command, stop = (match[0][:-1], ".") if match[0].endswith(".") else (match[0], "")
+        # A full stop ends the sentence, not the command; `.` and `x/.` are paths.
+        ends = re.search(r"[^\s./]\.$", match[0]) is not None
+        command, stop = (match[0][:-1], ".") if ends else (match[0], "")
         return " ".join([command, *more]) + stop
 
     hides: set[str] = set()

@@ -261,8 +261,8 @@ def _printer() -> Callable[..., None]:
     from rich.console import Console
     from rich.text import Text
 
+    from bisect_env.answers.untrusted import clean
     from bisect_env.matrix.history import readable
-    from bisect_env.report.untrusted import clean
 
     # One fact a line and no folding: a plan is read with grep as often as by eye.
     console = Console(highlight=False, soft_wrap=True)
@@ -274,7 +274,7 @@ def _printer() -> Callable[..., None]:
 
 
 def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
-    from bisect_env.report.untrusted import clean_lines, shortened
+    from bisect_env.answers.untrusted import clean_lines, shortened
 
     line = _printer()
     rows = document["combinations"]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.options import (
     AtOption,
     CacheOption,
@@ -25,7 +26,6 @@ from bisect_env.cli.options import (
     StudyOption,
 )
 from bisect_env.cli.output import say, tell
-from bisect_env.report.untrusted import command_line
 from bisect_env.trials.workdir import DEFAULT_PATH, child_path, own_bin
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.asking import (
     Flags,
     SaveOption,
@@ -31,7 +32,6 @@ from bisect_env.cli.options import (
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.trials_command import Format
 from bisect_env.cli.views import ShownOptions, log_event, start_log
-from bisect_env.report.untrusted import command_line
 
 if TYPE_CHECKING:
     import threading

@@ -159,9 +159,9 @@ def trial(
 
     They are stored, and `bisect-env run` starts from them. Ends with 3 if any was bad, else with 0.
     """
+    from bisect_env.answers.phrases import interval, percent
     from bisect_env.engine.state import Tally
     from bisect_env.errors import ExitCode, StudyInterruptedError
-    from bisect_env.report.sentence import interval, percent
     from bisect_env.search.numeric import clopper_pearson
 
     start_log("trial", shown)
@@ -239,9 +239,9 @@ def verify(
     Ends with 0 if it is below, with 3 if it is above, and with 1 if neither could be shown. The same command
     after an interruption goes on where it stopped.
     """
+    from bisect_env.answers.phrases import how_many
     from bisect_env.engine.single import Verifier
     from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
-    from bisect_env.report.sentence import how_many
     from bisect_env.search.rate_test import RateClaim
 
     for name, value, usual in (("--max-rate", max_rate, 0.01), ("--confidence", confidence, 0.95)):
@@ -281,7 +281,7 @@ def verify(
 
 def told(found: Verification) -> str:
     """The outcome of a test as people read it. Pure."""
-    from bisect_env.report.sentence import interval, percent
+    from bisect_env.answers.phrases import interval, percent
     from bisect_env.search.rate_test import RateClaim
 
     name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
@@ -425,7 +425,7 @@ def _print(found: Diagnosis, *, as_json: bool) -> None:
         document = json.loads((found.folder / "diagnosis.json").read_text("utf-8"))
         say(json.dumps({**document, "folder": str(found.folder), "files": list(found.files)}))
         return
-    from bisect_env.report.sentence import how_many
+    from bisect_env.answers.phrases import how_many
 
     trials = how_many(found.trials, "trial")
     if found.shown:

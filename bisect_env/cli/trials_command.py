@@ -100,9 +100,9 @@ def _one_trial(beginning: str, db: str | None, *, as_json: bool) -> str:
     """Everything that is known about one trial."""
     import json
 
+    from bisect_env.answers.untrusted import clean, clean_lines
     from bisect_env.errors import UsageError
     from bisect_env.matrix.secrets import public_json
-    from bisect_env.report.untrusted import clean, clean_lines
     from bisect_env.storage.query import ask
     from bisect_env.storage.store import Store
 

@@ -19,6 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TextIO
 import typer
 
 from bisect_env import __version__
+from bisect_env.answers.origins import told_origins
+from bisect_env.answers.phrases import duration, how_many, probability
+from bisect_env.answers.sentence import sentence
+from bisect_env.answers.untrusted import clean
 from bisect_env.cli.options import JsonOption
 from bisect_env.cli.output import own_command, with_options
 from bisect_env.engine import events
@@ -27,14 +31,14 @@ from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.history import readable
 from bisect_env.matrix.secrets import public_json, without_passwords, without_passwords_in_code
-from bisect_env.report.sentence import duration, how_many, probability, sentence, told_origins
-from bisect_env.report.untrusted import clean
 from bisect_env.trials.records import Evidence
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
+
+    from bisect_env.answers.verdict_document import VerdictDocument
 
 
 # --------------------------------------------------------------------------------------------------
@@ -286,22 +290,22 @@ def describe(event: events.Event) -> str | None:
             return f"{record.outcome}: {record.combination} ({record.detail})"
         case events.Answered():
             checks = f"{how_many(event.checks, 'more trial')}, for {event.seconds:.0f} s at most"
-            answer = _told(event.document, event.axes)
+            answer = _told(event.verdict, event.axes)
             return f"answer: {answer}; now checking it with up to {checks} (`--quick` leaves that out)"
         case events.Progress():
             words, left = told_passing(event), _what_is_left(event)
             if event.passing is not None or event.ends_after is not None:
                 return "; ".join(filter(None, (f"{_seen(event)}, none of them bad", words, left)))
-            best = probability(event.document["probability"])
+            best = probability(event.verdict.probability or 0.0)
             return f"{_seen(event)}, {event.hits} of them bad; best answer so far {best}; {left}"
         case _:
             return None
 
 
-def _told(document: Mapping[str, Any], axes: Sequence[Mapping[str, Any]]) -> str:
-    """The verdict by now, with commits as people read them."""
+def _told(verdict: VerdictDocument, axes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the verdict so far in one sentence, with commits as people read them."""
     names = {value: label for axis in axes for value, label in (axis.get("labels") or {}).items()}
-    return readable(sentence(document, axes), names)
+    return readable(sentence(verdict, axes), names)
 
 
 def _seen(progress: events.Progress) -> str:
@@ -339,7 +343,7 @@ def _what_is_left(progress: events.Progress) -> str:
         # How many trials that takes has to be played; those that would settle where a failure is are fewer.
         return f"more passes are to exclude a crash rate of {_percent(progress.passing[2])} everywhere"
     if progress.ends_after is None:
-        left = round(progress.document["expected_left"])
+        left = round(progress.verdict.expected_left or 0.0)
         # Of an answer that stands it is not foreseen how much of its checks is wanted.
         return f"about {how_many(left, 'trial')} left" if left else "checking the answer"
     passes, rate = progress.ends_after
@@ -406,7 +410,7 @@ def as_json(event: events.Event) -> dict[str, Any]:
         case events.Answered():
             return {
                 "event": "answered",
-                "verdict": event.document,
+                "verdict": event.verdict.model_dump(mode="json"),
                 "checks": event.checks,
                 "seconds": event.seconds,
             }
@@ -460,9 +464,9 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "event": "progress",
                 "trials": event.trials,
                 "bad": event.hits,
-                "probability": event.document["probability"],
-                "first_bad": event.document["first_bad"],
-                "expected_left": event.document["expected_left"],
+                "probability": event.verdict.probability,
+                "first_bad": event.verdict.first_bad,
+                "expected_left": event.verdict.expected_left,
                 "passes_left": event.ends_after and event.ends_after[0],
             }
         case events.Failed():
@@ -571,7 +575,7 @@ class LiveView(View):
         # The sentence says its probability itself.
         return Text(
             f"{self._elapsed()} · {_seen(progress)}, {progress.hits} bad · {left} · "
-            f"so far: {clean(_told(progress.document, progress.axes))}"
+            f"so far: {clean(_told(progress.verdict, progress.axes))}"
         )
 
     def _elapsed(self) -> str:

@@ -14,7 +14,10 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from bisect_env.engine.explain import ABSENT, Explanation
+from bisect_env.answers.explanation import Explanation
+from bisect_env.answers.phrases import probability
+from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.engine.explain import ABSENT
 from bisect_env.engine.locking import environment_request
 from bisect_env.engine.stored import refuse_local, stored_combination
 from bisect_env.environments.foreign import (
@@ -30,7 +33,6 @@ from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Moving, Pair, Whole
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.versions import Manager, host_platform
-from bisect_env.report.sentence import probability
 from bisect_env.storage.entries import TRACED, Study
 from bisect_env.storage.store import Store
 
@@ -374,7 +376,7 @@ def _loose(whole: Whole) -> Whole:
 # -- the answer --------------------------------------------------------------------------------------------
 
 
-def answer(explanation: Explanation, verdict: dict[str, Any] | None, why_not: str = "") -> str:
+def answer(explanation: Explanation, verdict: VerdictDocument | None, why_not: str = "") -> str:
     """All of it in one sentence. Pure.
 
     Args:
@@ -411,16 +413,14 @@ def _of(count: int) -> str:
     return "" if count == 1 else f"Of {count} packages that changed, "
 
 
-def _releases(verdict: dict[str, Any], culprits: int) -> str:
-    first, last = verdict.get("first_bad"), verdict.get("last_good")
-    if verdict.get("status", "none") == "none" or not first:
-        return (
-            f"which release of it is the first bad one is not known: {verdict.get('reason') or 'no verdict'}"
-        )
-    axes = [str(axis) for axis in verdict.get("culprit_axes") or () if axis in first] or [
+def _releases(verdict: VerdictDocument, culprits: int) -> str:
+    first, last = verdict.first_bad, verdict.last_good
+    if not verdict.is_decided or not first:
+        return f"which release of it is the first bad one is not known: {verdict.reason or 'no verdict'}"
+    axes = [axis for axis in verdict.culprit_axes if axis in first] or [
         axis for axis in first if axis != "python"
     ]
-    sure = f", probability {probability(float(verdict['probability']))}" if verdict.get("probability") else ""
+    sure = f", probability {probability(verdict.probability)}" if verdict.probability else ""
     if len(axes) == 1:
         axis = axes[0]
         whose = "its" if culprits == 1 else f"{axis}'s"

@@ -1,4 +1,4 @@
-"""Turns a verdict into the document that is stored and reported, with the commit that it names. Pure."""
+"""Turns the search's verdict into the model that is stored, and describes the commit that it names. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from bisect_env.answers.verdict_document import (
+    BayesFactors,
+    CalledCombination,
+    CandidateAnswer,
+    ClearedCombination,
+    CompatibilityTable,
+    FurtherFailure,
+    MeasuredRate,
+    NeighbourPair,
+    RateModels,
+    UnexplainedCombination,
+    UntestedValues,
+    UntriedCombination,
+    VerdictDocument,
+)
 from bisect_env.matrix.grid import Grid, GridAxis, Index
 from bisect_env.matrix.history import CommitDetails
 from bisect_env.search.frontier import in_words
@@ -14,122 +29,117 @@ from bisect_env.search.multiple import SearchAll
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.table import TableSearch
-from bisect_env.search.verdict import Answer, Verdict
+from bisect_env.search.verdict import Answer, Boundary, Verdict
 
 
 def verdict_document(
     grid: Grid, search: StudySearch, missing: Mapping[Index, tuple[str, str]]
-) -> dict[str, Any]:
+) -> VerdictDocument:
     """Describe the search's verdict.
 
     Args:
         grid: The study's grid.
         search: After any number of trials.
         missing: Status and reason of each combination that cannot be run.
-
-    Returns:
-        A JSON object; `docs/reference/report.md` explains its keys.
     """
     verdict = search.verdict
     best = verdict.best
-    document: dict[str, Any] = {
-        "status": str(verdict.status),
-        "reason": verdict.reason,
-        "kind": best.hypothesis.kind,
-        "first_bad": _named(grid, best.first_bad),
-        "last_good": _named(grid, best.last_good),
-        "culprit_axes": _culprits(grid, best),
-        "bad_values": {
-            grid.axes[i].name: [
+    return VerdictDocument(
+        status=str(verdict.status),
+        reason=verdict.reason,
+        kind=best.hypothesis.kind,
+        first_bad=_named(grid, best.first_bad),
+        last_good=_named(grid, best.last_good),
+        culprit_axes=_culprits(grid, best),
+        bad_values={
+            grid.axes[i].name: tuple(
                 value for value, bad in zip(grid.axes[i].values, best.hypothesis.sets[i], strict=True) if bad
-            ]
+            )
             for i in best.hypothesis.culprits
         },
-        "directions": {axis.name: str(axis.direction) for axis in grid.axes},
-        "probability": best.probability,
-        "models": {"sharing": verdict.sharing, "differing": verdict.differing},
-        "boundaries": [
-            {
-                "axis": grid.axes[boundary.axis].name,
-                "bad": _named(grid, boundary.bad),
-                "good": _named(grid, boundary.good),
-                "between": [
-                    {
-                        "combination": _named(grid, cell),
-                        "status": missing[cell][0],
-                        "reason": missing[cell][1],
-                    }
-                    for cell in boundary.between
-                    if cell in missing
-                ],
-            }
-            for boundary in best.boundaries
-        ],
-        "bad_rate": _rate(search, best.first_bad),
-        "good_rate": _rate(search, best.last_good),
-        "candidates": [
-            {
-                "kind": candidate.hypothesis.kind,
-                "first_bad": _named(grid, candidate.first_bad),
-                "last_good": _named(grid, candidate.last_good),
-                "culprit_axes": _culprits(grid, candidate),
-                "probability": candidate.probability,
-            }
+        directions={axis.name: axis.direction for axis in grid.axes},
+        probability=best.probability,
+        models=RateModels(sharing=verdict.sharing, differing=verdict.differing),
+        boundaries=tuple(_boundary(grid, boundary, missing) for boundary in best.boundaries),
+        bad_rate=_rate(search, best.first_bad),
+        good_rate=_rate(search, best.last_good),
+        candidates=tuple(
+            CandidateAnswer(
+                kind=candidate.hypothesis.kind,
+                first_bad=_named(grid, candidate.first_bad),
+                last_good=_named(grid, candidate.last_good),
+                culprit_axes=_culprits(grid, candidate),
+                probability=candidate.probability,
+            )
             for candidate in verdict.candidates
-        ],
-        "typical_bad_rate": verdict.bad_rate,
-        "background_rate": verdict.background,
-        "ends_wrong": list(verdict.ends_wrong),
-        "trials": search.trials,
-        "expected_left": verdict.expected_left,
-        "expected_environments_left": verdict.expected_environments,
-        "bayes_factors": {
-            "log10_against_no_difference": verdict.against_nothing,
-            "log10_against_runner_up": verdict.against_next,
-        },
-        "miss": _miss(search, best),
-        "monotone": verdict.monotone,
-        "unexplained": [
-            {
-                "combination": _named(grid, one.index),
-                "called_bad": one.called_bad,
-                "hits": one.hits,
-                "trials": one.trials,
-                "chance": one.chance,
-            }
+        ),
+        typical_bad_rate=verdict.bad_rate,
+        background_rate=verdict.background,
+        ends_wrong=verdict.ends_wrong,
+        trials=search.trials,
+        expected_left=verdict.expected_left,
+        expected_environments_left=verdict.expected_environments,
+        bayes_factors=BayesFactors(
+            log10_against_no_difference=verdict.against_nothing,
+            log10_against_runner_up=verdict.against_next,
+        ),
+        chance_of_luck=_chance_of_luck(search, best),
+        monotone=verdict.monotone,
+        unexplained=tuple(
+            UnexplainedCombination(
+                combination=_at(grid, one.index),
+                called_bad=one.called_bad,
+                hits=one.hits,
+                trials=one.trials,
+                chance=one.chance,
+            )
             for one in verdict.unexplained
-        ],
-    }
-    document["assumed"] = [
-        {
-            "axis": grid.axes[one.axis].name,
-            "first": _named(grid, one.first),
-            "last": _named(grid, one.last),
-            "called_bad": one.called_bad,
-            "length": one.length,
-            "trials": one.trials,
-            "chance": one.chance,
-        }
-        for one in verdict.untested
-    ]
-    document["compatibility"] = in_words(grid, best)
-    document["certain"] = verdict.certain
-    document["cleared"] = [
-        {
-            "combination": _named(grid, one.index),
-            "hits": one.hits,
-            "trials": one.trials,
-            "below": one.below,
-            "wanted": one.wanted,
-        }
-        for one in verdict.cleared
-    ]
-    if isinstance(search, TableSearch):
-        document["table"] = _table(grid, search)
-    if isinstance(search, SearchAll):
-        document["others"] = [_other(grid, search, other) for other in search.others]
-        document["no_other"] = search.no_other
-    return document
+        ),
+        untested=tuple(
+            UntestedValues(
+                axis=grid.axes[one.axis].name,
+                first=_at(grid, one.first),
+                last=_at(grid, one.last),
+                called_bad=one.called_bad,
+                length=one.length,
+                trials=one.trials,
+                chance=one.chance,
+            )
+            for one in verdict.untested
+        ),
+        certain=verdict.certain,
+        cleared=tuple(
+            ClearedCombination(
+                combination=_at(grid, one.index),
+                hits=one.hits,
+                trials=one.trials,
+                below=one.below,
+                wanted=one.wanted,
+            )
+            for one in verdict.cleared
+        ),
+        compatibility=in_words(grid, best),
+        table=_table(grid, search) if isinstance(search, TableSearch) else None,
+        others=tuple(_other(grid, search, one) for one in search.others)
+        if isinstance(search, SearchAll)
+        else None,
+        no_other=search.no_other if isinstance(search, SearchAll) else None,
+    )
+
+
+def _boundary(grid: Grid, boundary: Boundary, missing: Mapping[Index, tuple[str, str]]) -> NeighbourPair:
+    return NeighbourPair(
+        axis=grid.axes[boundary.axis].name,
+        bad=_named(grid, boundary.bad),
+        good=_named(grid, boundary.good),
+        between=tuple(
+            UntriedCombination(
+                combination=_named(grid, cell), status=missing[cell][0], reason=missing[cell][1]
+            )
+            for cell in boundary.between
+            if cell in missing
+        ),
+    )
 
 
 def axes_document(grid: Grid) -> list[dict[str, Any]]:
@@ -156,40 +166,41 @@ def _left_out(axis: GridAxis) -> dict[str, Any]:
     }
 
 
-def _table(grid: Grid, search: TableSearch) -> dict[str, Any]:
-    """What every combination is called, and how many are called what."""
+def _table(grid: Grid, search: TableSearch) -> CompatibilityTable:
+    """Describe what every combination is called."""
     called = search.called
-    return {
-        "good": sum(not one.bad for one in called.values()),
-        "bad": sum(one.bad for one in called.values()),
-        "tried": sum(one.tried for one in called.values()),
-        "complete": search.is_complete,
-        "calls": [
-            {
-                "combination": _named(grid, index),
-                "verdict": "bad" if one.bad else "good",
-                "tried": one.tried,
-                "probability": one.probability,
-            }
+    return CompatibilityTable(
+        good=sum(not one.bad for one in called.values()),
+        bad=sum(one.bad for one in called.values()),
+        tried=sum(one.tried for one in called.values()),
+        complete=search.is_complete,
+        calls=tuple(
+            CalledCombination(
+                combination=_at(grid, index),
+                verdict="bad" if one.bad else "good",
+                tried=one.tried,
+                probability=one.probability,
+            )
             for index, one in sorted(called.items())
-        ],
-    }
+        ),
+    )
 
 
-def _other(grid: Grid, search: SearchAll, verdict: Verdict) -> dict[str, Any]:
+def _other(grid: Grid, search: SearchAll, verdict: Verdict) -> FurtherFailure:
     best = verdict.best
-    return {
-        "status": str(verdict.status),
-        "first_bad": _named(grid, best.first_bad),
-        "last_good": _named(grid, best.last_good),
-        "culprit_axes": _culprits(grid, best),
-        "probability": best.probability,
-        "bad_rate": _rate(search, best.first_bad),
-    }
+    return FurtherFailure(
+        status=str(verdict.status),
+        kind=best.hypothesis.kind,
+        first_bad=_named(grid, best.first_bad),
+        last_good=_named(grid, best.last_good),
+        culprit_axes=_culprits(grid, best),
+        probability=best.probability,
+        bad_rate=_rate(search, best.first_bad),
+    )
 
 
-def _miss(search: StudySearch, best: Answer) -> float | None:
-    """How likely the last good combination would have passed so often if it failed like the first bad one.
+def _chance_of_luck(search: StudySearch, best: Answer) -> float | None:
+    """Return the probability that the last good combination passes so often if it fails like the bad one.
 
     `(1 − p1_low)^n` with the lower end of the bad one's interval, and the good one's trials.
     """
@@ -201,20 +212,23 @@ def _miss(search: StudySearch, best: Answer) -> float | None:
 
 
 def _named(grid: Grid, index: Index | None) -> dict[str, str] | None:
-    return None if index is None else grid.combination(index).as_dict()
+    return None if index is None else _at(grid, index)
 
 
-def _culprits(grid: Grid, answer: Answer) -> list[str]:
-    return [grid.axes[i].name for i in answer.culprits]
+def _at(grid: Grid, index: Index) -> dict[str, str]:
+    return grid.combination(index).as_dict()
 
 
-def _rate(search: StudySearch, index: Index | None) -> dict[str, float] | None:
+def _culprits(grid: Grid, answer: Answer) -> tuple[str, ...]:
+    return tuple(grid.axes[i].name for i in answer.culprits)
+
+
+def _rate(search: StudySearch, index: Index | None) -> MeasuredRate | None:
     if index is None:
         return None
     hits, trials = search.counts(index)
     low, high = clopper_pearson(hits, trials)
-    rate = hits / trials if trials else 0.0
-    return {"hits": hits, "trials": trials, "rate": rate, "low": low, "high": high}
+    return MeasuredRate(hits=hits, trials=trials, rate=hits / trials if trials else 0.0, low=low, high=high)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -229,25 +243,24 @@ _PULL_REQUEST = re.compile(
 )
 
 
-def named_commits(verdict: Mapping[str, Any], axis: str) -> tuple[str, str, list[str]] | None:
-    """First bad and last good commit of an axis that alone carries a verdict, and what is between them.
+def named_commits(verdict: VerdictDocument, axis: str) -> tuple[str, str, list[str]] | None:
+    """Return first bad and last good commit of an axis that alone carries a verdict, and those between.
 
     Args:
-        verdict: The verdict document.
+        verdict: Of the study.
         axis: Of commits.
 
     Returns:
         None where the verdict names no such commit.
     """
-    first, last = verdict.get("first_bad"), verdict.get("last_good")
-    is_about = verdict.get("status", "none") != "none" and verdict.get("culprit_axes") == [axis]
-    if not is_about or not first or not last:
+    first, last = verdict.first_bad, verdict.last_good
+    if not verdict.is_decided or verdict.culprit_axes != (axis,) or not first or not last:
         return None
     between: list[str] = []
-    for boundary in verdict.get("boundaries") or ():
-        if boundary.get("axis") == axis and boundary.get("bad") == first:
-            between = [str(one["combination"][axis]) for one in boundary.get("between") or ()]
-    return str(first[axis]), str(last[axis]), between
+    for boundary in verdict.boundaries:
+        if boundary.axis == axis and boundary.bad == first:
+            between = boundary.untried_values()
+    return first[axis], last[axis], between
 
 
 def chapter(

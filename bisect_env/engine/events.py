@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bisect_env.answers.origins import Origin
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.progress import BuildStep
 from bisect_env.errors import BisectEnvError, MatrixError
 from bisect_env.matrix.grid import Combination
-from bisect_env.storage.entries import Origin
 from bisect_env.trials.records import Evidence, TrialRecord
 
 
@@ -167,7 +168,7 @@ class Progress:
         trials: Counted trials.
         hits: Of those, showing the target.
         running: Combination to number of trials running now.
-        document: The verdict so far (see `document`).
+        verdict: The verdict so far.
         probability_bad: Combination and its posterior of being bad, for combinations that can be run.
         counts: Combination to its bad and its counted trials, those of earlier commands included.
         passing: While nothing has failed: the bad end, how often it has passed, and the rate down to which
@@ -180,7 +181,7 @@ class Progress:
     trials: int
     hits: int
     running: dict[Combination, int]
-    document: dict[str, Any]
+    verdict: VerdictDocument
     probability_bad: tuple[tuple[Combination, float], ...]
     counts: Mapping[Combination, tuple[int, int]] = field(default_factory=dict)
     passing: tuple[Combination, int, float] | None = None
@@ -193,13 +194,13 @@ class Answered:
     """The answer stands, and is checked further.
 
     Attributes:
-        document: The verdict so far (see `document`).
+        verdict: The verdict so far.
         checks: Trials that the checks want.
         seconds: How long they may take.
         axes: Of the grid (see `axes_document`).
     """
 
-    document: dict[str, Any]
+    verdict: VerdictDocument
     checks: int
     seconds: float
     axes: Sequence[Mapping[str, Any]] = ()

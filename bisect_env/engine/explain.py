@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from packaging.markers import default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine import events
 from bisect_env.engine.locking import SOLVERS, Prepared, environment_request
 from bisect_env.engine.reuse import trial_key
@@ -29,8 +29,6 @@ from bisect_env.errors import NoEnvironmentError, UsageError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis, ValueAxis
-from bisect_env.report.model import ChangedPackage
-from bisect_env.report.sentence import probability
 from bisect_env.search.culprits import CheckEnvironment, CulpritSearch, Done
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.entries import (
@@ -44,134 +42,6 @@ from bisect_env.storage.entries import (
 )
 from bisect_env.storage.store import Store
 from bisect_env.storage.study_trials import StudyTrials
-
-# --------------------------------------------------------------------------------------------------
-# What was found out about the packages that carry a failure, as data and in words. Pure.
-
-
-@dataclass(frozen=True, slots=True)
-class IntermediateEnvironment:
-    """Trials of an environment between the two.
-
-    Attributes:
-        moved: Positions of the packages that are as in the bad one.
-        bad: Bad trials.
-        trials: That are evidence.
-    """
-
-    moved: tuple[int, ...]
-    bad: int
-    trials: int
-
-    @property
-    def counts(self) -> str:
-        """`34 of 40`."""
-        return f"{self.bad} of {self.trials}"
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Which packages carry a failure.
-
-    Attributes:
-        study: Id of the study that is explained.
-        good: The combination that passes, axis to value.
-        bad: The one that fails.
-        changes: Everything that changed between them, packages of axes first.
-        kind: `all` (the culprits together), `any` (each by itself) or `whole` (nothing less than everything).
-        culprits: Positions in `changes`.
-        tied: Further answers that no environment tells from this one.
-        probability: Of the answer, those tied to it included.
-        is_sure: Whether the confidence was reached.
-        intermediates: What was tried, both ends included.
-        unsolvable: How many environments in between the solver refused.
-    """
-
-    study: str
-    good: dict[str, str]
-    bad: dict[str, str]
-    changes: tuple[ChangedPackage, ...]
-    kind: str
-    culprits: tuple[int, ...]
-    tied: tuple[tuple[int, ...], ...]
-    probability: float
-    is_sure: bool
-    intermediates: tuple[IntermediateEnvironment, ...]
-    unsolvable: int
-
-    @property
-    def with_culprits(self) -> IntermediateEnvironment:
-        """The smallest environment that was tried and has all culprits."""
-        wanted = set(self.culprits)
-        having = [h for h in self.intermediates if wanted <= set(h.moved)]
-        return min(having, key=lambda h: (len(h.moved), -h.trials))
-
-    @property
-    def without_culprits(self) -> IntermediateEnvironment:
-        """Of those tried without them the one nearest to the bad end."""
-        wanted = set(self.culprits)
-        lacking = [h for h in self.intermediates if not self._carries(wanted, set(h.moved))]
-        return max(lacking, key=lambda h: (len(h.moved), h.trials))
-
-    def _carries(self, wanted: set[int], moved: set[int]) -> bool:
-        return bool(wanted & moved) if self.kind == "any" else wanted <= moved
-
-    @property
-    def sentence(self) -> str:
-        """The answer in one sentence."""
-        having, lacking = self.with_culprits, self.without_culprits
-        evidence = f"({having.counts} bad, against {lacking.counts} without)"
-        sure = f"probability {probability(self.probability)}"
-        if len(self.changes) == 1:
-            (only,) = self.changes
-            return f"{only} is the only package that changed {evidence}"
-        culprits = [self.changes[i] for i in self.culprits]
-        if not self.is_sure:
-            return f"not known yet; most likely {_joined(culprits, 'with')} {evidence}; {sure}"
-        if self.kind == "whole":
-            return f"nothing less than all {len(self.changes)} changes together carries the failure; {sure}"
-        if self.tied:
-            others = sorted({i for one in (self.culprits, *self.tied) for i in one})
-            names = _joined([self.changes[i] for i in others], "and")
-            return (
-                f"{names} cannot be told apart, for no environment has one without the others; among them is "
-                f"what carries the failure {evidence}; {sure}"
-            )
-        return f"{self._blame(culprits)} {evidence}; {sure}"
-
-    def _blame(self, culprits: Sequence[ChangedPackage]) -> str:
-        named = _joined(culprits, "and" if self.kind == "any" else "together with")
-        alone = {"any": "each carry", "all": "carry" if len(culprits) > 1 else "carries"}[self.kind]
-        if len(culprits) == 1:
-            alone = "alone carries"
-        axes = [change.name for change in self.changes if change.of_axis]
-        if axes and not any(change.of_axis for change in culprits):
-            word = "its dependency " if len(culprits) == 1 else "what came along: "
-            return f"not {_names(axes)} itself: {word}{named} {alone} the failure"
-        if len(culprits) == 1 and culprits[0].of_axis:
-            return f"{named} itself, and nothing that came along, carries the failure"
-        return f"{named} {alone} the failure"
-
-    def document(self) -> dict[str, Any]:
-        """The explanation as a JSON object."""
-        return {
-            "schema": 1,
-            **dataclasses.asdict(self),
-            "hybrids": [
-                {**dataclasses.asdict(h), "interval": list(clopper_pearson(h.bad, h.trials))}
-                for h in self.intermediates
-            ],
-            "sentence": self.sentence,
-        }
-
-
-def _joined(changes: Iterable[ChangedPackage], word: str) -> str:
-    return f" {word} ".join(str(change) for change in changes)
-
-
-def _names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-
 
 # --------------------------------------------------------------------------------------------------
 # Environments between two others: the good lock with some of the changed packages as the bad one has them.
@@ -588,16 +458,11 @@ class CulpritStudy:
                 self._try(search, own, trials, step.intermediate, step.trials)
         found = self._explanation(search, is_sure=is_sure, unsolvable=search.infeasible)
         if not self.stopped():
-            self.store.record_decision(self.study.id, EXPLAINED, found.document())
+            self.store.record_decision(self.study.id, EXPLAINED, found.model_dump(mode="json"))
             self.store.finish_study(
                 own.id,
                 StudyStatus.FINISHED,
-                {
-                    "status": "none",
-                    "kind": "explanation",
-                    "reason": found.sentence,
-                    "sentence": found.sentence,
-                },
+                VerdictDocument(kind="explanation", reason=found.sentence, sentence=found.sentence),
             )
         else:
             self.store.finish_study(own.id, StudyStatus.INTERRUPTED, None)
@@ -819,7 +684,7 @@ class CulpritStudy:
     def _explanation(self, search: CulpritSearch, *, is_sure: bool, unsolvable: int) -> Explanation:
         answer = search.answer
         moved = [
-            ChangedPackage(change.name, old, new, change.of_axis)
+            ChangedPackage(name=change.name, old=old, new=new, of_axis=change.of_axis)
             for change, (_, old, new) in zip(self._between.changes, self._names, strict=True)
         ]
         tried: Mapping[Changes, tuple[int, int]] = {
@@ -827,7 +692,7 @@ class CulpritStudy:
             frozenset(): _sum(self._ends[0], search.counts.get(frozenset())),
             self._between.everything: _sum(self._ends[1], search.counts.get(self._between.everything)),
         }
-        return Explanation(
+        found = Explanation(
             study=self.study.id,
             good=self._good.combination.as_dict(),
             bad=self._bad.combination.as_dict(),
@@ -838,12 +703,15 @@ class CulpritStudy:
             probability=1.0 if self.changes == 1 else answer.probability,
             is_sure=is_sure or self.changes == 1,
             intermediates=tuple(
-                IntermediateEnvironment(tuple(sorted(one)), hits, trials)
+                IntermediateEnvironment(
+                    moved=tuple(sorted(one)), bad=hits, trials=trials, interval=clopper_pearson(hits, trials)
+                )
                 for one, (hits, trials) in tried.items()
                 if trials
             ),
             unsolvable=unsolvable,
         )
+        return found.model_copy(update={"sentence": found.in_words()})
 
 
 def _moves(axis: object) -> str:

@@ -11,6 +11,7 @@ import yaml
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.errors import UsageError
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.ask import BAD, GOOD, CommitRange
@@ -47,18 +48,18 @@ def is_of_commits(study: Study) -> bool:
     return any(axis.get("kind") == AxisKind.COMMIT for axis in study.definition.grid)
 
 
-def releases_of(matrix: Matrix, verdict: Mapping[str, Any]) -> Releases:
+def releases_of(matrix: Matrix, verdict: VerdictDocument) -> Releases:
     """The releases between which a study's answer lies.
 
     Args:
         matrix: Of the study.
-        verdict: Its verdict document.
+        verdict: Its verdict.
 
     Raises:
         UsageError: There is no answer, or it is no single release from PyPI.
     """
-    first, last = verdict.get("first_bad"), verdict.get("last_good")
-    if verdict.get("status", "none") == "none" or not first or not last:
+    first, last = verdict.first_bad, verdict.last_good
+    if not verdict.is_decided or not first or not last:
         raise UsageError(
             "the study has no first bad release yet", remedy="`bisect-env run MATRIX` finds it first"
         )
@@ -83,7 +84,7 @@ def releases_of(matrix: Matrix, verdict: Mapping[str, Any]) -> Releases:
             remedy="ask for the commit by itself: bisect-env run --git PATH --from v1 --to v2 -- COMMAND",
         )
     others = {name: value for name, value in first.items() if name != axis}
-    return Releases(axis, found.canonical_package, str(last[axis]), str(first[axis]), others)
+    return Releases(axis, found.canonical_package, last[axis], first[axis], others)
 
 
 def tag_of(version: str, package: str, tags: Sequence[str]) -> str | None:

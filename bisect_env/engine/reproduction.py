@@ -11,14 +11,13 @@ import shlex
 from dataclasses import dataclass
 from math import ceil
 
+from bisect_env.answers.untrusted import clean, clean_lines, command_line, escaped
 from bisect_env.environments.difference import difference
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import explicit_text, requirements_text
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.secrets import may_be_stored
-from bisect_env.report.markdown import escaped
-from bisect_env.report.untrusted import clean, clean_lines, command_line
 
 LOCK, REQUIREMENTS, EXPLICIT = "conda-lock.yml", "requirements.txt", "explicit.txt"
 RUN, README, DOCKERFILE = "run.sh", "README.md", "Dockerfile"

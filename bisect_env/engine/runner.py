@@ -12,8 +12,8 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
+from bisect_env.answers.verdict_document import VerdictDocument, calls_bad
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
@@ -319,11 +319,11 @@ class StudyRunner:
         """Status and reason of every combination that cannot be run, as far as that is known."""
         return self.state.missing()
 
-    def document(self) -> dict[str, Any]:
-        """The verdict by now."""
+    def document(self) -> VerdictDocument:
+        """Return the verdict by now."""
         document = verdict_document(self.grid, self.search, self.missing)
         if (why := self._alone.why_not(self.search)) is not None:
-            document |= {"status": str(Status.LIKELY), "reason": why}
+            document = document.model_copy(update={"status": Status.LIKELY.value, "reason": why})
         return document
 
     @property
@@ -331,18 +331,15 @@ class StudyRunner:
         """Whether nothing more is to be tried."""
         return self.search.finished and not self._alone.wanted(self.search, 1)
 
-    def tried(self, axis: str, document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    def tried(self, axis: str, verdict: VerdictDocument) -> list[tuple[str, str, str]]:
         """What was tried along an axis, all else as in the first bad combination: value, verdict, reason.
 
         Args:
             axis: Its name.
-            document: The verdict.
+            verdict: With a first bad combination.
         """
-        # Here: nobody needs the model of reports before there is an answer.
-        from bisect_env.report.model import calls_bad
-
-        first = document["first_bad"]
-        is_bad = calls_bad(document)
+        first = verdict.first_bad or {}
+        is_bad = calls_bad(verdict)
         place = next(i for i, one in enumerate(self.grid.axes) if one.name == axis)
         found = []
         missing = self.missing

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bisect_env.answers.untrusted import command_line
 from bisect_env.engine.specs import target_of
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination, find_combination
 from bisect_env.matrix.load import Matrix, load_matrix
-from bisect_env.report.untrusted import command_line
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target
@@ -140,8 +140,9 @@ def known_target(matrix: Matrix, store: Store, study_id: str | None) -> Target:
 
 def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
     """`first-bad` and `last-good` of the verdict, as far as there is one. Pure."""
-    verdict = study.verdict or {}
-    found = {"first-bad": verdict.get("first_bad"), "last-good": verdict.get("last_good")}
+    if study.verdict is None:
+        return {}
+    found = {"first-bad": study.verdict.first_bad, "last-good": study.verdict.last_good}
     return {name: values for name, values in found.items() if values}
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bisect_env import __version__
+from bisect_env.answers.phrases import how_many
+from bisect_env.answers.untrusted import command_line
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cluster.choose import Starting
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
@@ -41,8 +44,6 @@ from bisect_env.matrix.grid import AxisKind, Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.matrix.versions import VersionCatalogue
-from bisect_env.report.sentence import how_many
-from bisect_env.report.untrusted import command_line
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.space import is_large
@@ -554,25 +555,26 @@ def conclude(
     while True:
         document, verdict = runner.document(), runner.search.verdict
         if verdict.ends_wrong:
-            document = {**document, "status": "none", "reason": _ends_reason(verdict.ends_wrong)}
+            reason = _ends_reason(verdict.ends_wrong)
+            document = document.model_copy(update={"status": "none", "reason": reason})
         store.finish_study(study.id, StudyStatus.FINISHED, document)
         _keep_commit(matrix, store, study.id, runner, catalogue, document)
         report = _report(store, study.id, posterior=posterior)
         # For those who ask in SQL: only the report can put it into words.
-        store.save_verdict(study.id, {**document, "sentence": report["verdict"]["sentence"]})
+        sentence = report["verdict"]["sentence"]
+        store.save_verdict(study.id, document.model_copy(update={"sentence": sentence}))
         # Looked at after writing: of two commands that end together, the later verdict knows all trials.
         if not runner.hear_others():
             break
     if verdict.ends_wrong:
         likely = "".join(f"{reason}; else " for reason in report["advice"][:1])
         raise EndsNotAsStatedError(
-            f"{matrix.path}: {document['reason']}",
+            f"{matrix.path}: {document.reason}",
             tried=_end_counts(runner, verdict.ends_wrong),
             remedy=f"{likely}correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
         )
     notify(events.Concluded(report, runner.searching))
-    decided = document["status"] != "none"
-    return Conclusion(report, ExitCode.VERDICT if decided else ExitCode.NO_VERDICT)
+    return Conclusion(report, ExitCode.VERDICT if document.is_decided else ExitCode.NO_VERDICT)
 
 
 def _keep_commit(
@@ -581,13 +583,13 @@ def _keep_commit(
     study_id: str,
     runner: StudyRunner,
     catalogue: VersionCatalogue,
-    document: Mapping[str, Any],
+    verdict: VerdictDocument,
 ) -> None:
     """Write down what is known of the first bad commit, if the answer is one."""
     for name, axis in matrix.file.axes.items():
         if not isinstance(axis, CommitAxis) or axis.direction is Direction.FIXED:
             continue
-        if (named := named_commits(document, name)) is None:
+        if (named := named_commits(verdict, name)) is None:
             continue
         first, last, between = named
         details, forge = catalogue.commit_details(
@@ -596,7 +598,7 @@ def _keep_commit(
         found = chapter(name, axis.canonical_package, details[0], details[1], details[2:], forge)
         history = next(one.history for one in runner.grid.axes if one.name == name)
         labels = {} if history is None else {one: history.subject(one) for one in history.place}
-        log = bisect_log(runner.tried(name, document), first, labels, is_sure=not between)
+        log = bisect_log(runner.tried(name, verdict), first, labels, is_sure=not between)
         payload = {**found, "log": log}
         known = [one.payload for one in store.decisions(study_id) if one.kind == COMMIT]
         if not known or known[-1] != payload:

@@ -9,6 +9,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from bisect_env.answers.explanation import Explanation
+from bisect_env.answers.origins import Origin
+from bisect_env.answers.sentence import bad_values_in_words, sentence
+from bisect_env.answers.untrusted import command_line
+from bisect_env.answers.verdict_document import IterationRate, MeasuredRate, VerdictDocument, calls_bad
 from bisect_env.environments.difference import counted, difference, project_urls
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.settings import default_cache_dir
@@ -34,10 +39,7 @@ from bisect_env.report.model import (
     CombinationReport,
     CommitReport,
     DifferenceReport,
-    ExplanationReport,
     FailureReport,
-    MachineReport,
-    OriginReport,
     PointReport,
     PosteriorReport,
     Report,
@@ -48,11 +50,8 @@ from bisect_env.report.model import (
     TimelineReport,
     TracedReport,
     TrialCounts,
-    calls_bad,
     labels,
 )
-from bisect_env.report.sentence import bad_values_in_words, sentence
-from bisect_env.report.untrusted import command_line
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.entries import (
     BUILD_FAILED,
@@ -65,7 +64,6 @@ from bisect_env.storage.entries import (
     Decision,
     EvidenceCounts,
     FailureGroup,
-    Origin,
     StoredTrial,
     Study,
     StudyStatus,
@@ -86,21 +84,29 @@ if TYPE_CHECKING:
 # Under what circumstances a study's trials ran: perturbations, iterations repeated in a process. Pure.
 
 
-def with_iterations(verdict: dict[str, Any], trials: Sequence[StoredTrial]) -> dict[str, Any]:
+def with_iterations(verdict: VerdictDocument, trials: Sequence[StoredTrial]) -> VerdictDocument:
     """Add to the rates at both sides of the boundary those of single iterations, where scripts are repeated.
 
     Args:
-        verdict: The verdict document.
+        verdict: Of the study.
         trials: All trials of the study.
     """
-    found = dict(verdict)
-    for key, end in (("bad_rate", "first_bad"), ("good_rate", "last_good")):
-        rate, combination = verdict.get(key), verdict.get(end)
-        if rate and combination and (iterations := _iterations(combination, trials)):
-            low, high = clopper_pearson(min(rate["hits"], iterations), iterations)
-            per_iteration = {"rate": rate["hits"] / iterations, "low": low, "high": high}
-            found[key] = {**rate, "bodies": iterations, "per_body": per_iteration}
-    return found
+    return verdict.model_copy(
+        update={
+            "bad_rate": _with_iterations(verdict.bad_rate, verdict.first_bad, trials),
+            "good_rate": _with_iterations(verdict.good_rate, verdict.last_good, trials),
+        }
+    )
+
+
+def _with_iterations(
+    rate: MeasuredRate | None, combination: Mapping[str, str] | None, trials: Sequence[StoredTrial]
+) -> MeasuredRate | None:
+    if rate is None or not combination or not (iterations := _iterations(combination, trials)):
+        return rate
+    low, high = clopper_pearson(min(rate.hits, iterations), iterations)
+    single = IterationRate(rate=rate.hits / iterations, low=low, high=high)
+    return rate.model_copy(update={"iterations": iterations, "per_iteration": single})
 
 
 def _iterations(combination: Mapping[str, str], trials: Sequence[StoredTrial]) -> int:
@@ -305,14 +311,14 @@ _SHORT_ID = 12
 
 
 def steps(
-    study: Study, axes: Sequence[AxisInfo], verdict: Mapping[str, Any], lock: Lock | None
+    study: Study, axes: Sequence[AxisInfo], verdict: VerdictDocument, lock: Lock | None
 ) -> tuple[StepReport, ...]:
     """From the bare failure to the whole study; all but the first for those who have the matrix alone.
 
     Args:
         study: As stored.
         axes: Its axes.
-        verdict: Its verdict document.
+        verdict: Its verdict.
         lock: Of the first bad combination.
     """
     if not study.definition.matrix_path:
@@ -334,19 +340,19 @@ def steps(
                 title=title, commands=(made, "cd repro", *_by_hand(lock)), files=plain_lists(lock.packages)
             )
         )
-    cells = (("first_bad", "first bad"), ("last_good", "last good"))
+    cells = ((verdict.first_bad, "first bad"), (verdict.last_good, "last good"))
     alone = [
         f"{command_line('bisect-env', 'trial', path, '--at', at(cell, axes))} # {words}"
-        for key, words in cells
-        if (cell := verdict.get(key)) and at(cell, axes)
+        for cell, words in cells
+        if cell and at(cell, axes)
     ]
     if alone:
         found.append(StepReport(title="Run one combination by itself", commands=tuple(alone)))
-    if verdict.get("kind") == "explanation":
+    if verdict.kind == "explanation":
         # Its environments are none of the matrix's: another command made them.
         found.append(StepReport(title="Look for the culprit again", commands=("bisect-env explain",)))
         return tuple(found)
-    asked = "map" if "table" in verdict else "run"
+    asked = "run" if verdict.table is None else "map"
     if study.status is not StudyStatus.FINISHED:
         # `--fresh` would throw away what is there.
         found.append(
@@ -408,14 +414,6 @@ _STATUS = {
     CombinationStatus.UNSOLVABLE: str(Outcome.ENV_UNSOLVABLE),
     CombinationStatus.UNBUILDABLE: str(Outcome.ENV_UNBUILDABLE),
 }
-_MISSING: dict[str, Any] = {
-    "status": "none",
-    "first_bad": None,
-    "last_good": None,
-    "culprit_axes": [],
-    "probability": None,
-    "reason": "the study has not come to a verdict yet",
-}
 
 
 def build_report(
@@ -434,7 +432,7 @@ def build_report(
     """Put a report together.
 
     Args:
-        study: With its verdict document, if it has one.
+        study: With its verdict, if it has one.
         states: Its combinations.
         trials: All of its trials, in the order in which it got them.
         target: The failure that it is about.
@@ -449,28 +447,26 @@ def build_report(
     states = _in_matrix_order(states, axes)
     counts, machines = counts_of(trials), machines_of(trials)
     own = [trial for trial in trials if not trial.reused]
-    verdict: dict[str, Any] = {**_MISSING, **(study.verdict or {})}
     totals = {evidence: sum(c.of(evidence) for c in counts.values()) for evidence in Evidence}
     counted = totals[Evidence.GOOD] + totals[Evidence.BAD]
-    if study.verdict is None:
-        verdict["trials"] = counted
-    verdict = with_iterations(verdict, trials)
+    verdict = with_iterations(study.verdict or VerdictDocument(trials=counted), trials)
     combinations = _combinations(states, counts, axes, verdict, own)
-    verdict["sentence"] = sentence(
+    said = sentence(
         verdict,
         [axis.model_dump() for axis in axes],
-        _outcome_at(verdict.get("first_bad"), counts, failures),
+        _outcome_at(verdict.first_bad, counts, failures),
         _changed(difference, _explanation(decisions)),
     )
-    verdict["sentence"] = readable(verdict["sentence"], labels(axes))
+    said = readable(said, labels(axes))
     steady = stability(own)
     traced = _traced(decisions)
     if traced is not None:
         # That the one environment is bad and the other is not was only the first step.
-        verdict["sentence"] = traced.sentence
+        said = traced.sentence
     commit = _commit(decisions)
     if commit is not None and commit.study:
-        verdict["sentence"] = f"{verdict['sentence']}; by its commits: {commit.sentence}"
+        said = f"{said}; by its commits: {commit.sentence}"
+    verdict = verdict.model_copy(update={"sentence": said})
     ways = tuple(_failure(group, example) for group, example in failures)
     return Report(
         study=StudyInfo(
@@ -491,7 +487,7 @@ def build_report(
         trials=counted,
         trial_counts=TrialCounts(**{str(evidence): number for evidence, number in totals.items()}),
         environments=environments_of(trials),
-        reused=tuple(OriginReport(**dataclasses.asdict(origin)) for origin in origins),
+        reused=tuple(origins),
         combinations=combinations,
         failures=ways,
         stability=steady,
@@ -515,13 +511,13 @@ def build_report(
             study,
             states,
             trials,
-            every_configuration="no_other" in verdict,
+            every_configuration=verdict.others is not None,
         )
         # The answers that are followed are rules: of a staircase, or of two neighbours, they say nothing.
-        if with_posterior and "table" not in verdict and verdict.get("kind") not in ("frontier", "pair")
+        if with_posterior and verdict.table is None and verdict.kind not in ("frontier", "pair")
         else PosteriorReport(),
         timeline=timeline(states, own, decisions),
-        machines=tuple(MachineReport(**dataclasses.asdict(m)) for m in machines if m != UNKNOWN_MACHINE),
+        machines=tuple(one for one in machines if one != UNKNOWN_MACHINE),
         difference=difference,
         explanation=_explanation(decisions),
         traced=traced,
@@ -530,7 +526,7 @@ def build_report(
     )
 
 
-def _changed(difference: DifferenceReport | None, explanation: ExplanationReport | None) -> list[str]:
+def _changed(difference: DifferenceReport | None, explanation: Explanation | None) -> list[str]:
     """What differs from last good to first bad: the culprits where they are known, else everything."""
     if explanation is not None and explanation.culprits:
         culprits = [explanation.changes[i] for i in explanation.culprits]
@@ -572,7 +568,7 @@ def _combinations(
     states: Sequence[CombinationState],
     counts: Mapping[Combination, EvidenceCounts],
     axes: Sequence[AxisInfo],
-    verdict: Mapping[str, Any],
+    verdict: VerdictDocument,
     trials: Sequence[StoredTrial],
 ) -> tuple[CombinationReport, ...]:
     # Equal locks and equal values of value axes are one measurement, recorded for one of them.
@@ -598,7 +594,7 @@ def _combinations(
         total = _sum([counts[one] for one in measured])
         took = round(seconds[state.combination], 3)
         called = is_bad(state.combination.as_dict())
-        if called is None and verdict.get("kind") in ("frontier", "pair") and total.counted:
+        if called is None and verdict.kind in ("frontier", "pair") and total.counted:
             # No sets of values say what is bad: what was seen does.
             called = total.bad > 0
         reports.append(_combination(state, total, called, None if own else measured[0], took))
@@ -675,30 +671,30 @@ def _failure(group: FailureGroup, example: WholeTrial) -> FailureReport:
 
 
 def _good_side(
-    verdict: Mapping[str, Any],
+    verdict: VerdictDocument,
     axes: Sequence[AxisInfo],
     counts: Mapping[Combination, EvidenceCounts],
     settings: Mapping[str, Any],
 ) -> list[str]:
-    found = counts.get(Combination.of(verdict["last_good"])) if verdict.get("last_good") else None
+    found = counts.get(Combination.of(verdict.last_good)) if verdict.last_good else None
     if found is None:
         return []
     least = float(settings.get("min_crash_rate") or 0.02)
     return good_side_warnings(verdict, axes, found.bad, found.counted, least)
 
 
-def _of_bad_ones(verdict: Mapping[str, Any], counts: Mapping[Combination, EvidenceCounts]) -> tuple[int, int]:
+def _of_bad_ones(verdict: VerdictDocument, counts: Mapping[Combination, EvidenceCounts]) -> tuple[int, int]:
     """Bad trials and trials that count of the combinations that a verdict calls bad."""
-    if verdict.get("status", "none") == "none":
+    if not verdict.is_decided:
         return 0, 0
     is_bad = calls_bad(verdict)
     found = [count for one, count in counts.items() if is_bad(one.as_dict())]
     return sum(count.bad for count in found), sum(count.counted for count in found)
 
 
-def _explanation(decisions: Sequence[Decision]) -> ExplanationReport | None:
+def _explanation(decisions: Sequence[Decision]) -> Explanation | None:
     found = [decision.payload for decision in decisions if decision.kind == EXPLAINED]
-    return ExplanationReport.model_validate(found[-1]) if found else None
+    return Explanation.model_validate(found[-1]) if found else None
 
 
 def _traced(decisions: Sequence[Decision]) -> TracedReport | None:
@@ -795,7 +791,8 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
         groups = sorted(failures_of(trials), key=lambda group: group.evidence is not Evidence.BAD)
         examples = [(group, store.trial(group.trial_id)) for group in groups[:FAILURES]]
         states = store.combinations(study.id)
-        good, bad = (_lock(store, study, states, end) for end in ("last_good", "first_bad"))
+        verdict = study.verdict or VerdictDocument()
+        good, bad = (_lock(store, states, cell) for cell in (verdict.last_good, verdict.first_bad))
         return build_report(
             study,
             states,
@@ -815,22 +812,22 @@ def report_document(store: Store, study_id: str, *, posterior: bool = True) -> d
     return load_report(store, study_id, posterior=posterior).document()
 
 
-def _lock(store: Store, study: Study, states: Sequence[CombinationState], end: str) -> Lock | None:
-    cell = (study.verdict or {}).get(end)
+def _lock(store: Store, states: Sequence[CombinationState], cell: Mapping[str, str] | None) -> Lock | None:
     hashes = [s.lock_hash for s in states if s.lock_hash and s.combination.as_dict() == cell]
     return store.lock(hashes[0]) if hashes else None
 
 
 def _difference(study: Study, good: Lock | None, bad: Lock | None) -> DifferenceReport | None:
     """What differs between last good and first bad; pages of projects where their prefixes are here."""
-    if good is None or bad is None or study.verdict is None:
+    verdict = study.verdict or VerdictDocument()
+    if good is None or bad is None or verdict.last_good is None or verdict.first_bad is None:
         return None
     prefixes = default_cache_dir() / "prefixes"
     urls = project_urls(prefixes / lock.content_hash for lock in (good, bad))
     changes = difference(good, bad, study.definition.packages, urls)
     return DifferenceReport(
-        before=study.verdict["last_good"],
-        after=study.verdict["first_bad"],
+        before=verdict.last_good,
+        after=verdict.first_bad,
         summary=counted(changes),
         changes=tuple(changes),
     )

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from bisect_env.answers.phrases import how_many, interval, percent
+from bisect_env.answers.untrusted import clean, command_line, shortened
+from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.report.model import AxisInfo, FailureReport
-from bisect_env.report.sentence import how_many, interval, percent
-from bisect_env.report.untrusted import clean, command_line, shortened
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.stability import Effect, Told, drift, host_effect
 from bisect_env.storage.entries import StoredTrial
@@ -170,33 +172,33 @@ def rate_warnings(stated: float | None, bad: int, trials: int) -> list[str]:
 
 
 def good_side_warnings(
-    verdict: Mapping[str, Any], axes: Sequence[AxisInfo], bad: int, trials: int, least: float
+    verdict: VerdictDocument, axes: Sequence[AxisInfo], bad: int, trials: int, least: float
 ) -> list[str]:
     """Warns if the last good combination fails, too, though less often.
 
     Args:
-        verdict: The verdict document.
+        verdict: Of the study.
         axes: Of the study.
         bad: Bad trials of the last good combination.
         trials: All of its trials that count.
         least: `search.min_crash_rate`; below it nobody asked.
     """
-    culprits, good = list(verdict.get("culprit_axes") or ()), verdict.get("last_good")
+    culprits, good = verdict.culprit_axes, verdict.last_good
     low, high = clopper_pearson(bad, trials)
     if not culprits or not good or low < least:
         return []
     seen = f"the last good combination fails, too ({bad} of {trials}, {interval(low, high)})"
     if not any(axis.name not in culprits and len(axis.values) > 1 for axis in axes):
         return [f"{seen}: the answer is where that becomes more frequent, not where it begins"]
-    held = ", ".join(f"{name} at {clean(str(good[name]))} alone" for name in culprits if name in good)
+    held = ", ".join(f"{name} at {clean(good[name])} alone" for name in culprits if name in good)
     remedy = f"to find where it begins, ask again with {held}"
     return [f"{seen}: the answer is where that becomes more frequent; {remedy}"]
 
 
-def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:
+def verdict_warnings(verdict: VerdictDocument) -> list[str]:
     """Warnings that follow from the verdict itself."""
     warnings = []
-    if verdict.get("kind") == "never" and verdict.get("trials") and "table" not in verdict:
+    if verdict.kind == "never" and verdict.trials and verdict.table is None:
         warnings.append(
             "nothing failed often enough; if something should have: see whether it does where it is known to "
             "(`bisect-env trial MATRIX --at … -n 100`), look for what makes it more frequent "
@@ -204,21 +206,21 @@ def verdict_warnings(verdict: Mapping[str, Any]) -> list[str]:
             "(`solver: {dependencies: newest}`), or state a lower `min_crash_rate` or a higher `max_trials` "
             "in `search`"
         )
-    if verdict.get("monotone") is False:
+    if not verdict.monotone:
         # `either` speaks of one window, or of one gap.
-        changes = Counter(str(boundary["axis"]) for boundary in verdict.get("boundaries") or ())
-        directions = (verdict.get("directions") or {}).values()
-        hint = max(changes.values(), default=0) <= 2 and "either" not in directions
+        changes = Counter(boundary.axis for boundary in verdict.boundaries)
+        directions = verdict.directions.values()
+        hint = max(changes.values(), default=0) <= 2 and Direction.EITHER not in directions
         warnings.append(
             "the history is not monotone: what was broken was fixed and broken again, or the other way round"
             + ("; `direction: either` says so beforehand, which saves trials" if hint else "")
         )
-    strange: Sequence[Mapping[str, Any]] = verdict.get("unexplained") or ()
+    strange = verdict.unexplained
     for one in strange[:_SHOWN]:
-        named = ", ".join(f"{axis}={value}" for axis, value in one["combination"].items())
+        named = ", ".join(f"{axis}={value}" for axis, value in one.combination.items())
         warnings.append(
-            f"the verdict does not explain {named}: {one['hits']} of {one['trials']} trials were bad, "
-            f"and it is called {'bad' if one['called_bad'] else 'good'}"
+            f"the verdict does not explain {named}: {one.hits} of {one.trials} trials were bad, "
+            f"and it is called {'bad' if one.called_bad else 'good'}"
         )
     if len(strange) > _SHOWN:
         warnings.append(f"the verdict does not explain {len(strange) - _SHOWN} more combinations")
@@ -251,7 +253,7 @@ _BROUGHT_BY = {
 
 
 def advice(
-    verdict: Mapping[str, Any],
+    verdict: VerdictDocument,
     axes: Sequence[AxisInfo],
     failures: Sequence[FailureReport],
     trials: Sequence[StoredTrial],
@@ -262,7 +264,7 @@ def advice(
     """The likely reason why a study has no answer, and the line of the matrix that would change it.
 
     Args:
-        verdict: The verdict document.
+        verdict: Of the study.
         axes: Of the study.
         failures: Ways in which trials failed, the most frequent first.
         trials: All of the study.
@@ -273,11 +275,10 @@ def advice(
     Returns:
         A sentence each, the likeliest first; nothing where there is an answer.
     """
-    if verdict.get("status", "none") != "none":
+    if verdict.is_decided:
         return []
     bad = [failure for failure in failures if failure.evidence == "bad"]
-    kind = verdict.get("kind")
-    reason = str(verdict.get("reason") or "")
+    kind, reason = verdict.kind, verdict.reason
     if kind == "always" or "good combination is bad" in reason:
         return [*_two_failures(axes, trials), *(_passed_elsewhere(axes, trials) or _why_always(bad, scripts))]
     if kind == "never" or "bad combination is not bad" in reason:
@@ -371,12 +372,12 @@ def _two_failures(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> It
 
 
 def several_failures(
-    verdict: Mapping[str, Any], axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]
+    verdict: VerdictDocument, axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]
 ) -> list[str]:
     """Warns if the combinations that an answer calls bad fail in two unrelated ways.
 
     Args:
-        verdict: The verdict document.
+        verdict: Of the study.
         axes: Of the study.
         trials: All of the study.
 
@@ -384,13 +385,13 @@ def several_failures(
         One sentence, with the line of the matrix that asks for one of them alone; nothing where one outcome
         and exception was seen from one end of the bad values to the other.
     """
-    culprits = list(verdict.get("culprit_axes") or ())
-    if verdict.get("status", "none") == "none" or len(culprits) != 1:
+    culprits = verdict.culprit_axes
+    if not verdict.is_decided or len(culprits) != 1:
         return []
     axis = next((one for one in axes if one.name == culprits[0]), None)
     if axis is None or axis.direction == "unordered":
         return []
-    called = set((verdict.get("bad_values") or {}).get(axis.name) or ())
+    called = set(verdict.bad_values.get(axis.name, ()))
     ways: dict[str, dict[str, str]] = {}
     for trial in trials:
         value = trial.combination[axis.name]
@@ -427,7 +428,7 @@ def _untried(unbuilt: Sequence[str]) -> Iterator[str]:
 
 
 def _why_never(
-    verdict: Mapping[str, Any], failures: Sequence[FailureReport], settings: Mapping[str, Any]
+    verdict: VerdictDocument, failures: Sequence[FailureReport], settings: Mapping[str, Any]
 ) -> Iterator[str]:
     others = [failure for failure in failures if failure.evidence == "other"]
     if others:
@@ -437,7 +438,7 @@ def _why_never(
             f"counted, most as {shown(first.signature) or first.outcome}: to count it, say "
             f"`bad: {{outcomes: [{first.outcome}]}}` in `trial`, without a `signature`"
         )
-    elif verdict.get("trials"):
+    elif verdict.trials:
         rate = float(settings.get("min_crash_rate") or 0.02)
         yield (
             f"failures in fewer than {percent(rate)} of the runs were not looked for: say "
@@ -448,9 +449,9 @@ def _why_never(
 
 
 def _why_open(
-    verdict: Mapping[str, Any], bad: Sequence[FailureReport], settings: Mapping[str, Any]
+    verdict: VerdictDocument, bad: Sequence[FailureReport], settings: Mapping[str, Any]
 ) -> Iterator[str]:
-    most, trials = int(settings.get("max_trials") or 0), int(verdict.get("trials") or 0)
+    most, trials = int(settings.get("max_trials") or 0), verdict.trials
     if trials and most and trials >= most:
         yield (f"the trials are used up: say `search: {{max_trials: {2 * most}}}`, then run it again")
     elif settings.get("budget") and trials:

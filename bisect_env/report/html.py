@@ -22,6 +22,9 @@ from urllib.parse import urlsplit
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from bisect_env.answers.phrases import duration, interval, percent, probability
+from bisect_env.answers.untrusted import LINE_WIDTH, clean, shortened, shown_lines
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.history import readable
 from bisect_env.report import words
 from bisect_env.report.model import (
@@ -33,8 +36,6 @@ from bisect_env.report.model import (
     TimelineReport,
     labels,
 )
-from bisect_env.report.sentence import duration, interval, percent, probability
-from bisect_env.report.untrusted import LINE_WIDTH, clean, shortened, shown_lines
 
 LISTED = 3000
 """Combinations in the table; of more, those that were tried or could not be."""
@@ -147,7 +148,7 @@ def _is_address(text: str) -> bool:
 
 def _chosen(report: Report) -> Mapping[str, str]:
     """Which slice is seen first: that of the first bad combination, if there are many."""
-    return report.verdict.get("first_bad") or {}
+    return report.verdict.first_bad or {}
 
 
 def _listed(report: Report) -> list[CombinationReport]:
@@ -173,28 +174,25 @@ def _lanes(report: Report) -> list[dict[str, Any]]:
     return found
 
 
-def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the verdict says of itself, beyond its sentence."""
+def _facts(verdict: VerdictDocument) -> list[tuple[str, str]]:
+    """Return what the verdict says about itself beyond its sentence, with titles."""
 
     def number(value: float | None) -> str:
         return "" if value is None else f"{value:.3g}"
 
-    models, factors = verdict.get("models") or {}, verdict.get("bayes_factors") or {}
+    factors = verdict.bayes_factors
     return [
-        ("why this status", clean(f"{verdict.get('status')}: {verdict.get('reason', '')}")),
-        ("probability if bad combinations share one rate", _chance(models.get("sharing"))),
-        ("probability if their rates differ", _chance(models.get("differing"))),
-        ("typical rate of bad combinations", _rate(verdict.get("typical_bad_rate"))),
-        ("background rate of good ones", _rate(verdict.get("background_rate"))),
-        ("chance that last good was merely lucky", _rate(verdict.get("miss"))),
-        ("evidence against no difference at all", _odds(factors.get("log10_against_no_difference"))),
-        ("evidence against the second answer", _odds(factors.get("log10_against_runner_up"))),
-        ("stated ends that are not as stated", clean(", ".join(verdict.get("ends_wrong") or ()))),
-        (
-            "trials still needed, about",
-            number(verdict.get("expected_left")) if verdict.get("expected_left") else "",
-        ),
-        ("environments still to be built, about", number(verdict.get("expected_environments_left") or None)),
+        ("why this status", clean(f"{verdict.status}: {verdict.reason}")),
+        ("probability if bad combinations share one rate", _chance(verdict.models.sharing)),
+        ("probability if their rates differ", _chance(verdict.models.differing)),
+        ("typical rate of bad combinations", _rate(verdict.typical_bad_rate)),
+        ("background rate of good ones", _rate(verdict.background_rate)),
+        ("chance that last good was merely lucky", _rate(verdict.chance_of_luck)),
+        ("evidence against no difference at all", _odds(factors.log10_against_no_difference)),
+        ("evidence against the second answer", _odds(factors.log10_against_runner_up)),
+        ("stated ends that are not as stated", clean(", ".join(verdict.ends_wrong))),
+        ("trials still needed, about", number(verdict.expected_left or None)),
+        ("environments still to be built, about", number(verdict.expected_environments_left or None)),
     ]
 
 
@@ -452,7 +450,7 @@ def heat_map(report: Report) -> HeatMap | None:
 
 
 def _worth(members: Sequence[CombinationReport], report: Report) -> tuple[bool, int, int]:
-    ends = [report.verdict.get("first_bad"), report.verdict.get("last_good")]
+    ends = [report.verdict.first_bad, report.verdict.last_good]
     return (
         any(one.combination in ends for one in members),
         sum(one.bad for one in members),
@@ -529,8 +527,8 @@ def cell_note(one: CombinationReport) -> str:
 
 def _tag(one: CombinationReport, report: Report) -> str:
     if report.has_verdict:
-        for key, tag in (("first_bad", "first bad"), ("last_good", "last good")):
-            if one.combination == report.verdict.get(key):
+        for cell, tag in ((report.verdict.first_bad, "first bad"), (report.verdict.last_good, "last good")):
+            if one.combination == cell:
                 return tag
     return ""
 

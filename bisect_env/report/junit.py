@@ -13,10 +13,10 @@ import unicodedata
 from junitparser import Attr, Error, Failure, JUnitXml, Skipped, SystemOut, TestCase, TestSuite
 from junitparser.junitparser import FinalResult
 
+from bisect_env.answers.phrases import how_many, interval, percent
+from bisect_env.answers.untrusted import LINE_WIDTH, clean, clean_lines, shortened, shown_lines
 from bisect_env.report import words
 from bisect_env.report.model import CombinationReport, Report
-from bisect_env.report.sentence import how_many, interval, percent
-from bisect_env.report.untrusted import LINE_WIDTH, clean, clean_lines, shortened, shown_lines
 
 
 class _Suite(TestSuite):
@@ -53,9 +53,9 @@ def _is_told(one: CombinationReport) -> bool:
 
 def _properties(report: Report) -> list[tuple[str, str]]:
     verdict, study = report.verdict, report.study
-    chance = verdict.get("probability")
+    chance = verdict.probability
     found = [
-        ("verdict", str(verdict.get("status", "none"))),
+        ("verdict", verdict.status),
         ("sentence", report.sentence),
         ("probability", "" if chance is None else f"{chance:.6f}"),
         ("study", study.id),
@@ -63,7 +63,7 @@ def _properties(report: Report) -> list[tuple[str, str]]:
         ("bisect-env", study.version),
         ("exclude-newer", study.exclude_newer.isoformat() if study.exclude_newer else ""),
         *(("machine", machine) for machine in words.machines(report)),
-        ("assumed", words.assumed(report)),
+        ("assumed", words.untested(report)),
         *(("what would help", line) for line in report.advice),
         *(("warning", warning) for warning in report.warnings),
     ]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from bisect_env.answers.untrusted import clean, escaped, shortened
 from bisect_env.report import words
 from bisect_env.report.model import FailureReport, Report, StepReport
 from bisect_env.report.text import stack_lines
-from bisect_env.report.untrusted import clean, shortened
 from bisect_env.report.words import MARKS, columns, rows
 
 MOST = 60_000
@@ -25,7 +25,6 @@ _FILE_LINES = 120
 """Lines of a file up to which it is part of the report."""
 _OPEN = 12
 """Packages of a difference up to which they are shown without a click."""
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
 def markdown_text(report: Report) -> str:
@@ -240,13 +239,6 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str
     yield f"|{'---|' * len(heads)}"
     yield from (f"| {' | '.join(cells)} |" for cells in lines)
     yield ""
-
-
-def escaped(text: str) -> str:
-    """One line of text that no renderer takes for markup, a link or a mention."""
-    text = _SPECIAL.sub(r"\\\1", text.replace("&", "&amp;"))
-    # A word joiner, which cannot be seen, keeps others from being notified, and addresses from being links.
-    return text.replace("@", "@\N{WORD JOINER}").replace("://", ":\N{WORD JOINER}//")
 
 
 def code(text: str) -> str:

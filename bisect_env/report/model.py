@@ -6,14 +6,17 @@ inverses, so that a report can be shown again from what was written once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bisect_env.answers.explanation import Explanation
+from bisect_env.answers.origins import Origin
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.difference import PackageChange
+from bisect_env.trials.records import Machine
 
 # --------------------------------------------------------------------------------------------------
 # The parts of a report that stand for themselves: packages, the trace of the posterior, the timeline, ways
@@ -40,72 +43,6 @@ class DifferenceReport(Frozen):
     after: dict[str, str]
     summary: str
     changes: tuple[PackageChange, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedPackage:
-    """A package that changed, as `bisect-env explain` looks at it.
-
-    Attributes:
-        name: Of the package.
-        old: What the good environment has.
-        new: What the bad one has.
-        of_axis: Whether an axis of the matrix moves it.
-    """
-
-    name: str
-    old: str
-    new: str
-    of_axis: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.old} → {self.new}"
-
-
-class IntermediateReport(Frozen):
-    """Trials of an environment between last good and first bad.
-
-    Attributes:
-        moved: Positions of the changes that it has.
-        bad: Bad trials.
-        trials: That are evidence.
-        interval: 95 % interval of the rate.
-    """
-
-    moved: tuple[int, ...]
-    bad: int
-    trials: int
-    interval: tuple[float, float] = (0.0, 1.0)
-
-
-class ExplanationReport(Frozen):
-    """Which of the packages that changed carry the failure: what `bisect-env explain` found out.
-
-    Attributes:
-        sentence: In one sentence.
-        good: The combination that passes.
-        bad: The one that fails.
-        changes: What changed between them, packages of axes first.
-        kind: `all` (the culprits together), `any` (each by itself) or `whole` (nothing less than everything).
-        culprits: Positions in `changes`.
-        tied: Further answers that no environment tells from this one.
-        probability: Of the answer, those tied to it included.
-        is_sure: Whether the confidence was reached.
-        hybrids: What was tried, both ends included.
-        unsolvable: Environments in between that no solver makes.
-    """
-
-    sentence: str
-    good: dict[str, str]
-    bad: dict[str, str]
-    changes: tuple[ChangedPackage, ...] = ()
-    kind: str
-    culprits: tuple[int, ...] = ()
-    tied: tuple[tuple[int, ...], ...] = ()
-    probability: float
-    is_sure: bool
-    hybrids: tuple[IntermediateReport, ...] = ()
-    unsolvable: int = 0
 
 
 class TracedReport(Frozen):
@@ -275,20 +212,6 @@ class TimelineReport(Frozen):
     left_out: int = 0
 
 
-class MachineReport(Frozen):
-    """A class of machines on which trials ran.
-
-    Attributes:
-        cpu: Its architecture.
-        gpu_model: Of the GPU lent to trials, or "".
-        driver: Of that GPU, or "".
-    """
-
-    cpu: str
-    gpu_model: str = ""
-    driver: str = ""
-
-
 class StepReport(Frozen):
     """A step towards seeing the failure again.
 
@@ -450,24 +373,6 @@ class FailureReport(Frozen):
     stack: str = ""
 
 
-class OriginReport(Frozen):
-    """A study that recorded trials which this one reuses.
-
-    Attributes:
-        study_id: Its id.
-        study: Its name.
-        user: Who ran it.
-        host: Where its command ran.
-        trials: How many of its trials are reused.
-    """
-
-    study_id: str
-    study: str
-    user: str = ""
-    host: str = ""
-    trials: int
-
-
 class Report(Frozen):
     """Everything that a report shows.
 
@@ -476,8 +381,7 @@ class Report(Frozen):
         study: Which study.
         axes: In matrix order.
         target: Signature of the failure that the study is about, in words; "" where any failure counts.
-        verdict: The verdict document; `status`, `first_bad`, `last_good`, `culprit_axes`, `probability`,
-            `reason` and `sentence` are always there.
+        verdict: The answer; its `sentence` is that of this report.
         trials: Number of trials that are evidence.
         trial_counts: Of all trials, by what they said.
         environments: Number of distinct locks in which trials ran.
@@ -500,12 +404,12 @@ class Report(Frozen):
     schema_version: int = Field(default=SCHEMA, alias="schema")
     study: StudyInfo
     axes: tuple[AxisInfo, ...] = ()
-    verdict: dict[str, Any]
+    verdict: VerdictDocument
     target: str = ""
     trials: int
     trial_counts: TrialCounts
     environments: int
-    reused: tuple[OriginReport, ...] = ()
+    reused: tuple[Origin, ...] = ()
     combinations: tuple[CombinationReport, ...] = ()
     failures: tuple[FailureReport, ...] = ()
     stability: dict[str, Any] = Field(default_factory=dict)
@@ -513,9 +417,9 @@ class Report(Frozen):
     warnings: tuple[str, ...] = ()
     posterior: PosteriorReport = PosteriorReport()
     timeline: TimelineReport = TimelineReport()
-    machines: tuple[MachineReport, ...] = ()
+    machines: tuple[Machine, ...] = ()
     difference: DifferenceReport | None = None
-    explanation: ExplanationReport | None = None
+    explanation: Explanation | None = None
     traced: TracedReport | None = None
     commit: CommitReport | None = None
     reproduce: tuple[StepReport, ...] = ()
@@ -523,12 +427,12 @@ class Report(Frozen):
     @property
     def has_verdict(self) -> bool:
         """Whether there is an answer, confirmed or likely."""
-        return str(self.verdict.get("status", "none")) != "none"
+        return self.verdict.is_decided
 
     @property
     def sentence(self) -> str:
         """The verdict in one sentence."""
-        return str(self.verdict.get("sentence", ""))
+        return self.verdict.sentence
 
     def document(self) -> dict[str, Any]:
         """The report as a JSON object."""
@@ -542,28 +446,3 @@ class Report(Frozen):
             ValueError: It is no such document (pydantic's `ValidationError`).
         """
         return cls.model_validate(document)
-
-
-def calls_bad(verdict: Mapping[str, Any]) -> Callable[[Mapping[str, str]], bool | None]:
-    """Whether a verdict calls a combination bad; None where it says nothing.
-
-    `all`: bad iff every culprit axis has a bad value there; `any`: iff at least one has. A table says it of
-    each combination.
-    """
-    if (table := verdict.get("table")) is None:
-        return lambda combination: _is_called_bad(verdict, combination)
-    said = {frozenset(one["combination"].items()): one["verdict"] == "bad" for one in table["calls"]}
-    return lambda combination: said.get(frozenset(combination.items()))
-
-
-def _is_called_bad(verdict: Mapping[str, Any], combination: Mapping[str, str]) -> bool | None:
-    if str(verdict.get("status", "none")) == "none":
-        return None
-    kind = verdict.get("kind")
-    if kind in ("never", "always"):
-        return bool(kind == "always")
-    bad_values: Mapping[str, Sequence[str]] = verdict.get("bad_values") or {}
-    inside = [combination.get(axis) in values for axis, values in bad_values.items()]
-    if kind not in ("all", "any") or not inside:
-        return None
-    return all(inside) if kind == "all" else any(inside)

@@ -15,9 +15,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bisect_env.answers.untrusted import clean, clean_lines, command_line, shortened
 from bisect_env.report import words
 from bisect_env.report.model import Report
-from bisect_env.report.untrusted import clean, clean_lines, command_line, shortened
 from bisect_env.report.words import Rows, columns, rows
 
 STACK_LINES = 12

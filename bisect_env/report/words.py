@@ -10,8 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
+from bisect_env.answers.explanation import Explanation
+from bisect_env.answers.origins import told_origins
+from bisect_env.answers.phrases import duration, how_many, interval, percent, probability
+from bisect_env.answers.sentence import do_not_matter, noun
+from bisect_env.answers.untrusted import clean, comma_separated, shortened
 from bisect_env.environments.difference import PackageChange, PackageState
 from bisect_env.matrix.history import SHORT, is_commit, readable
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, shown
@@ -19,23 +23,11 @@ from bisect_env.report.model import (
     AxisInfo,
     CombinationReport,
     CommitReport,
-    ExplanationReport,
     FailureReport,
     NamedCommit,
     Report,
     labels,
 )
-from bisect_env.report.sentence import (
-    do_not_matter,
-    duration,
-    how_many,
-    interval,
-    noun,
-    percent,
-    probability,
-    told_origins,
-)
-from bisect_env.report.untrusted import clean, comma_separated, shortened
 from bisect_env.search.numeric import clopper_pearson
 
 # --------------------------------------------------------------------------------------------------
@@ -127,9 +119,9 @@ def boundary_cells(report: Report) -> list[Mapping[str, str]]:
     verdict = report.verdict
     if not report.has_verdict:
         return []
-    cells = [verdict.get("first_bad"), verdict.get("last_good")]
-    for boundary in verdict.get("boundaries") or ():
-        cells += [boundary.get("bad"), boundary.get("good")]
+    cells = [verdict.first_bad, verdict.last_good]
+    for boundary in verdict.boundaries:
+        cells += [boundary.bad, boundary.good]
     return [cell for cell in cells if cell]
 
 
@@ -140,7 +132,7 @@ def columns(report: Report) -> list[str]:
 
 
 def _ordered(report: Report) -> list[CombinationReport]:
-    culprits = set(report.verdict.get("culprit_axes") or ())
+    culprits = set(report.verdict.culprit_axes)
     position = {axis.name: {value: i for i, value in enumerate(axis.values)} for axis in report.axes}
     slow = [axis.name for axis in report.axes if axis.name not in culprits]
     fast = [axis.name for axis in report.axes if axis.name in culprits]
@@ -270,19 +262,20 @@ def ends(report: Report) -> list[tuple[str, str]]:
     found = [("target", shortened(clean(target), SIGNATURE_WIDTH))] if target else []
     if not report.has_verdict:
         return found
-    for name, title in (("first_bad", "first bad"), ("last_good", "last good")):
-        if cell := report.verdict.get(name):
+    verdict = report.verdict
+    for cell, title in ((verdict.first_bad, "first bad"), (verdict.last_good, "last good")):
+        if cell:
             found.append((title, named(cell)))
-    for other in report.verdict.get("others") or ():
-        culprits = clean(", ".join(other.get("culprit_axes") or ()))
-        found.append(("also bad from", f"{named(other['first_bad'])} on (culprit {culprits})"))
-    if (no_other := report.verdict.get("no_other")) is not None:
-        found.append(("nothing else fails", f"probability {probability(no_other)}"))
+    for other in verdict.others or ():
+        culprits = clean(", ".join(other.culprit_axes))
+        found.append(("also bad from", f"{named(other.first_bad or {})} on (culprit {culprits})"))
+    if verdict.no_other is not None:
+        found.append(("nothing else fails", f"probability {probability(verdict.no_other)}"))
     axes = [axis.model_dump() for axis in report.axes]
-    if unimportant := do_not_matter(report.verdict, axes):
+    if unimportant := do_not_matter(verdict, axes):
         found.append(("does not matter", clean(", ".join(unimportant))))
-    if taken := assumed(report):
-        found.append(("assumed, not tried", taken))
+    if claims := untested(report):
+        found.append(("assumed, not tried", claims))
     if report.explanation is not None:
         found.append(("explained", clean(report.explanation.sentence)))
     if report.traced is not None and report.traced.study:
@@ -291,27 +284,27 @@ def ends(report: Report) -> list[tuple[str, str]]:
     return found
 
 
-def assumed(report: Report) -> str:
-    """What the verdict assumes about versions that were hardly tried, "" if nothing."""
+def untested(report: Report) -> str:
+    """Say what the verdict claims about versions that were hardly tried; "" if nothing."""
     nouns = {axis.name: noun(axis.kind) for axis in report.axes}
     texts = []
-    for one in report.verdict.get("assumed") or ():
-        axis, trials = str(one["axis"]), int(one["trials"])
-        first, last = (str(one[end].get(axis, "?")) for end in ("first", "last"))
+    for one in report.verdict.untested:
+        axis, trials = one.axis, one.trials
+        first, last = (end.get(axis, "?") for end in (one.first, one.last))
         word = nouns.get(axis, "version")
         named = word if axis == word else f"{axis} {word}"
         what = f"{named} {first}" if first == last else f"{named}s {first} to {last}"
         claim = f"that {what} {'fails' if first == last else 'fail'}, too"
-        if not one["called_bad"]:
+        if not one.called_bad:
             claim = f"that {what} did not fail"
         if not trials:
             texts.append(f"{claim} (no trial there)")
             continue
         counted = how_many(trials, "trial")
-        chance = probability(one["chance"])
+        chance = "unknown" if one.chance is None else probability(one.chance)
         texts.append(
             f"{claim} ({counted} there, none failed: probability {chance} where versions do fail)"
-            if one["called_bad"]
+            if one.called_bad
             else f"{claim} ({counted} there; a failure as frequent goes unnoticed with probability {chance})"
         )
     return clean(readable("; ".join(texts)))
@@ -352,10 +345,10 @@ def _short(one: NamedCommit) -> str:
     return f"{one.commit[:SHORT]} ({one.subject})" if one.subject else one.commit[:SHORT]
 
 
-def between(found: ExplanationReport) -> list[tuple[str, str, str]]:
+def between(found: Explanation) -> list[tuple[str, str, str]]:
     """Environments between last good and first bad: what moved in each, bad trials, and the interval."""
     lines = []
-    for one in sorted(found.hybrids, key=lambda one: (len(one.moved), one.moved)):
+    for one in sorted(found.intermediates, key=lambda one: (len(one.moved), one.moved)):
         names = clean(", ".join(found.changes[i].name for i in one.moved if i < len(found.changes)))
         moved = "everything" if len(one.moved) == len(found.changes) else names or "nothing"
         lines.append((moved, f"{one.bad} of {one.trials}", interval(*one.interval)))
@@ -364,15 +357,13 @@ def between(found: ExplanationReport) -> list[tuple[str, str, str]]:
 
 def alternatives(report: Report) -> list[tuple[str, str]]:
     """Answers that may be the right one instead, each with its probability; none of a confirmed verdict."""
-    candidates: Sequence[Mapping[str, Any]] = report.verdict.get("candidates") or ()
     found = []
-    for candidate in candidates[1:4] if report.verdict.get("status") != "confirmed" else ():
-        chance = candidate.get("probability")
+    for candidate in report.verdict.candidates[1:4] if report.verdict.status != "confirmed" else ():
+        chance, bad = candidate.probability, candidate.first_bad
         if not chance or chance < 0.01:
             continue
-        bad = candidate.get("first_bad")
-        what = f"first bad {named(bad)}" if bad else str(candidate.get("kind", "another answer"))
-        culprits = ", ".join(candidate.get("culprit_axes") or ())
+        what = f"first bad {named(bad)}" if bad else candidate.kind or "another answer"
+        culprits = ", ".join(candidate.culprit_axes)
         text = what + (f" (culprit {clean(culprits)})" if culprits else "")
         found.append((probability(chance), text))
     return found
@@ -402,9 +393,9 @@ def note(row: Row, report: Report) -> str:
     elif first.same_as:
         differing = {a: v for a, v in first.same_as.items() if first.combination.get(a) != v}
         parts.append(f"same environment as {named(differing)}")
-    if report.has_verdict and first.combination == report.verdict.get("first_bad"):
+    if report.has_verdict and first.combination == report.verdict.first_bad:
         parts.append("← first bad")
-    if report.has_verdict and first.combination == report.verdict.get("last_good"):
+    if report.has_verdict and first.combination == report.verdict.last_good:
         parts.append("← last good")
     return ", ".join(part for part in parts if part)
 
@@ -469,7 +460,7 @@ def trace(report: Report) -> str:
     chosen = [points[i] for i in sorted({round(k * (len(points) - 1) / 5) for k in range(6)})]
     told = ", ".join(f"{probability(p.probabilities[0])} after {p.trials}" for p in chosen)
     text = f"{clean(report.posterior.answers[0].label)}: probability {told} trials"
-    if report.verdict.get("certain"):
+    if report.verdict.certain:
         text += "; here failures may be rare, where the verdict has them for certain"
     return text
 
@@ -560,7 +551,7 @@ class TableSlice:
 
 def table_layout(report: Report) -> tuple[AxisInfo, AxisInfo | None, list[AxisInfo]]:
     """Which axis runs across, which down, and which are left: culprits first, then the longest."""
-    culprits = set(report.verdict.get("culprit_axes") or ())
+    culprits = set(report.verdict.culprit_axes)
     order = sorted(report.axes, key=lambda axis: (axis.name not in culprits, -len(axis.values)))
     chosen = [axis for axis in order if len(axis.values) > 1][:2] or order[:1]
     chosen.sort(key=lambda axis: -len(axis.values))
@@ -570,7 +561,7 @@ def table_layout(report: Report) -> tuple[AxisInfo, AxisInfo | None, list[AxisIn
 
 def table_slices(report: Report) -> list[TableSlice]:
     """The tables; empty where the study did not ask for one."""
-    if "table" not in report.verdict or not report.axes:
+    if report.verdict.table is None or not report.axes:
         return []
     across, down, further = table_layout(report)
     groups: dict[tuple[str, ...], dict[tuple[str, str], CombinationReport]] = {}
@@ -628,11 +619,12 @@ def table_lines(report: Report) -> Iterator[str]:
 
 def constraints(report: Report) -> list[tuple[str, list[str]]]:
     """Requirements to paste into a package's metadata, and the releases that they are for."""
-    told = report.verdict.get("compatibility") or {}
+    if report.verdict.compatibility is None:
+        return []
     found = []
-    for one in told.get("constraints") or ():
-        when = " and ".join(f"{clean(axis)} {clean(span)}" for axis, span in one["when"].items())
-        needs = [f"{clean(name)}{_specifier(str(span))}" for name, span in one["needs"].items()]
+    for one in report.verdict.compatibility.constraints:
+        when = " and ".join(f"{clean(axis)} {clean(span)}" for axis, span in one.when.items())
+        needs = [f"{clean(name)}{_specifier(span)}" for name, span in one.needs.items()]
         found.append((when, needs))
     return found
 
@@ -644,10 +636,10 @@ def _specifier(span: str) -> str:
 
 def exclude_rules(report: Report) -> list[str]:
     """Lines for the `exclude` of a matrix file, which then leaves out what fails."""
-    rules: Sequence[Mapping[str, Any]] = (report.verdict.get("compatibility") or {}).get("exclude") or ()
+    rules = () if report.verdict.compatibility is None else report.verdict.compatibility.exclude
     found = ["exclude:"] if rules else []
     for rule in rules:
-        conditions = ", ".join(f"{clean(axis)}: {_quoted(what)}" for axis, what in rule["when"].items())
+        conditions = ", ".join(f"{clean(axis)}: {_quoted(what)}" for axis, what in rule.when.items())
         found.append(f"  - when: {{{conditions}}}")
     return found
 
@@ -660,15 +652,12 @@ def _quoted(what: str | Sequence[str]) -> str:
 
 def csv_text(report: Report) -> str:
     """`--format csv`: one line for each combination of a study."""
-    calls = {
-        frozenset(one["combination"].items()): one
-        for one in (report.verdict.get("table") or {}).get("calls") or ()
-    }
+    table = report.verdict.table
+    chances = {frozenset(one.combination.items()): one.probability for one in (table.calls if table else ())}
     names = [axis.name for axis in report.axes]
     rows: list[list[object]] = []
     for one in report.combinations:
-        call = calls.get(frozenset(one.combination.items())) or {}
-        chance = call.get("probability")
+        chance = chances.get(frozenset(one.combination.items()))
         rows.append(
             [
                 *(one.combination.get(name, "") for name in names),

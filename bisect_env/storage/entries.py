@@ -9,6 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome, TrialFacts, TrialRecord
@@ -99,7 +100,7 @@ class Study:
         id: 32 hex digits; any unique beginning of it names the study to a user.
         definition: As given last.
         status: How far it is.
-        verdict: The verdict document stored last, None before the first.
+        verdict: The verdict stored last, None before the first.
         created_at: UTC.
         updated_at: UTC; of the last change to the study itself, not of its last trial.
         finished_at: UTC, None while it is open.
@@ -108,7 +109,7 @@ class Study:
     id: str
     definition: StudyDefinition
     status: StudyStatus
-    verdict: dict[str, Any] | None
+    verdict: VerdictDocument | None
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
@@ -216,25 +217,6 @@ class Want:
     trial_id: str
     combination: Combination
     believed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where trials that a study reused were measured: study, user and host.
-
-    Attributes:
-        study_id: The study that recorded them.
-        study: Its name.
-        user: Who ran it.
-        host: Where its command ran.
-        trials: How many.
-    """
-
-    study_id: str
-    study: str
-    user: str
-    host: str
-    trials: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from sqlmodel import SQLModel
 from typing_extensions import TypedDict
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lock import Lock, LockFileError
 from bisect_env.matrix.grid import AxisKind, Combination, Direction
 from bisect_env.matrix.secrets import shared_matrix_text, without_credentials, without_passwords
@@ -80,78 +81,6 @@ class _Axis(TypedDict):
     left_out: NotRequired[dict[str, int]]
 
 
-class _Rate(TypedDict):
-    hits: int
-    trials: int
-    rate: _NUMBER
-    low: _NUMBER
-    high: _NUMBER
-
-
-class _Candidate(TypedDict, total=False):
-    kind: str
-    status: str
-    first_bad: dict[str, str] | None
-    last_good: dict[str, str] | None
-    culprit_axes: list[str]
-    probability: _NUMBER | None
-    bad_rate: _Rate | None
-
-
-class _Between(TypedDict):
-    combination: dict[str, str] | None
-    status: str
-    reason: str
-
-
-class _Boundary(TypedDict):
-    axis: str
-    bad: dict[str, str] | None
-    good: dict[str, str] | None
-    between: list[_Between]
-
-
-class _Unexplained(TypedDict):
-    combination: dict[str, str]
-    called_bad: bool
-    hits: int
-    trials: int
-    chance: _NUMBER | None
-
-
-class _UntestedInterval(TypedDict):
-    axis: str
-    first: dict[str, str]
-    last: dict[str, str]
-    called_bad: bool
-    length: int
-    trials: int
-    chance: _NUMBER | None
-
-
-class _Verdict(_Candidate, total=False):
-    reason: str
-    sentence: str
-    bad_values: dict[str, list[str]]
-    directions: dict[str, _Direction]
-    models: dict[str, _NUMBER | None]
-    boundaries: list[_Boundary]
-    good_rate: _Rate | None
-    candidates: list[_Candidate]
-    typical_bad_rate: _NUMBER | None
-    background_rate: _NUMBER | None
-    ends_wrong: list[str]
-    trials: int
-    expected_left: _NUMBER | None
-    expected_environments_left: _NUMBER | None
-    bayes_factors: dict[str, _NUMBER | None]
-    miss: _NUMBER | None
-    monotone: bool | _NUMBER | None
-    unexplained: list[_Unexplained]
-    assumed: list[_UntestedInterval]
-    others: list[_Candidate]
-
-
 class _Ends(TypedDict, total=False):
     good: dict[str, str] | None
     bad: dict[str, str] | None
@@ -172,7 +101,7 @@ class _Build(TypedDict, total=False):
     reason: str | None
 
 
-_SHAPES: dict[str, Any] = {"grid": list[_Axis], "verdict": _Verdict, "settings": _Settings}
+_SHAPES: dict[str, Any] = {"grid": list[_Axis], "settings": _Settings}
 _PAYLOADS: dict[str, Any] = {AMPLIFIED: _Amplified, BUILT: _Build, BUILD_FAILED: _Build}
 
 _TRIAL_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -210,9 +139,13 @@ def _check(adapter: TypeAdapter[Any], value: Any, where: str, column: str = "") 
     try:
         adapter.validate_python(value, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        path = ".".join(str(part) for part in (column, *first["loc"]) if part != "")
-        raise DamageError(where, path, f"it holds {shortened(first['input'])}: {first['msg']}") from None
+        raise _damage(error, where, column) from None
+
+
+def _damage(error: ValidationError, where: str, column: str) -> DamageError:
+    first = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in (column, *first["loc"]) if part != "")
+    return DamageError(where, path, f"it holds {shortened(first['input'])}: {first['msg']}")
 
 
 def check_row(row: SQLModel, where: str) -> None:
@@ -255,7 +188,7 @@ def study_of(row: StudyRow) -> Study:
     """
     where = _named("study", row.id)
     check_row(row, where)
-    for column in ("grid", "settings", "verdict"):
+    for column in ("grid", "settings"):
         if (document := getattr(row, column)) is not None:
             _check(_shape(("studies", column)), document, where, column)
     try:
@@ -281,11 +214,32 @@ def study_of(row: StudyRow) -> Study:
         id=row.id,
         definition=definition,
         status=member(StudyStatus, row.status, where),
-        verdict=row.verdict,
+        verdict=None if row.verdict is None else verdict_of(row.verdict, where),
         created_at=row.created_at,
         updated_at=row.updated_at,
         finished_at=row.finished_at,
     )
+
+
+def verdict_of(document: object, where: str) -> VerdictDocument:
+    """Read a stored verdict.
+
+    Raises:
+        DamageError: It is not what we store.
+    """
+    if not isinstance(document, dict):
+        raise DamageError(where, "verdict", f"it holds {shortened(document)}, not an object")
+    try:
+        # As JSON: strict validation of Python objects refuses lists where the model has tuples.
+        return VerdictDocument.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        raise _damage(error, where, "verdict") from None
+
+
+def verdict_value(verdict: VerdictDocument) -> dict[str, Any]:
+    """Return the column that a verdict is stored in."""
+    value: dict[str, Any] = jsonable(verdict.model_dump(mode="json"))
+    return value
 
 
 def definition_values(definition: StudyDefinition) -> dict[str, Any]:

@@ -36,6 +36,8 @@ from sqlalchemy import select as select_columns
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, delete, func, select
 
+from bisect_env.answers.origins import Origin
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination
@@ -45,7 +47,6 @@ from bisect_env.storage.entries import (
     CombinationState,
     CombinationStatus,
     Decision,
-    Origin,
     StoredTrial,
     Study,
     StudyDefinition,
@@ -69,7 +70,7 @@ from bisect_env.storage.tables import (
     StudyRow,
     TrialRow,
 )
-from bisect_env.storage.values import DamageError, clean, jsonable, public
+from bisect_env.storage.values import DamageError, clean, jsonable, public, shortened
 from bisect_env.trials.records import Evidence
 
 # --------------------------------------------------------------------------------------------------
@@ -161,14 +162,14 @@ def stored(session: Session) -> int:
 def _cited_trials(store: Store, session: Session) -> set[int]:
     """Return `trials.sequence` of every trial that a verdict cites."""
     cited: list[str] = []
-    for study_id, verdict in session.exec(
+    for study_id, document in session.exec(
         select(StudyRow.id, StudyRow.verdict).where(col(StudyRow.verdict).is_not(None))
     ).all():
         trials = store.trials(study_id)
         cited += [group.trial_id for group in failures_of(trials)]
-        for end, evidence in (("first_bad", Evidence.BAD), ("last_good", Evidence.GOOD)):
-            values = (verdict or {}).get(end)
-            if isinstance(values, dict) and values:
+        verdict = rows.verdict_of(document, f"study {shortened(study_id)}")
+        for values, evidence in ((verdict.first_bad, Evidence.BAD), (verdict.last_good, Evidence.GOOD)):
+            if values:
                 there = Combination.of(values)
                 found = (t.trial_id for t in trials if t.combination == there and t.evidence is evidence)
                 cited += [*itertools.islice(found, 1)]
@@ -586,11 +587,11 @@ class Store:
             session.refresh(row)
             return rows.study_of(row)
 
-    def save_verdict(self, study_id: str, verdict: dict[str, Any]) -> None:
+    def save_verdict(self, study_id: str, verdict: VerdictDocument) -> None:
         """Store the verdict so far, for those who look at a study that is still going."""
         with self.writing() as session:
             row = study_row(session, study_id)
-            row.verdict, row.updated_at = jsonable(verdict), datetime.now(UTC)
+            row.verdict, row.updated_at = rows.verdict_value(verdict), datetime.now(UTC)
 
     def set_grid(self, study_id: str, grid: Sequence[dict[str, Any]]) -> None:
         """Store other values of a study's axes, when releases were added around its answer."""
@@ -598,13 +599,13 @@ class Store:
             row = study_row(session, study_id)
             row.grid, row.updated_at = [jsonable(axis) for axis in grid], datetime.now(UTC)
 
-    def finish_study(self, study_id: str, status: str, verdict: dict[str, Any] | None) -> None:
+    def finish_study(self, study_id: str, status: str, verdict: VerdictDocument | None) -> None:
         """End a study.
 
         Args:
             study_id: Which one.
             status: `finished`, `interrupted` or `failed`.
-            verdict: The verdict document; None keeps the one stored last.
+            verdict: None keeps the one stored last.
 
         Raises:
             ValueError: Another status.
@@ -617,7 +618,7 @@ class Store:
             row = study_row(session, study_id)
             row.status, row.finished_at, row.updated_at = ended.value, now, now
             if verdict is not None:
-                row.verdict = jsonable(verdict)
+                row.verdict = rows.verdict_value(verdict)
 
     def reopen(self, study_id: str) -> None:
         """Go on with a study that had ended; its verdict stays until the next one."""

@@ -18,10 +18,10 @@ from datasette.plugins import pm
 from datasette.utils.asgi import Response
 from markupsafe import Markup
 
+from bisect_env.answers.untrusted import clean_lines
 from bisect_env.errors import BisectEnvError
 from bisect_env.matrix import signatures
 from bisect_env.report.build import load_report
-from bisect_env.report.untrusted import clean_lines
 from bisect_env.storage import sqlite
 from bisect_env.storage.entries import WholeTrial
 from bisect_env.storage.query import limit_memory, no_leaks

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage.entries import CombinationState, CombinationStatus, StudyDefinition
@@ -40,7 +41,7 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ]
         none = CombinationState(Combination.of({"torch": "2.4"}), CombinationStatus.UNSOLVABLE, "no wheel")
         store.save_combinations(study.id, [*states, none])
-        verdict = {"status": "confirmed", "first_bad": {"torch": "2.3"}, "last_good": {"torch": "2.2"}}
+        verdict = VerdictDocument(status="confirmed", first_bad={"torch": "2.3"}, last_good={"torch": "2.2"})
         store.finish_study(study.id, "finished", verdict)
     return path
 

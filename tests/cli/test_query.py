@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Outcome
 from tests.cli.calls import RunCommand
@@ -30,7 +31,9 @@ def db(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monke
         record_trial(store, study.id, whole_record())
         record_trial(store, study.id, record("1.0", Outcome.PASS, worker="a,b\x1b[31m"))
         store.finish_study(
-            study.id, "finished", {"status": "confirmed", "probability": 0.97, "first_bad": {"orjson": "2.0"}}
+            study.id,
+            "finished",
+            VerdictDocument(status="confirmed", probability=0.97, first_bad={"orjson": "2.0"}),
         )
     return reference
 

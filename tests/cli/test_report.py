@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.errors import StorageError
 from bisect_env.matrix.schema import schema_text
 from bisect_env.storage.store import Store
@@ -64,7 +65,9 @@ def test_a_path_in_the_database_is_one_word_of_the_commands_to_paste(
         study = store.open_study(hostile)
         store.save_locks(study.id, [lock("1.0"), lock("2.0")])
         store.save_combinations(study.id, states())
-        store.finish_study(study.id, "finished", {"status": "confirmed", "first_bad": {"orjson": "2.0"}})
+        store.finish_study(
+            study.id, "finished", VerdictDocument(status="confirmed", first_bad={"orjson": "2.0"})
+        )
     monkeypatch.chdir(tmp_path)
     _, out, _ = run("report", "--db", str(path))
     lines = [line.strip() for line in out.splitlines() if "bisect-env " in line]

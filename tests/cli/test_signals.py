@@ -178,7 +178,7 @@ class Named:
 
 def application(word):
     # As an import leaves a library that it was interrupted in: it cannot be imported again.
-    sys.modules["bisect_env.report.untrusted"] = None
+    sys.modules["bisect_env.answers.untrusted"] = None
     if sys.argv[1] == "named":
         class Holder:
             name = Named()

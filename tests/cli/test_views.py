@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from bisect_env.answers.origins import Origin
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.views import JsonView, LiveView, PlainView, QuietView, as_json, bar, describe, interesting
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
 from bisect_env.matrix.grid import Combination
-from bisect_env.storage.entries import Origin
 from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
 
 A, B, C = (Combination((("pkg", v),)) for v in ("1", "2", "3"))
@@ -34,8 +35,8 @@ def record(combination: Combination = A, outcome: Outcome = Outcome.CRASH) -> Tr
     )
 
 
-def document(**more: Any) -> dict[str, Any]:
-    return {
+def document(**more: Any) -> VerdictDocument:
+    plain = {
         "status": "none",
         "reason": "no failure was seen often enough",
         "kind": "never",
@@ -55,8 +56,8 @@ def document(**more: Any) -> dict[str, Any]:
         "ends_wrong": [],
         "trials": 3,
         "expected_left": 12.5,
-        **more,
     }
+    return VerdictDocument.model_validate({**plain, **more})
 
 
 def progress(**bad: float) -> events.Progress:
@@ -198,7 +199,7 @@ def test_what_was_counted_before_is_in_the_table_and_a_failure_stays() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, height=30)
     chances = {str(i): 0.5 for i in range(2, 40)} | {"1": 1.0}
     seen = progress(**chances)
-    seen = replace(seen, running={}, counts={A: (3, 7)}, document=document(probability=0.35))
+    seen = replace(seen, running={}, counts={A: (3, 7)}, verdict=document(probability=0.35))
     with LiveView(console, clock=lambda: now) as view:
         now = 165.0
         view(seen)
@@ -263,7 +264,7 @@ def test_a_bad_end_that_only_passes_is_told_with_what_that_excludes() -> None:
     for few in (None, (A, 9, 0.02)):
         assert "has passed" not in (describe(replace(passing, passing=few)) or "has passed")
     # How many trials that takes may not be known yet: those that would settle an answer are another number.
-    soon = describe(replace(passing, passing=(A, 3, 0.02), document=document(expected_left=1.0))) or ""
+    soon = describe(replace(passing, passing=(A, 3, 0.02), verdict=document(expected_left=1.0))) or ""
     assert "more passes are to exclude a crash rate of 2 % everywhere" in soon
     assert "left" not in soon
 
@@ -291,16 +292,16 @@ def test_an_answer_on_the_way_is_told_as_the_report_tells_it() -> None:
     assert "pkg is broken up to 1 and from 4 on" in line
     assert "up to 1 more trial, for 10 s" in line
     with LiveView(Console(file=io.StringIO(), force_terminal=True)) as view:
-        view(replace(progress(**{"1": 0.5}), document=gap, axes=axes))
+        view(replace(progress(**{"1": 0.5}), verdict=gap, axes=axes))
         drawn = Console(file=io.StringIO(), width=160)
         drawn.print(view.drawn())
     assert "pkg is broken up to 1 and from 4 on" in drawn.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_one_is_not_told_as_several() -> None:
-    one = replace(progress(), trials=1, document=document(expected_left=1.2, probability=0.999))
+    one = replace(progress(), trials=1, verdict=document(expected_left=1.2, probability=0.999))
     assert describe(one) == "1 trial, 1 of them bad; best answer so far 99.9 %; about 1 trial left"
-    answered = replace(one, document=document(expected_left=0.0, probability=1.0 - 1e-6))
+    answered = replace(one, verdict=document(expected_left=0.0, probability=1.0 - 1e-6))
     assert describe(answered) == "1 trial, 1 of them bad; best answer so far > 99.9 %; checking the answer"
     assert describe(events.StudyOpened("abc", "x", 1)) == "study abc (x), going on after 1 trial"
     origins = tuple(Origin(study_id, "x", "ann", "box", 3) for study_id in ("a", "b"))

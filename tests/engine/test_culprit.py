@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.answers.explanation import Explanation
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.engine.explain import Between, CulpritStudy, Demands, Explanation
+from bisect_env.engine.explain import Between, CulpritStudy, Demands
 from bisect_env.engine.single import SingleTrials, open_one
 from bisect_env.engine.state import Tally
 from bisect_env.environments.lock import LockedPackage
@@ -25,7 +26,6 @@ from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import load_matrix
 from bisect_env.report.build import load_report
-from bisect_env.report.model import ExplanationReport
 from bisect_env.storage.entries import EXPLAINED
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies
@@ -100,8 +100,7 @@ class Explained:
             found = culprit.run()
             if not stopped():
                 document = [d.payload for d in store.decisions(study.id) if d.kind == EXPLAINED][-1]
-                stored = ExplanationReport.model_validate(json.loads(json.dumps(document)))
-                assert (stored.sentence, stored.culprits) == (found.sentence, found.culprits)
+                assert Explanation.model_validate(json.loads(json.dumps(document))) == found
                 assert store.study(None).id == study.id
             return found
 

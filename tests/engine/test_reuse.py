@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bisect_env.answers.origins import Origin, told_origins
 from bisect_env.cli.views import as_json, describe
 from bisect_env.engine import events
 from bisect_env.engine.locking import Prepared, group
@@ -18,9 +19,8 @@ from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.report.build import report_document
 from bisect_env.report.model import Report
-from bisect_env.report.sentence import told_origins
 from bisect_env.report.text import report_text
-from bisect_env.storage.entries import Origin, counts_of
+from bisect_env.storage.entries import counts_of
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target

@@ -303,11 +303,11 @@ def test_rates_of_processes_and_of_bodies(studies: Studies) -> None:
     assert verdict["first_bad"]["level"] == "6"
     bad = verdict["bad_rate"]
     assert bad["rate"] > 0.5
-    assert bad["per_body"]["low"] < 0.06 < bad["per_body"]["high"] + 0.04
-    assert bad["hits"] <= bad["bodies"] <= 60 * bad["trials"]
-    assert f"of {bad['bodies']} iterations" in verdict["sentence"]
+    assert bad["per_iteration"]["low"] < 0.06 < bad["per_iteration"]["high"] + 0.04
+    assert bad["hits"] <= bad["iterations"] <= 60 * bad["trials"]
+    assert f"of {bad['iterations']} iterations" in verdict["sentence"]
     good = verdict["good_rate"]
-    assert good["bodies"] == 60 * good["trials"]
+    assert good["iterations"] == 60 * good["trials"]
 
 
 def test_a_staircase_says_of_what_was_tried_whether_it_is_bad(studies: Studies) -> None:

@@ -1,4 +1,4 @@
-"""Studies by hand: the database that a report is made from, and the verdict documents of the search."""
+"""Studies by hand: the database that a report is made from, and the verdicts of the search."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
@@ -42,8 +43,8 @@ def rate(hits: int, trials: int) -> dict[str, float]:
     }
 
 
-def verdict(axes: Sequence[Axis], bad: Values | None, good: Values | None, **changes: Any) -> dict[str, Any]:
-    """A document as the engine makes it; the first axis with different values is the culprit."""
+def verdict(axes: Sequence[Axis], bad: Values | None, good: Values | None, **changes: Any) -> VerdictDocument:
+    """A verdict as the engine makes it; the first axis with different values is the culprit."""
     moved = [a["name"] for a in axes if bad and good and bad[a["name"]] != good[a["name"]]]
     document: dict[str, Any] = {
         "status": "confirmed",
@@ -66,7 +67,7 @@ def verdict(axes: Sequence[Axis], bad: Values | None, good: Values | None, **cha
         "trials": 262,
         "expected_left": 0.0,
     }
-    return {**document, **changes}
+    return VerdictDocument.model_validate({**document, **changes})
 
 
 def _bad_values(one: Axis, bad: Values | None, good: Values | None) -> list[str]:
@@ -181,7 +182,7 @@ class StudyBuilder:
         }
         self.trials(cell, Outcome.CRASH, number, **{**plain, **changes})
 
-    def finished(self, document: dict[str, Any] | None, status: str = "finished") -> Study:
+    def finished(self, document: VerdictDocument | None, status: str = "finished") -> Study:
         self.store.finish_study(self.study.id, status, document)
         return self.store.study(self.study.id)
 
@@ -210,7 +211,7 @@ def orjson_study(store: Store) -> StudyBuilder:
     return study
 
 
-def orjson_verdict(**changes: Any) -> dict[str, Any]:
+def orjson_verdict(**changes: Any) -> VerdictDocument:
     bad, good = {"python": "3.11", "orjson": "3.9.11"}, {"python": "3.11", "orjson": "3.9.10"}
     axes = [axis("python", "3.11"), axis("orjson", *ORJSON)]
     plain = {"bad_rate": rate(3, 18), "good_rate": rate(0, 12), "trials": 42}
@@ -296,7 +297,7 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
         "tied": [],
         "probability": 0.97,
         "is_sure": True,
-        "hybrids": [
+        "intermediates": [
             {"moved": moved, "bad": 2, "trials": 7, "interval": [0.1, 0.6]} for moved in ([], [1], [0, 1])
         ],
         "unsolvable": 1,
@@ -309,12 +310,12 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
             last_good,
             status="likely",
             reason=f"probability {text}",
-            miss=0.04,
+            chance_of_luck=0.04,
             bad_rate=rate(3, 8),
             good_rate=rate(0, 9),
             trials=17,
             monotone=False,
-            assumed=[
+            untested=[
                 {
                     "axis": "torch",
                     "first": last_good,

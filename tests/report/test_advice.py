@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.grid import Combination
 from bisect_env.report.doubts import advice, good_side_warnings, several_failures
 from bisect_env.report.model import AxisInfo, FailureReport
@@ -16,8 +17,8 @@ from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome, Phase
 
 AXES = (AxisInfo(name="lib", values=("1", "2", "3")), AxisInfo(name="python", values=("3.11",)))
-ALWAYS = {"status": "none", "kind": "always", "trials": 12}
-NEVER = {"status": "none", "kind": "never", "trials": 200}
+ALWAYS = VerdictDocument(kind="always", trials=12)
+NEVER = VerdictDocument(kind="never", trials=200)
 
 
 def failure(detail: str, outcome: str = "exit-fail", evidence: str = "bad", trials: int = 4) -> FailureReport:
@@ -32,7 +33,7 @@ def failure(detail: str, outcome: str = "exit-fail", evidence: str = "bad", tria
     )
 
 
-def said(verdict: dict[str, Any], failures: Sequence[FailureReport] = (), **settings: Any) -> str:
+def said(verdict: VerdictDocument, failures: Sequence[FailureReport] = (), **settings: Any) -> str:
     return "\n".join(advice(verdict, AXES, failures, (), settings, ["repro.py"]))
 
 
@@ -56,7 +57,7 @@ def test_always_bad(detail: str, line: str) -> None:
 def test_a_good_end_that_is_bad_while_others_pass_was_stated_wrongly() -> None:
     passed = [stored("1", "", Evidence.GOOD)] * 3
     trials = [stored("3", '[2,"exit-fail:X","body","a.py:f"]'), *passed]
-    wrong = {"status": "none", "reason": "the stated good combination is bad"}
+    wrong = VerdictDocument(reason="the stated good combination is bad")
     (text,) = advice(wrong, AXES, [failure("AssertionError")], trials, {})
     assert "lib=1 passed in 3 trials" in text
     assert "swap `good` and `bad`" in text
@@ -80,14 +81,14 @@ def test_never_bad() -> None:
 
 
 def test_not_decided() -> None:
-    verdict = {"status": "none", "kind": "all", "trials": 500}
+    verdict = VerdictDocument(kind="all", trials=500)
     text = said(verdict, [failure("x", trials=9)], max_trials=500)
     assert "`search: {max_trials: 1000}`" in text
     assert "amplify" in text
 
 
 def test_nothing_where_there_is_an_answer() -> None:
-    assert said({"status": "confirmed", "kind": "all"}, [failure("x")]) == ""
+    assert said(VerdictDocument(status="confirmed", kind="all"), [failure("x")]) == ""
 
 
 def test_two_failures_at_the_two_ends_are_two_problems() -> None:
@@ -106,12 +107,9 @@ def test_an_answer_whose_bad_values_fail_in_two_ways_says_so() -> None:
     def trial(value: str, kind: str) -> StoredTrial:
         return stored(value, f'[2,"exit-fail:{kind}","body","a.py:f"]')
 
-    answer = {
-        "status": "confirmed",
-        "kind": "all",
-        "culprit_axes": ["lib"],
-        "bad_values": {"lib": ["1", "3"]},
-    }
+    answer = VerdictDocument(
+        status="confirmed", kind="all", culprit_axes=("lib",), bad_values={"lib": ("1", "3")}
+    )
     two = [trial("1", "ImportError"), trial("3", "TypeError"), trial("3", "TypeError")]
     (text,) = several_failures(answer, AXES, two)
     assert "lib 1 as exit-fail:ImportError, lib 3 as exit-fail:TypeError" in text
@@ -121,11 +119,11 @@ def test_an_answer_whose_bad_values_fail_in_two_ways_says_so() -> None:
     assert "`bad: {signature: 'exit-fail:ImportError" in text
     assert several_failures(answer, AXES, [*two, trial("1", "TypeError")]) == []
     assert several_failures(answer, AXES, two[1:]) == []
-    assert several_failures({**answer, "status": "none"}, AXES, two) == []
+    assert several_failures(answer.model_copy(update={"status": "none"}), AXES, two) == []
 
 
 def test_a_last_good_combination_that_fails_too_is_told_with_what_to_ask() -> None:
-    answer = {"culprit_axes": ["python"], "last_good": {"lib": "2", "python": "3.8"}}
+    answer = VerdictDocument(culprit_axes=("python",), last_good={"lib": "2", "python": "3.8"})
     axes = (AXES[0], AxisInfo(name="python", values=("3.6", "3.8"), direction="fixed"))
     (text,) = good_side_warnings(answer, axes, 9, 142, 0.02)
     assert "fails, too (9 of 142, " in text
@@ -134,7 +132,7 @@ def test_a_last_good_combination_that_fails_too_is_told_with_what_to_ask() -> No
     assert "ask again" not in text, "nothing else was varied"
     assert good_side_warnings(answer, axes, 3, 142, 0.02) == [], "less often than anybody asked about"
     assert good_side_warnings(answer, axes, 0, 60, 0.02) == []
-    assert good_side_warnings({"culprit_axes": ["python"], "last_good": None}, axes, 0, 0, 0.02) == []
+    assert good_side_warnings(VerdictDocument(culprit_axes=("python",)), axes, 0, 0, 0.02) == []
 
 
 def stored(value: str, signature: str, evidence: Evidence = Evidence.BAD) -> StoredTrial:

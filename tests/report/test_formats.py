@@ -86,7 +86,7 @@ def needles(report: Report) -> dict[str, list[str]]:
         "machines": ["x86_64 H100calm driver 570"],
         "difference": ["1 of the axes, 1 along with it", "1.26", "2.0calm"],
         "explanation": ["not torch itself: calm"],
-        "explanation.hybrids": ["2 of 7"],
+        "explanation.intermediates": ["2 of 7"],
         "traced": ["numpy 2.0 is the first bad version (study eeeeeeee)"],
         "commit": ["c" * 40, "Read lazily calm (#812)", "+31 −12 lines", "src/calm.py  +31 −12", "#812"],
         "commit.compare": ["https://example.org/a/b/compare/x...y"],
@@ -114,13 +114,13 @@ def needles(report: Report) -> dict[str, list[str]]:
         "verdict.others": ["also bad from"],
         "verdict.no_other": ["nothing else fails"],
         "verdict.monotone": ["not monotone"],
-        "verdict.assumed": [
+        "verdict.untested": [
             "that torch version 2.2 did not fail (3 trials there; a failure as frequent goes"
         ],
         "verdict.models": ["share one rate"],
         "verdict.typical_bad_rate": ["typical rate"],
         "verdict.background_rate": ["background rate"],
-        "verdict.miss": ["4 %"],
+        "verdict.chance_of_luck": ["4 %"],
         "verdict.bayes_factors": ["evidence against no difference at all 32 to 1"],
         "verdict.ends_wrong": ["stated ends that are not as stated"],
         "verdict.expected_left": ["trials still needed"],
@@ -136,7 +136,7 @@ DEEP = {
     "verdict.models",
     "verdict.typical_bad_rate",
     "verdict.background_rate",
-    "verdict.miss",
+    "verdict.chance_of_luck",
     "verdict.bayes_factors",
     "verdict.ends_wrong",
     "verdict.expected_left",
@@ -149,13 +149,13 @@ DEEP = {
 NOT_SHOWN = {
     # One screen: it names the page and the data.
     "text": DEEP
-    | {"commit.log", "explanation.hybrids", "reproduce.all", "study.exclude_newer"}
+    | {"commit.log", "explanation.intermediates", "reproduce.all", "study.exclude_newer"}
     | {"study.version", "posterior", "failures.other", "machines", "verdict.status", "combinations.warning"},
     # For a bug report: what a maintainer of the package needs.
     "md": DEEP | {"verdict.status", "combinations.warning"},
     # Test cases, and what belongs to all of them.
     "junit": DEEP - {"combinations.outcomes"}
-    | {"commit.log", "explanation.hybrids"}
+    | {"commit.log", "explanation.intermediates"}
     | {"combinations.warning", "combinations.same_as", "combinations.other"},
     "html": set(),
 }
@@ -187,8 +187,10 @@ def test_no_key_is_forgotten(report: Report) -> None:
     keys = {key.partition(".")[0] for key in needles(report)}
     assert set(document) - {"schema"} == keys - {"schema"} | {"verdict", "combinations"}
     told = {key.removeprefix("verdict.") for key in needles(report) if key.startswith("verdict.")}
-    # What these say is in the sentence, or in other keys.
-    assert set(document["verdict"]) - told == {"kind", "bad_values", "directions", "boundaries", "trials"}
+    # What these say is in the sentence, or in other keys; and other answers than this one have these.
+    said_elsewhere = {"kind", "bad_values", "directions", "boundaries", "trials"}
+    of_others = {"certain", "cleared", "compatibility", "table"}
+    assert set(document["verdict"]) - told == said_elsewhere | of_others
     assert set(FORMATS) == {"text", "html", "md", "json", "junit", "csv"}
 
 
@@ -213,6 +215,18 @@ def test_documents_are_as_the_schema_says(report: Report, store: Store) -> None:
 def test_the_committed_schema_is_this_one() -> None:
     committed = (ROOT / "docs" / "reference" / "report-schema.json").read_text("utf-8")
     assert committed == report_schema_text(), "run `make schema`"
+
+
+def test_every_key_of_a_verdict_and_of_an_explanation_is_described() -> None:
+    definitions = report_json_schema()["$defs"]
+    left, seen = ["VerdictDocument", "Explanation"], set()
+    while left:
+        name = left.pop()
+        seen.add(name)
+        for key, value in definitions[name].get("properties", {}).items():
+            assert value.get("description"), f"{name}.{key}"
+            left += set(re.findall(r"#/\$defs/(\w+)", json.dumps(value))) - seen
+    assert {"VerdictDocument", "NeighbourPair", "UntriedCombination", "CalledCombination"} <= seen
 
 
 @pytest.mark.parametrize("form", ["html", "junit", "md", "text"])

@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from bisect_env.answers.untrusted import clean, escaped
 from bisect_env.report.build import load_report
-from bisect_env.report.markdown import MOST, cell, code, escaped, fenced, markdown_text
+from bisect_env.report.markdown import MOST, cell, code, fenced, markdown_text
 from bisect_env.report.model import StepReport
-from bisect_env.report.untrusted import clean
 from bisect_env.storage.store import Store
 from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict
 from tests.storage.samples import signature

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.report.sentence import interval, percent, probability
+from bisect_env.answers.phrases import interval, percent, probability
 
 
 @pytest.mark.parametrize(

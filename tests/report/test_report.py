@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from bisect_env.answers.verdict_document import NeighbourPair, VerdictDocument, calls_bad
 from bisect_env.report.build import load_report, report_document
 from bisect_env.report.doubts import verdict_warnings
 from bisect_env.report.formats import json_text
-from bisect_env.report.model import Report, calls_bad
+from bisect_env.report.model import Report
 from bisect_env.report.text import STACK_LINES, print_report, report_text, stack_lines
 from bisect_env.report.words import ROWS, rows
 from bisect_env.search.numeric import clopper_pearson
@@ -175,7 +176,7 @@ def test_combinations_with_one_environment_share_their_trials(store: Store) -> N
 def test_what_a_verdict_says_of_a_combination(
     document: dict[str, Any], cell: dict[str, str], expected: bool | None
 ) -> None:
-    assert calls_bad(document)(cell) is expected
+    assert calls_bad(VerdictDocument.model_validate(document))(cell) is expected
 
 
 def test_frequent_other_failures_and_spoilt_trials_are_warned_about(store: Store) -> None:
@@ -473,27 +474,30 @@ def test_the_report_of_a_study_that_goes_on_is_one_state(store: Store, tmp_path:
 
 def test_a_report_needs_no_rate_that_was_not_measured(store: Store) -> None:
     study = StudyBuilder(store, [])
-    study.finished({"status": "none", "reason": "nothing to try"})
+    study.finished(VerdictDocument(reason="nothing to try"))
     text = report_text(load_report(store, study.study.id))
     assert text.startswith("No verdict: nothing to try\n")
     assert rate(0, 0)["high"] == 1.0
 
 
 def test_what_can_be_done_where_nothing_failed() -> None:
-    (said,) = verdict_warnings({"status": "none", "kind": "never", "trials": 40})
+    (said,) = verdict_warnings(VerdictDocument(kind="never", trials=40))
     assert "bisect-env amplify MATRIX" in said
     assert "bisect-env trial MATRIX" in said
     assert "min_crash_rate" in said
-    assert verdict_warnings({"status": "none", "kind": "never", "trials": 0}) == []
-    assert verdict_warnings({"status": "confirmed", "kind": "all", "trials": 40}) == []
+    assert verdict_warnings(VerdictDocument(kind="never")) == []
+    assert verdict_warnings(VerdictDocument(status="confirmed", kind="all", trials=40)) == []
 
 
 def test_the_hint_at_either_is_given_where_it_would_help() -> None:
-    def document(changes: int, direction: str) -> dict[str, Any]:
-        boundaries = [{"axis": "lib"}] * changes
-        return {"status": "confirmed", "kind": "all", "monotone": False, "boundaries": boundaries} | {
-            "directions": {"lib": direction}
-        }
+    def document(changes: int, direction: str) -> VerdictDocument:
+        return VerdictDocument(
+            status="confirmed",
+            kind="all",
+            monotone=False,
+            boundaries=(NeighbourPair(axis="lib"),) * changes,
+            directions={"lib": direction},
+        )
 
     assert "direction: either" in verdict_warnings(document(2, "regression"))[0]
     assert "direction: either" not in verdict_warnings(document(3, "regression"))[0]

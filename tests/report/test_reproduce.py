@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.report.build import at, load_report, own_date, steps
 from bisect_env.report.model import AxisInfo
@@ -30,7 +31,9 @@ def test_each_kind_of_environment_has_its_way(tmp_path: Path) -> None:
     ways = [
         [
             c
-            for step in steps(study, (), study.verdict or {}, Lock("h", "3.11", "linux-64", (one,), ""))
+            for step in steps(
+                study, (), study.verdict or VerdictDocument(), Lock("h", "3.11", "linux-64", (one,), "")
+            )
             for c in step.commands
         ]
         for one in (wheel, conda)
@@ -38,7 +41,9 @@ def test_each_kind_of_environment_has_its_way(tmp_path: Path) -> None:
     assert "uv pip sync --python env/bin/python --require-hashes requirements.txt" in ways[0]
     assert "conda-lock install --prefix ./env conda-lock.yml" in ways[1]
     assert not any(
-        "reproduce" in c for step in steps(study, (), study.verdict or {}, None) for c in step.commands
+        "reproduce" in c
+        for step in steps(study, (), study.verdict or VerdictDocument(), None)
+        for c in step.commands
     )
 
 
@@ -85,5 +90,5 @@ def test_the_commands_of_a_report_show_the_failure(tmp_path: Path) -> None:
     assert run(alone.commands[:1])[0] == 3
     assert run(alone.commands[1:])[0] == 0
     code, said = run(again.commands)
-    assert (code, report.verdict["first_bad"]["level"]) == (0, "6")
+    assert (code, (report.verdict.first_bad or {})["level"]) == (0, "6")
     assert "level 6 is the first bad value" in said

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bisect_env.report.sentence import do_not_matter, sentence
+from bisect_env.answers.sentence import do_not_matter, sentence
+from bisect_env.answers.verdict_document import VerdictDocument
 from tests.report.samples import Axis, axis, orjson_verdict, rate, verdict
 
 RATES = (
@@ -18,9 +19,17 @@ RATES = (
 
 def one(
     bad: str, good: str, direction: str = "regression", kind: str = "package", **changes: Any
-) -> tuple[dict[str, Any], list[Axis]]:
+) -> tuple[VerdictDocument, list[Axis]]:
     axes = [axis("lib", "1.0", "1.1", "1.2", "2.0", "2.1", direction=direction, kind=kind)]
     return verdict(axes, {"lib": bad}, {"lib": good}, **changes), axes
+
+
+def with_between(document: VerdictDocument, *between: dict[str, Any]) -> VerdictDocument:
+    """The verdict with combinations that could not be tried at its first boundary."""
+    data = document.model_dump()
+    return VerdictDocument.model_validate(
+        {**data, "boundaries": [{**data["boundaries"][0], "between": between}, *data["boundaries"][1:]]}
+    )
 
 
 def test_a_regression() -> None:
@@ -103,7 +112,7 @@ KOMBU = [
 CORNER = {"python": "3.7", "kombu": "5.0", "importlib-metadata": "5.0", "platform": "linux"}
 
 
-def corner(**changes: Any) -> dict[str, Any]:
+def corner(**changes: Any) -> VerdictDocument:
     boundaries = [
         {"axis": "python", "bad": CORNER, "good": {**CORNER, "python": "3.8"}, "between": []},
         {
@@ -132,10 +141,8 @@ def test_several_culprits() -> None:
 
 
 def test_a_bound_that_is_not_known_is_not_invented() -> None:
-    hidden = corner()
-    hidden["boundaries"][0]["between"] = [
-        {"combination": {**CORNER, "python": "3.7.9"}, "status": "env-unsolvable", "reason": "no"}
-    ]
+    untried = {"combination": {**CORNER, "python": "3.7.9"}, "status": "env-unsolvable", "reason": "no"}
+    hidden = with_between(corner(), untried)
     assert sentence(hidden).startswith("importlib-metadata ≥ 5.0 with python ≤ 3.7 is broken: ")
 
 
@@ -146,10 +153,11 @@ def test_any_of_several() -> None:
 
 def test_what_could_not_be_tried_in_between() -> None:
     document, axes = one("2.0", "1.0")
-    document["boundaries"][0]["between"] = [
+    document = with_between(
+        document,
         {"combination": {"lib": "1.1"}, "status": "env-unbuildable", "reason": "gcc"},
         {"combination": {"lib": "1.2"}, "status": "env-unbuildable", "reason": "gcc"},
-    ]
+    )
     assert "; lib 1.1 and 1.2 in between could not be tried (env-unbuildable); " in sentence(document, axes)
 
 
@@ -182,11 +190,9 @@ def test_no_verdict_yet() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "document", [{}, {"status": "none"}, {"status": "none", "reason": None, "trials": 0}]
-)
-def test_nothing_known(document: dict[str, Any]) -> None:
-    assert sentence(document) == "No verdict: not decided yet"
+def test_nothing_known() -> None:
+    assert sentence(VerdictDocument()) == "No verdict: the study has not come to a verdict yet"
+    assert sentence(VerdictDocument(reason="")) == "No verdict: not decided yet"
 
 
 def test_sides_without_trials_claim_no_rates() -> None:

@@ -166,11 +166,25 @@ def test_any_history_goes_through_every_report(store: Store, length: str) -> Non
     for form in ("text", "html", "md", "json", "junit", "csv"):
         assert formats.formatted(report, form)
     assert report.sentence
-    if report.verdict["status"] == "confirmed":
+    if report.verdict.status == "confirmed":
         # However it is put, what was tried is called what it was.
-        called = set(report.verdict["bad_values"]["lib"])
+        called = set(report.verdict.bad_values["lib"])
         seen = {values.index(one.combination["lib"]) for one in report.combinations if one.counted}
         assert {place for place in seen if values[place] in called} == {n for n in seen if bad[n]}
+
+
+def test_a_reason_that_is_no_unicode_text_does_not_keep_a_verdict_from_being_stored(store: Store) -> None:
+    values = [str(number) for number in range(6)]
+    grid = Grid((GridAxis("lib", AxisKind.VALUE, tuple(values), Direction.REGRESSION),))
+    study = StudyBuilder(store, [axis("lib", *values, kind="value")])
+    search = Search(grid, {index: index for index in grid.indices()})
+    search.set_aside((3,))
+    while (wanted := search.ask(1)) and search.trials < 40:
+        for index in wanted:
+            search.tell(index, hit=index[0] >= 3)
+    study.finished(verdict_document(grid, search, {(3,): ("env-unbuildable", "gcc said \udcff\0")}))
+    (boundary,) = load_report(store, study.study.id).verdict.boundaries
+    assert [(one.combination, one.reason) for one in boundary.between] == [({"lib": "3"}, "gcc said ?\ufffd")]
 
 
 def test_what_is_told_again_is_what_was_believed_then() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bisect_env.answers.untrusted import clean, clean_lines, command_line, shortened
 from bisect_env.cli.output import own_command, with_options
 from bisect_env.matrix.secrets import without_passwords
-from bisect_env.report.untrusted import clean, clean_lines, command_line, shortened
 
 
 @pytest.mark.parametrize(

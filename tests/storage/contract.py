@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import select
 from sqlmodel import select as select_rows
 
+from bisect_env.answers.verdict_document import RateModels, VerdictDocument
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.errors import UsageError
@@ -45,6 +46,9 @@ from tests.storage.samples import (
 )
 
 Reopen = Callable[[], Store]
+
+
+CONFIRMED = VerdictDocument(status="confirmed", probability=0.97)
 
 
 class StoreContract:
@@ -83,22 +87,22 @@ class StoreContract:
 
     def test_a_finished_study_stays_finished_until_it_is_reopened(self, store: Store) -> None:
         study = store.open_study(definition())
-        store.finish_study(study.id, "finished", {"status": "confirmed"})
+        store.finish_study(study.id, "finished", CONFIRMED)
         again = store.open_study(definition())
-        assert (again.id, again.status, again.verdict) == (study.id, "finished", {"status": "confirmed"})
+        assert (again.id, again.status, again.verdict) == (study.id, "finished", CONFIRMED)
         assert again.finished_at is not None
         store.reopen(study.id)
         opened = store.study(study.id)
         assert (opened.status, opened.finished_at) == ("open", None)
-        assert opened.verdict == {"status": "confirmed"}
+        assert opened.verdict == CONFIRMED
 
     @pytest.mark.parametrize("status", ["interrupted", "failed"])
     def test_a_stopped_study_is_open_again(self, store: Store, status: str) -> None:
         study = store.open_study(definition())
-        store.save_verdict(study.id, {"status": "none"})
+        store.save_verdict(study.id, VerdictDocument())
         store.finish_study(study.id, status, None)
         assert store.study(study.id).status == status
-        assert store.study(study.id).verdict == {"status": "none"}
+        assert store.study(study.id).verdict == VerdictDocument()
         assert store.open_study(definition()).status == "open"
 
     def test_a_study_cannot_end_in_a_status_that_is_none(self, store: Store) -> None:
@@ -109,15 +113,20 @@ class StoreContract:
 
     def test_numbers_that_json_lacks_become_null(self, store: Store) -> None:
         study = store.open_study(definition())
-        store.save_verdict(study.id, {"left": float("inf"), "rates": [float("nan"), 0.1], "text": "a\0b"})
-        assert store.study(study.id).verdict == {"left": None, "rates": [None, 0.1], "text": "a\ufffdb"}
+        models = RateModels(sharing=float("nan"), differing=0.1)
+        verdict = VerdictDocument(expected_left=float("inf"), models=models, reason="a\0b")
+        store.save_verdict(study.id, verdict)
+        read = store.study(study.id).verdict
+        assert read is not None
+        assert (read.expected_left, read.reason) == (None, "a\ufffdb")
+        assert read.models == RateModels(sharing=None, differing=0.1)
 
     def test_axes_keep_their_order(self, store: Store) -> None:
         study = store.open_study(definition())
-        store.save_verdict(study.id, {"first_bad": {"z": "1", "a": "2", "m": "3"}})
+        store.save_verdict(study.id, VerdictDocument(first_bad={"z": "1", "a": "2", "m": "3"}))
         verdict = store.study(study.id).verdict
         assert verdict is not None
-        assert list(verdict["first_bad"]) == ["z", "a", "m"]
+        assert list(verdict.first_bad or ()) == ["z", "a", "m"]
 
     def test_naming_a_study(self, store: Store) -> None:
         with pytest.raises(UsageError, match="there is no study"):
@@ -166,7 +175,7 @@ class StoreContract:
         study = opened_study(store)
         unlocked = CombinationState(combination("3.0"), "solvable", "", "f" * 64)
         calls: list[Callable[[], object]] = [
-            lambda: store.save_verdict("0" * 32, {}),
+            lambda: store.save_verdict("0" * 32, VerdictDocument()),
             lambda: store.reopen("0" * 32),
             lambda: store.save_locks("0" * 32, []),
             lambda: store.save_combinations("0" * 32, []),
@@ -414,7 +423,7 @@ class StoreContract:
         )
         record_trial(store, study.id, given)
         store.record_decision(study.id, "ask", {"why": [url]})
-        store.finish_study(study.id, "failed", {"reason": url})
+        store.finish_study(study.id, "failed", VerdictDocument(reason=url))
         found = store.trial(given.trial_id)
         assert found is not None
         assert "https://me:***@index.example/simple" in found.record.stdout
@@ -667,7 +676,9 @@ class StoreContract:
         others = {add("2.0", Outcome.CRASH) for _ in range(4)}
         others |= {add("1.0", Outcome.PASS) for _ in range(4)}
         others |= {add("2.0", Outcome.CRASH, open_one.id)}
-        verdict = {"status": "confirmed", "first_bad": {"orjson": "2.0"}, "last_good": {"orjson": "1.0"}}
+        verdict = VerdictDocument(
+            status="confirmed", first_bad={"orjson": "2.0"}, last_good={"orjson": "1.0"}
+        )
         store.finish_study(study.id, "finished", verdict)
         assert not store.logs_beyond_limit()
         counts = counts_of(store.trials(study.id))

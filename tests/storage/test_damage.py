@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine.stored import matrix_of
 from bisect_env.environments.lock import LockedPackage, LockFileError
 from bisect_env.environments.lockfiles import make_lock, parse_lock
@@ -58,10 +59,10 @@ VERDICT: dict[str, Any] = {
     "ends_wrong": [],
     "trials": 2,
     "expected_left": 0.0,
-    "miss": 0.01,
+    "chance_of_luck": 0.01,
     "monotone": True,
     "unexplained": [],
-    "assumed": [],
+    "untested": [],
 }
 
 
@@ -75,7 +76,7 @@ def fill(path: Path) -> str:
         other = opened_study(store, digest="e" * 64)
         store.study_trials(other.id).reuse({"k": combination("2.0")}, [UNKNOWN_MACHINE])
         assert len(store.trials(other.id)) == 1
-        store.finish_study(study.id, "finished", VERDICT)
+        store.finish_study(study.id, "finished", VerdictDocument.model_validate(VERDICT))
         return study.id
 
 
@@ -315,6 +316,9 @@ def test_documents_with_parts_that_are_wrong_end_in_words(original: tuple[Path, 
     [
         ("UPDATE studies SET grid = 'null'", "grid"),
         ("UPDATE studies SET verdict = '[]'", "verdict"),
+        ("UPDATE studies SET verdict = json_set(verdict, '$.status', 'sure')", "verdict.status"),
+        ("UPDATE studies SET verdict = json_set(verdict, '$.bad_rate.low', 'x')", "verdict.bad_rate.low"),
+        ("UPDATE studies SET verdict = json_set(verdict, '$.table', json('{}'))", "verdict.table.good"),
         ("UPDATE studies SET created_at = 'yesterday'", "created_at"),
         ('UPDATE studies SET grid = \'[{"name": "a"}]\'', "grid.0.values"),
     ],

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.matrix.signatures import FROM_BAD_END
 from bisect_env.storage import maintenance, transfer
@@ -50,7 +51,9 @@ def fill(reference: str) -> tuple[str, str]:
         store.set_combination(first.id, combination("1.1"), "unbuildable", "no compiler")
         store.record_decision(first.id, "ask", {"n": 1})
         store.claim(first.id, "me", [], lease=60)
-        store.finish_study(first.id, "finished", {"status": "confirmed", "first_bad": {"orjson": "2.0"}})
+        store.finish_study(
+            first.id, "finished", VerdictDocument(status="confirmed", first_bad={"orjson": "2.0"})
+        )
         return first.id, second.id
 
 
@@ -116,13 +119,13 @@ def test_studies_that_went_on_in_two_places_get_the_trials_of_both(db: str, tmp_
                 record_trial(store, first, record("2.0", outcome))
     with Store.open(other) as store:
         store.set_combination(first, combination("2.0"), "set-aside", "enough")
-        store.finish_study(first, "finished", {"status": "likely"})
+        store.finish_study(first, "finished", VerdictDocument(status="likely"))
     transfer.merge_databases(db, other)
     transfer.merge_databases(other, db)
     with Store.open(db) as store:
         counts = counts_of(store.trials(first))[combination("2.0")]
         assert (counts.good, counts.bad) == (3, 4)
-        assert store.study(first).verdict == {"status": "likely"}
+        assert store.study(first).verdict == VerdictDocument(status="likely")
         assert store.combinations(first)[2].status == "set-aside"
     with Store.open(other) as store:
         assert counts_of(store.trials(first))[combination("2.0")] == counts
@@ -180,7 +183,7 @@ def test_collected_logs_stay_collected_and_come_back_from_who_has_them(db: str, 
     transfer.merge_databases(kept, db)
     with Store.open(db) as store:
         large = store.trials(first)[1].trial_id
-        store.finish_study(first, "finished", {"status": "none"})
+        store.finish_study(first, "finished", VerdictDocument())
         store.collect(0)
     transfer.export(db, tmp_path / "small.sqlite")
     with Store.open(str(tmp_path / "small.sqlite")) as store:

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.errors import BisectEnvError, StorageError, UsageError
 from bisect_env.storage import backend, postgres
 from bisect_env.storage.query import ask
@@ -206,7 +207,7 @@ def test_who_may_only_insert_changes_nothing_that_is_there(postgres: Server, pos
         with Store.open(postgres.url(name, user=f"i{name}", password="inserter")) as store:
             for change in (
                 lambda: store.open_study(definition()),
-                lambda: store.finish_study(study.id, "finished", {"status": "confirmed"}),
+                lambda: store.finish_study(study.id, "finished", VerdictDocument(status="confirmed")),
                 lambda: store.set_combination(study.id, combination("1.0"), "unbuildable", "no"),
                 lambda: record_trial(store, study.id, record("1.0")),
             ):
@@ -281,7 +282,7 @@ def test_a_colleagues_tables_triggers_and_operators_are_not_used(postgres: Serve
         with Store.open(postgres_url) as store:
             study = opened_study(store)
             record_trial(store, study.id, record())
-            store.finish_study(study.id, "finished", {"status": "confirmed"})
+            store.finish_study(study.id, "finished", VerdictDocument(status="confirmed"))
             assert len(store.trials(study.id)) == 1
         assert postgres.run("SELECT * FROM bait.ran", database=name) == []
         assert postgres.run("SELECT count(*) FROM public.trials", database=name) == [(1,)]

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.errors import UsageError
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Machine, Outcome
@@ -52,7 +53,7 @@ def fill(reference: str) -> tuple[str, str]:
         )
         record_trial(store, study.id, crash)
         record_trial(store, study.id, record("1.0"))
-        verdict = {"status": "confirmed", "probability": 0.97, "first_bad": {"orjson": "2.0"}}
+        verdict = VerdictDocument(status="confirmed", probability=0.97, first_bad={"orjson": "2.0"})
         store.finish_study(study.id, "finished", verdict)
         return study.id, crash.trial_id
 

@@ -1,4 +1,4 @@
-"""Says a verdict in one sentence, with readable rates and probabilities. Pure.
+"""Says a verdict in one sentence. Pure.
 
 A sentence has three parts: where it begins to fail, how often on either side, and how sure that is.
 """
@@ -6,102 +6,13 @@ A sentence has three parts: where it begins to fail, how often on either side, a
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from bisect_env.answers.phrases import how_many, interval, percent, probability
+from bisect_env.answers.verdict_document import CompatibilityTable, VerdictDocument
+from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.versions import between
-
-# --------------------------------------------------------------------------------------------------
-# Rates, intervals and probabilities as people read them. Pure.
-
-
-def percent(rate: float) -> str:
-    """`16 %`; small rates keep two digits, and only 0 and 1 are shown as 0 % and 100 %."""
-    return f"{_digits(rate)} %"
-
-
-def interval(low: float, high: float) -> str:
-    """`11–24 %`."""
-    return f"{_digits(low)}–{_digits(high)} %"
-
-
-def probability(value: float) -> str:
-    """`97 %`, rounded down so that it never looks more certain than it is."""
-    if value >= 1.0:
-        return "100 %"
-    if value > 0.999:
-        return "> 99.9 %"
-    if value > 0.99:
-        return f"{math.floor(value * 1000) / 10:.1f} %"
-    return f"{math.floor(value * 100)} %"
-
-
-def how_many(number: int, one: str) -> str:
-    """`1 trial`, `12 trials`: how many of a thing there are, whose plural ends in s."""
-    return f"{number} {one}{'' if number == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-
-
-def _digits(rate: float) -> str:
-    value = 100.0 * rate
-    if value in (0.0, 100.0):
-        return f"{value:.0f}"
-    if value < 0.1:
-        return "< 0.1"
-    if value > 99.9:
-        return "> 99.9"
-    text = f"{value:.1f}" if value < 9.95 or value > 99.0 else f"{value:.0f}"
-    return text.removesuffix(".0")
-
-
-# --------------------------------------------------------------------------------------------------
-# From whom a study has trials that it did not record itself. Pure.
-
-_SHOWN = 3
-_SHORT_ID = 8
-
-
-class _Origin(Protocol):
-    @property
-    def study_id(self) -> str: ...
-    @property
-    def study(self) -> str: ...
-    @property
-    def user(self) -> str: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def trials(self) -> int: ...
-
-
-def told_origins(origins: Sequence[_Origin]) -> str:
-    """The origins in words, such as `30 by ann on box-1 in study 0a1b2c3d (quickstart)`."""
-    told = [
-        f"{one.trials} by {one.user or 'somebody'} on {one.host or 'some host'} "
-        f"in study {one.study_id[:_SHORT_ID]} ({one.study})"
-        for one in origins[:_SHOWN]
-    ]
-    if len(origins) > _SHOWN:
-        told.append(f"{sum(one.trials for one in origins[_SHOWN:])} from {len(origins) - _SHOWN} more")
-    return ", ".join(told)
-
-
-# --------------------------------------------------------------------------------------------------
-# The verdict in one sentence. Pure.
 
 Axes = Sequence[Mapping[str, Any]]
 """The study's axes: `name`, `kind`, `direction`, `values` in ascending order."""
@@ -120,7 +31,7 @@ _VERB = {
 
 
 def sentence(
-    verdict: Mapping[str, Any],
+    verdict: VerdictDocument,
     axes: Axes = (),
     outcome: str | None = None,
     changed: Sequence[str] = (),
@@ -128,7 +39,7 @@ def sentence(
     """Say a verdict.
 
     Args:
-        verdict: The verdict document.
+        verdict: Of the study, or so far.
         axes: The study's axes; without them, what depends on all values of an axis is left unsaid.
         outcome: What the bad trials did, if they all did the same.
         changed: Packages that differ from last good to first bad, such as `greenlet 0.4.16 → 0.4.17`: what a
@@ -138,40 +49,39 @@ def sentence(
         One sentence without a line break; it quotes the matrix, and is not made safe for a terminal.
     """
     kinds = {str(axis["name"]): axis for axis in axes}
-    status = verdict.get("status", "none")
-    if table := verdict.get("table"):
-        return _whole_table(verdict, table)
-    if status == "none":
+    if verdict.table is not None:
+        return _whole_table(verdict, verdict.table)
+    if not verdict.is_decided:
         return _no_verdict(verdict, kinds)
     parts = [
-        _where(verdict, kinds, sure=status == "confirmed")
+        _where(verdict, kinds, sure=verdict.status == "confirmed")
         + _what_changed(verdict, kinds, changed)
         + _how_often(verdict, outcome),
         *_in_between(verdict, kinds),
         *_not_listed(verdict, kinds),
     ]
-    if (unimportant := do_not_matter(verdict, axes)) and len(verdict.get("culprit_axes") or ()) > 1:
+    if (unimportant := do_not_matter(verdict, axes)) and len(verdict.culprit_axes) > 1:
         parts.append(f"{_listed(unimportant)} {'does' if len(unimportant) == 1 else 'do'} not matter")
     parts.append(_how_sure(verdict))
     return "; ".join(parts)
 
 
-def _whole_table(verdict: Mapping[str, Any], table: Mapping[str, Any]) -> str:
+def _whole_table(verdict: VerdictDocument, table: CompatibilityTable) -> str:
     """How many combinations work and fail, and the rule that describes them if there is one."""
-    good, bad, tried = int(table["good"]), int(table["bad"]), int(table["tried"])
+    good, bad = table.good, table.bad
     number = good + bad
-    if not table["complete"]:
+    if not table.complete:
         known = f"{number} combinations are known so far, of which {bad} fail"
-        after = how_many(verdict.get("trials") or 0, "trial")
-        return f"No table yet after {after}: {verdict.get('reason', '')}; {known}"
+        after = how_many(verdict.trials, "trial")
+        return f"No table yet after {after}: {verdict.reason}; {known}"
     if not bad or not good:
         which = "work" if not bad else "fail"
         counted = f"all {number} combinations that can be run {which}"
     else:
         counted = f"{good} of {number} combinations work, {bad} fail"
-    told = (verdict.get("compatibility") or {}).get("sentence")
-    parts = [*([told] if told else []), counted, f"{tried} of them were tried"]
-    if good and bad and not told:
+    described = verdict.compatibility
+    parts = [*([described.sentence] if described else []), counted, f"{table.tried} of them were tried"]
+    if good and bad and not described:
         parts.append("no list of requirements describes them")
     return "; ".join([*parts, _how_sure(verdict)])
 
@@ -188,7 +98,8 @@ def bad_values_in_words(
     """
     if kind in ("never", "always"):
         return "nothing is bad" if kind == "never" else "everything is bad"
-    verdict = {"bad_values": bad_values, "directions": {name: one["direction"] for name, one in axes.items()}}
+    directions = {name: one["direction"] for name, one in axes.items()}
+    verdict = VerdictDocument(bad_values=bad_values, directions=directions)
     return (" or " if kind == "any" else " with ").join(_values(verdict, axis, axes) for axis in bad_values)
 
 
@@ -197,52 +108,52 @@ def noun(kind: str) -> str:
     return _NOUN.get(kind, "version")
 
 
-def do_not_matter(verdict: Mapping[str, Any], axes: Axes) -> list[str]:
+def do_not_matter(verdict: VerdictDocument, axes: Axes) -> list[str]:
     """Axes with several values that are no culprits, if there is a verdict that says so."""
-    culprits = verdict.get("culprit_axes") or ()
-    if verdict.get("status", "none") == "none" or not culprits:
+    culprits = verdict.culprit_axes
+    if not verdict.is_decided or not culprits:
         return []
     return [str(a["name"]) for a in axes if a["name"] not in culprits and len(a["values"]) > 1]
 
 
-def _no_verdict(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> str:
-    reason = verdict.get("reason") or "not decided yet"
-    if verdict.get("kind") == "explanation":
-        return str(reason)
-    trials = verdict.get("trials")
-    after = f" after {how_many(trials, 'trial')}" if trials else ""
+def _no_verdict(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]]) -> str:
+    reason = verdict.reason or "not decided yet"
+    if verdict.kind == "explanation":
+        return reason
+    after = f" after {how_many(verdict.trials, 'trial')}" if verdict.trials else ""
     text = f"No verdict{after}: {reason}"
-    chance = verdict.get("probability")
-    if verdict.get("kind") in ("never", "always") and chance:
+    chance = verdict.probability
+    if verdict.kind in ("never", "always") and chance:
         text += f" (probability {probability(chance)})"
-    if verdict.get("first_bad") and verdict.get("kind") in ("all", "any", "frontier", "pair") and chance:
+    if verdict.first_bad and verdict.kind in ("all", "any", "frontier", "pair") and chance:
         text += f"; the best guess so far ({probability(chance)}): {_where(verdict, kinds, sure=True)}"
     return text
 
 
-def _where(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], *, sure: bool) -> str:
-    culprits = list(verdict.get("culprit_axes") or ())
-    bad, good = verdict.get("first_bad") or {}, verdict.get("last_good") or {}
+def _where(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]], *, sure: bool) -> str:
+    culprits, described = verdict.culprit_axes, verdict.compatibility
+    bad, good = verdict.first_bad or {}, verdict.last_good or {}
     probably = "" if sure else "probably "
-    if told := (verdict.get("compatibility") or {}).get("sentence"):
-        return f"{told} ({probably}broken: {_combined(bad, kinds)}; last good: {_combined(good, kinds)})"
-    if verdict.get("kind") in ("frontier", "pair") and bad and good:
+    if described is not None:
+        ends = f"{probably}broken: {_combined(bad, kinds)}; last good: {_combined(good, kinds)}"
+        return f"{described.sentence} ({ends})"
+    if verdict.kind in ("frontier", "pair") and bad and good:
         rest = "no simple rule describes the rest"
         return f"{_combined(bad, kinds)} is {probably}broken ({_combined(good, kinds)} is not; {rest})"
     if len(culprits) != 1:
-        word = " or " if verdict.get("kind") == "any" else " with "
-        described = word.join(_values(verdict, axis, kinds) for axis in culprits)
-        return f"{described} is {probably}broken" if described else "something is broken"
+        word = " or " if verdict.kind == "any" else " with "
+        values = word.join(_values(verdict, axis, kinds) for axis in culprits)
+        return f"{values} is {probably}broken" if values else "something is broken"
     (axis,) = culprits
-    direction = (verdict.get("directions") or {}).get(axis, "regression")
+    direction = verdict.direction(axis)
     first, last = bad.get(axis, "?"), good.get(axis, "?")
-    if verdict.get("monotone") is False or len(_spans(verdict, axis, kinds)) > 1:
+    if not verdict.monotone or len(_spans(verdict, axis, kinds)) > 1:
         return _history(verdict, axis, kinds, probably)
-    if direction == "fixed":
+    if direction is Direction.FIXED:
         return f"{axis} is {probably}fixed in {last} (last broken {first})"
-    if direction == "unordered":
+    if direction is Direction.UNORDERED:
         return f"{_values(verdict, axis, kinds)} is {probably}broken ({last} is not)"
-    if direction == "either":
+    if direction is Direction.EITHER:
         return _window(verdict, axis, kinds, probably)
     kind = noun(str(kinds.get(axis, {}).get("kind", "package")))
     beyond = kinds.get(axis, {}).get("left_out", {}).get(first)
@@ -261,12 +172,11 @@ def _where(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], *
     return f"{axis} {first} is {probably}the first bad {kind}{listed} (last good {last})"
 
 
-def _untried_before(verdict: Mapping[str, Any], axis: str) -> list[str]:
+def _untried_before(verdict: VerdictDocument, axis: str) -> list[str]:
     """Values directly before the first bad one at which nothing could be learnt, ascending."""
-    for boundary in verdict.get("boundaries") or ():
-        if boundary.get("axis") == axis and boundary.get("bad") == verdict.get("first_bad"):
-            cells = [one.get("combination") or {} for one in boundary.get("between") or ()]
-            return [str(cell[axis]) for cell in cells if axis in cell]
+    for boundary in verdict.boundaries:
+        if boundary.axis == axis and boundary.bad == verdict.first_bad:
+            return boundary.untried_values()
     return []
 
 
@@ -279,16 +189,16 @@ def _combined(values: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]])
 
 
 def _spans(
-    verdict: Mapping[str, Any], axis: str, kinds: Mapping[str, Mapping[str, Any]]
+    verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, str]]:
     """First and last value of each run of bad values of an ordered axis.
 
     Nothing where not all values of the axis are known: which of them are neighbours is not known then.
     """
     values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
-    bad = {str(value) for value in (verdict.get("bad_values") or {}).get(axis) or ()}
-    direction = (verdict.get("directions") or {}).get(axis, "regression")
-    if direction == "unordered" or not bad <= set(values):
+    bad = set(verdict.bad_values.get(axis, ()))
+    direction = verdict.direction(axis)
+    if direction is Direction.UNORDERED or not bad <= set(values):
         return []
     runs = [(is_bad, list(run)) for is_bad, run in itertools.groupby(values, key=lambda one: one in bad)]
     return [(run[0], run[-1]) for is_bad, run in runs if is_bad]
@@ -308,16 +218,16 @@ def _in_words(spans: Sequence[tuple[str, str]], values: Sequence[str]) -> str:
 
 
 def _history(
-    verdict: Mapping[str, Any], axis: str, kinds: Mapping[str, Mapping[str, Any]], probably: str
+    verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str, Any]], probably: str
 ) -> str:
     """An axis that changes more often than its direction says: every run, and what is good next to it."""
     values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
     if not (spans := _spans(verdict, axis, kinds)):
         return f"{axis} is {probably}broken, fixed and broken again"
     changes = []
-    for boundary in verdict.get("boundaries") or ():
-        bad, good = (str((boundary.get(side) or {}).get(axis, "?")) for side in ("bad", "good"))
-        if boundary.get("axis") == axis and {bad, good} <= set(values):
+    for boundary in verdict.boundaries:
+        bad, good = ((side or {}).get(axis, "?") for side in (boundary.bad, boundary.good))
+        if boundary.axis == axis and {bad, good} <= set(values):
             fixed = values.index(good) > values.index(bad)
             changes.append((values.index(good), f"fixed in {good}" if fixed else f"last good {good}"))
     told = f" ({', '.join(text for _, text in sorted(changes))})" if changes else ""
@@ -325,11 +235,11 @@ def _history(
 
 
 def _window(
-    verdict: Mapping[str, Any], axis: str, kinds: Mapping[str, Mapping[str, Any]], probably: str
+    verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str, Any]], probably: str
 ) -> str:
-    bad = (verdict.get("first_bad") or {}).get(axis, "?")
-    good = (verdict.get("last_good") or {}).get(axis, "?")
-    span = [str(value) for value in (verdict.get("bad_values") or {}).get(axis) or [bad]]
+    bad = (verdict.first_bad or {}).get(axis, "?")
+    good = (verdict.last_good or {}).get(axis, "?")
+    span = verdict.bad_values.get(axis) or (bad,)
     values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
     known = all(value in values for value in (span[0], span[-1], good))
     if known and span[-1] == values[-1] and span[0] != values[0]:
@@ -344,82 +254,79 @@ def _window(
     return f"{axis} is {probably}broken {one} {span[0]}{until} (last good {good}{fixed})"
 
 
-def _values(verdict: Mapping[str, Any], axis: str, kinds: Mapping[str, Mapping[str, Any]]) -> str:
+def _values(verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str, Any]]) -> str:
     """The bad values of one axis of several: `numpy ≥ 2.0.0`, `python < 3.8`, `cuda = 12.1`."""
-    bad = [str(value) for value in (verdict.get("bad_values") or {}).get(axis) or ()]
+    bad = verdict.bad_values.get(axis, ())
     if not bad:
-        return f"{axis} {(verdict.get('first_bad') or {}).get(axis, '?')}"
+        return f"{axis} {(verdict.first_bad or {}).get(axis, '?')}"
     values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
-    direction = (verdict.get("directions") or {}).get(axis, "regression")
+    direction = verdict.direction(axis)
     spans = _spans(verdict, axis, kinds)
     if len(spans) > 1:
         return f"{axis} {_in_words(spans, values)}"
-    if verdict.get("monotone") is False and spans:
-        direction = "either"
-    if direction == "unordered":
+    if not verdict.monotone and spans:
+        direction = Direction.EITHER
+    if direction is Direction.UNORDERED:
         others = [value for value in values if value not in bad]
         if len(bad) > 1 and len(others) == 1:
             return f"{axis} other than {others[0]}"
         return f"{axis} = {_listed(bad, 'or')}"
-    if direction == "regression" or (values and bad[-1] == values[-1] and bad[0] != values[0]):
+    if direction is Direction.REGRESSION or (values and bad[-1] == values[-1] and bad[0] != values[0]):
         return f"{axis} ≥ {bad[0]}"
-    if direction == "fixed" or (values and bad[0] == values[0]):
+    if direction is Direction.FIXED or (values and bad[0] == values[0]):
         good = _good_neighbour(verdict, axis, values, bad[-1])
         return f"{axis} < {good}" if good else f"{axis} ≤ {bad[-1]}"
     return f"{axis} = {bad[0]}" if len(bad) == 1 else f"{axis} {bad[0]} to {bad[-1]}"
 
 
-def _good_neighbour(
-    verdict: Mapping[str, Any], axis: str, values: Sequence[str], last_bad: str
-) -> str | None:
+def _good_neighbour(verdict: VerdictDocument, axis: str, values: Sequence[str], last_bad: str) -> str | None:
     """The first good value above the bad ones, where nothing untried lies between."""
     if last_bad in values:
         above = values.index(last_bad) + 1
         return values[above] if above < len(values) else None
-    for boundary in verdict.get("boundaries") or ():
-        if boundary.get("axis") == axis and not boundary.get("between"):
-            return str(boundary["good"][axis])
+    for boundary in verdict.boundaries:
+        if boundary.axis == axis and boundary.good and not boundary.between:
+            return boundary.good[axis]
     return None
 
 
-def _how_often(verdict: Mapping[str, Any], outcome: str | None) -> str:
-    bad, good = verdict.get("bad_rate"), verdict.get("good_rate")
-    if not bad or not bad.get("trials"):
+def _how_often(verdict: VerdictDocument, outcome: str | None) -> str:
+    bad, good = verdict.bad_rate, verdict.good_rate
+    if bad is None or not bad.trials:
         return ""
     verb = _VERB.get(outcome or "", "failed")
     text = (
-        f": {verb} in {bad['hits']} of {bad['trials']} trials ({percent(bad['rate'])}, "
-        f"95 % interval {interval(bad['low'], bad['high'])})"
+        f": {verb} in {bad.hits} of {bad.trials} trials ({percent(bad.rate)}, "
+        f"95 % interval {interval(bad.low, bad.high)})"
     )
-    if bad.get("bodies"):
-        text += f", or of {bad['bodies']} iterations ({percent(bad['per_body']['rate'])})"
-    if good and good.get("trials"):
-        text += f" against {good['hits']} of {good['trials']} ({interval(good['low'], good['high'])})"
+    if bad.per_iteration is not None:
+        text += f", or of {bad.iterations} iterations ({percent(bad.per_iteration.rate)})"
+    if good is not None and good.trials:
+        text += f" against {good.hits} of {good.trials} ({interval(good.low, good.high)})"
     return text
 
 
-def _in_between(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _in_between(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
     texts = []
-    for boundary in verdict.get("boundaries") or ():
-        axis = str(boundary.get("axis"))
-        if kinds.get(axis, {}).get("kind") == "commit" and verdict.get("culprit_axes") == [axis]:
+    for boundary in verdict.boundaries:
+        axis = boundary.axis
+        if kinds.get(axis, {}).get("kind") == "commit" and verdict.culprit_axes == (axis,):
             continue  # said already: the answer is all of them
         by_status: dict[str, list[str]] = {}
-        for cell in boundary.get("between") or ():
-            value = str((cell.get("combination") or {}).get(boundary["axis"], "?"))
-            by_status.setdefault(str(cell.get("status")), []).append(value)
+        for cell, value in zip(boundary.between, boundary.untried_values(), strict=True):
+            by_status.setdefault(cell.status, []).append(value)
         texts += [
-            f"{boundary['axis']} {_listed(values)} in between could not be tried ({status})"
+            f"{axis} {_listed(values)} in between could not be tried ({status})"
             for status, values in by_status.items()
         ]
     return texts
 
 
 def _what_changed(
-    verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]], changed: Sequence[str]
+    verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]], changed: Sequence[str]
 ) -> str:
     """Of an answer that is a day, the packages that were released then."""
-    culprits = list(verdict.get("culprit_axes") or ())
+    culprits = verdict.culprit_axes
     if len(culprits) != 1 or kinds.get(culprits[0], {}).get("kind") != "date" or not changed:
         return ""
     if len(changed) > _CHANGED:
@@ -427,24 +334,24 @@ def _what_changed(
     return f", with {_listed(changed)}"
 
 
-def _not_listed(verdict: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _not_listed(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Releases at a boundary that a thinned range left to others: one of them may be the first bad one."""
     texts = []
-    for boundary in verdict.get("boundaries") or ():
-        axis = str(boundary.get("axis"))
-        ends = [str((boundary.get(side) or {}).get(axis, "")) for side in ("good", "bad")]
+    for boundary in verdict.boundaries:
+        axis = boundary.axis
+        ends = [(side or {}).get(axis, "") for side in (boundary.good, boundary.bad)]
         if missing := between(kinds.get(axis, {}).get("passed_over", ()), *ends):
             texts.append(f"{axis} {_listed(missing)} {'was' if len(missing) == 1 else 'were'} not listed")
     return texts
 
 
-def _how_sure(verdict: Mapping[str, Any]) -> str:
-    chance = verdict.get("probability")
+def _how_sure(verdict: VerdictDocument) -> str:
+    chance = verdict.probability
     text = f"probability {probability(chance)}" if chance is not None else "probability unknown"
-    if trials := verdict.get("trials"):
-        text += f" after {how_many(trials, 'trial')}"
-    if verdict.get("status") != "confirmed" and verdict.get("reason"):
-        text += f" (not confirmed: {verdict['reason']})"
+    if verdict.trials:
+        text += f" after {how_many(verdict.trials, 'trial')}"
+    if verdict.status != "confirmed" and verdict.reason:
+        text += f" (not confirmed: {verdict.reason})"
     return text
 
 

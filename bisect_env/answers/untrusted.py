@@ -1,4 +1,4 @@
-"""Makes text from scripts, solvers and matrix files harmless for a terminal, and for a shell. Pure."""
+"""Makes text from scripts, solvers and matrix files harmless for terminals, shells and Markdown. Pure."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _ESCAPES = re.compile(
 # Controls, and format characters, which can reorder what is read (U+202E) or hide in it.
 _DANGEROUS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = frozenset("\u200c\u200d")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
 def clean_lines(text: str) -> str:
@@ -78,3 +79,10 @@ def _no_formula(text: str) -> str:
 def shortened(text: str, width: int) -> str:
     """At most `width` characters; what is left out shows as `…`."""
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+def escaped(text: str) -> str:
+    """Return one line of Markdown that no renderer takes for markup, a link or a mention."""
+    text = _SPECIAL.sub(r"\\\1", text.replace("&", "&amp;"))
+    # A word joiner, which cannot be seen, keeps others from being notified, and addresses from being links.
+    return text.replace("@", "@\N{WORD JOINER}").replace("://", ":\N{WORD JOINER}//")

@@ -1,0 +1,1 @@
+"""The answers that are stored and reported: models that the engine writes, and storage and reports read."""

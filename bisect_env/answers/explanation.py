@@ -1,0 +1,126 @@
+"""Describes which of the packages that changed carry a failure, as data and in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pydantic import Field
+
+from bisect_env.answers.phrases import probability
+from bisect_env.answers.verdict_document import AnswerPart, Cell
+
+
+class ChangedPackage(AnswerPart):
+    """A package that differs between the two environments."""
+
+    name: str = Field(description="Name of the package.")
+    old: str = Field(description="What the good environment has.")
+    new: str = Field(description="What the bad environment has.")
+    of_axis: bool = Field(default=False, description="Whether an axis of the matrix moves it.")
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.old} → {self.new}"
+
+
+class IntermediateEnvironment(AnswerPart):
+    """An environment between the good and the bad one, with its trials."""
+
+    moved: tuple[int, ...] = Field(
+        description="Positions in `changes` of the packages that are as in the bad environment."
+    )
+    bad: int = Field(description="Bad trials.")
+    trials: int = Field(description="Trials that are evidence.")
+    interval: tuple[float, float] = Field(
+        default=(0.0, 1.0), description="95 % interval of the failure rate."
+    )
+
+    @property
+    def counts(self) -> str:
+        """`34 of 40`."""
+        return f"{self.bad} of {self.trials}"
+
+
+class Explanation(AnswerPart):
+    """Which of the packages that changed carry the failure: the answer of `bisect-env explain`."""
+
+    sentence: str = Field(default="", description="In one sentence.")
+    study: str = Field(default="", description="Id of the study that is explained.")
+    good: Cell = Field(description="The combination that passes.")
+    bad: Cell = Field(description="The combination that fails.")
+    changes: tuple[ChangedPackage, ...] = Field(
+        default=(), description="What changed between them, packages of axes first."
+    )
+    kind: str = Field(
+        description="Shape of the answer: `all` (the culprits together), `any` (each by itself) or `whole` "
+        "(nothing less than everything)."
+    )
+    culprits: tuple[int, ...] = Field(default=(), description="Positions in `changes`.")
+    tied: tuple[tuple[int, ...], ...] = Field(
+        default=(), description="Further answers that no environment tells from this one."
+    )
+    probability: float = Field(description="Probability of the answer, those tied to it included.")
+    is_sure: bool = Field(description="Whether the stated confidence was reached.")
+    intermediates: tuple[IntermediateEnvironment, ...] = Field(
+        default=(), description="Environments that were tried, both ends included."
+    )
+    unsolvable: int = Field(default=0, description="Number of environments in between that have no solution.")
+
+    @property
+    def with_culprits(self) -> IntermediateEnvironment:
+        """The smallest environment that was tried and has all culprits."""
+        wanted = set(self.culprits)
+        having = [one for one in self.intermediates if wanted <= set(one.moved)]
+        return min(having, key=lambda one: (len(one.moved), -one.trials))
+
+    @property
+    def without_culprits(self) -> IntermediateEnvironment:
+        """Of those tried without them the one nearest to the bad end."""
+        wanted = set(self.culprits)
+        lacking = [one for one in self.intermediates if not self._carries(wanted, set(one.moved))]
+        return max(lacking, key=lambda one: (len(one.moved), one.trials))
+
+    def _carries(self, wanted: set[int], moved: set[int]) -> bool:
+        return bool(wanted & moved) if self.kind == "any" else wanted <= moved
+
+    def in_words(self) -> str:
+        """Return the answer in one sentence."""
+        having, lacking = self.with_culprits, self.without_culprits
+        evidence = f"({having.counts} bad, against {lacking.counts} without)"
+        sure = f"probability {probability(self.probability)}"
+        if len(self.changes) == 1:
+            (only,) = self.changes
+            return f"{only} is the only package that changed {evidence}"
+        culprits = [self.changes[i] for i in self.culprits]
+        if not self.is_sure:
+            return f"not known yet; most likely {_joined(culprits, 'with')} {evidence}; {sure}"
+        if self.kind == "whole":
+            return f"nothing less than all {len(self.changes)} changes together carries the failure; {sure}"
+        if self.tied:
+            others = sorted({i for one in (self.culprits, *self.tied) for i in one})
+            names = _joined([self.changes[i] for i in others], "and")
+            return (
+                f"{names} cannot be told apart, for no environment has one without the others; among them is "
+                f"what carries the failure {evidence}; {sure}"
+            )
+        return f"{self._blame(culprits)} {evidence}; {sure}"
+
+    def _blame(self, culprits: Sequence[ChangedPackage]) -> str:
+        named = _joined(culprits, "and" if self.kind == "any" else "together with")
+        alone = {"any": "each carry", "all": "carry" if len(culprits) > 1 else "carries"}[self.kind]
+        if len(culprits) == 1:
+            alone = "alone carries"
+        axes = [change.name for change in self.changes if change.of_axis]
+        if axes and not any(change.of_axis for change in culprits):
+            word = "its dependency " if len(culprits) == 1 else "what came along: "
+            return f"not {_names(axes)} itself: {word}{named} {alone} the failure"
+        if len(culprits) == 1 and culprits[0].of_axis:
+            return f"{named} itself, and nothing that came along, carries the failure"
+        return f"{named} {alone} the failure"
+
+
+def _joined(changes: Iterable[ChangedPackage], word: str) -> str:
+    return f" {word} ".join(str(change) for change in changes)
+
+
+def _names(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"

@@ -1,0 +1,40 @@
+"""Says from whom a study has trials that it did not record itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_SHOWN = 3
+_SHORT_ID = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A study that recorded trials which another one reuses.
+
+    Attributes:
+        study_id: Id of the study.
+        study: Name of the study.
+        user: User who ran it.
+        host: Host where its command ran.
+        trials: Number of its trials that are reused.
+    """
+
+    study_id: str
+    study: str
+    user: str
+    host: str
+    trials: int
+
+
+def told_origins(origins: Sequence[Origin]) -> str:
+    """Return the origins in words, such as `30 by ann on box-1 in study 0a1b2c3d (quickstart)`."""
+    told = [
+        f"{one.trials} by {one.user or 'somebody'} on {one.host or 'some host'} "
+        f"in study {one.study_id[:_SHORT_ID]} ({one.study})"
+        for one in origins[:_SHOWN]
+    ]
+    if len(origins) > _SHOWN:
+        told.append(f"{sum(one.trials for one in origins[_SHOWN:])} from {len(origins) - _SHOWN} more")
+    return ", ".join(told)
