@@ -78,7 +78,8 @@ def outcome(
             for host, answer in failed.items()
             if host not in told
         ]
-        return PrefixReady(lock_hash, max(answer.build_seconds for answer in ready), tuple(notes))
+        changes = tuple(change for answer in ready for change in answer.changes)
+        return PrefixReady(lock_hash, max(answer.build_seconds for answer in ready), tuple(notes), changes)
     if failed:
         # What says something about the environment matters more than what says something of a host.
         return min(failed.values(), key=lambda failure: failure.transient)

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
+    PrefixChange,
     PrefixProgress,
     PrefixReady,
     PrefixRequest,
@@ -243,8 +244,10 @@ def perform(
     try:
         record = trial() if gpus is None else gpus.run(spec, trial)
         # Wherever it failed: a trial beside it may have changed what this one imported.
-        if state and record.outcome is not Outcome.PASS and look(prefix.path, state) is not None:
-            return TrialLost(spec.trial_id, CHANGED, socket.gethostname(), under_trial=False)
+        changed = look(prefix.path, state) if state and record.outcome is not Outcome.PASS else None
+        if changed is not None:
+            change = PrefixChange(spec.lock_hash, socket.gethostname(), changed.since)
+            return TrialLost(spec.trial_id, CHANGED, change.host, under_trial=False, change=change)
     except TrialCancelledError:
         return TrialLost(spec.trial_id, CANCELLED)
     except GpuUnavailableError as error:
@@ -271,10 +274,16 @@ def prepare(
     try:
         with told_to(Seldom(lambda step: tell(PrefixProgress(lock_hash, step)))):
             prefix = build(request.lock, allow_source=request.allow_source)
+            changes: tuple[PrefixChange, ...] = ()
+            state = state_of(prefix.path)
+            if request.look and state and (changed := look(prefix.path, state)) is not None:
+                changes = (PrefixChange(lock_hash, socket.gethostname(), changed.since),)
+                prefix.release()
+                prefix = build(request.lock, allow_source=request.allow_source)
     except Exception as error:  # noqa: BLE001 - as in `perform`
         return _build_failed(request, error, "") or PrefixReady(lock_hash)
     prefix.release()
-    return PrefixReady(lock_hash, prefix.build_seconds, prefix.notes)
+    return PrefixReady(lock_hash, prefix.build_seconds, prefix.notes, changes)
 
 
 def _build_failed(

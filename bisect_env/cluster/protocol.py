@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from math import floor
 from typing import Any, Protocol
 
@@ -121,10 +122,27 @@ class PrefixRequest:
     Attributes:
         lock: The whole environment.
         allow_source: Whether installing may build source distributions.
+        look: Whether to look if a prefix that is there is still as it was made.
     """
 
     lock: Lock
     allow_source: bool | frozenset[str] = False
+    look: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixChange:
+    """A prefix was not as it was made any more, so that trials in it say nothing.
+
+    Attributes:
+        lock_hash: Which environment.
+        host: Where.
+        since: When it was last seen as it was made, UTC.
+    """
+
+    lock_hash: str
+    host: str
+    since: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +166,13 @@ class PrefixReady:
         lock_hash: Which environment.
         build_seconds: Time that the slowest host spent on making it; 0 when all had it.
         notes: What a user should know of how it was made.
+        changes: Where it had been changed, if it was looked at.
     """
 
     lock_hash: str
     build_seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    changes: tuple[PrefixChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +217,7 @@ class TrialLost:
         host: Where it ran, "" when it is not known to have begun.
         crowded: Whether another trial on the same GPU may be to blame.
         under_trial: Whether the host went away while the trial itself ran, so that the trial may be to blame.
+        change: Of its prefix, where that is why.
     """
 
     trial_id: str
@@ -204,6 +225,7 @@ class TrialLost:
     host: str = ""
     crowded: bool = False
     under_trial: bool = True
+    change: PrefixChange | None = None
 
 
 Completion = TrialCompleted | PrefixReady | PrefixProgress | BuildFailed | TrialLost

@@ -12,12 +12,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 
 from bisect_env.answers.verdict_document import VerdictDocument, calls_bad
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
     Executor,
+    PrefixChange,
     PrefixProgress,
     PrefixReady,
     PrefixRequest,
@@ -50,7 +52,8 @@ from bisect_env.storage.entries import (
     StoredTrial,
 )
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import NONE, Machine, Outcome, Perturbation, TrialRecord
+from bisect_env.trials.judge import ChangedEnvironment
+from bisect_env.trials.records import NONE, Evidence, Machine, Outcome, Perturbation, TrialRecord
 
 LOOK = 0.5
 """Seconds between two looks at the budget and at Ctrl-C while trials run."""
@@ -116,9 +119,9 @@ class Runner:
     def _on_a_gpu(self) -> int:
         return trials_per_gpu(self._matrix.file.trial.gpus)
 
-    def prepare(self, lock: Lock) -> None:
-        """Begin to make an environment."""
-        self.executor.prepare(PrefixRequest(lock, self._allow_source))
+    def prepare(self, lock: Lock, *, look: bool = False) -> None:
+        """Begin to make an environment, or to look whether it is still as it was made."""
+        self.executor.prepare(PrefixRequest(lock, self._allow_source, look))
 
     def submit(
         self,
@@ -294,7 +297,7 @@ class StudyRunner:
         self.search: StudySearch = search_towards(goal, self.grid, self._prepared.groups, self._settings)
         self.state = StudyState(matrix, self._prepared, self.search)
         self._trials = store.study_trials(study_id)
-        self._target = self._trials.target
+        self._basis = self._trials.basis
         self._sharing = Sharing(store, study_id, self._trials, clock=clock)
         self._keys: dict[Index, str] = {}
         self._reuse = Reuse(self._trials, self._keys, self._prepared, machines, user)
@@ -311,6 +314,7 @@ class StudyRunner:
         self._foretell_from = float("-inf")
         self._crowded: set[str] = set()
         self._ours: set[str] = set()
+        self._unseen: set[str] = set()
 
     # -- before and after ----------------------------------------------------------------------------------
 
@@ -365,7 +369,7 @@ class StudyRunner:
         for refused in [one for one in self._prepared.unsolvable if one in self.state.members]:
             self._act(self.state.locked(refused))
         stored = self._sharing.news()
-        self._target = self._trials.target
+        self._basis = self._trials.basis
         # A study that could run its command nowhere was stopped for that; now it may be corrected.
         if any(trial.outcome is not Outcome.NOT_RUNNABLE for trial in stored):
             self._learn(stored)
@@ -395,8 +399,8 @@ class StudyRunner:
         return len(new)
 
     def _learn(self, trials: Sequence[StoredTrial]) -> None:
-        """Tell the state trials that the database has, in order; all of them if the target has changed."""
-        if self._trials.target != self._target:
+        """Tell the state trials that the database has, in order; all again if they mean something else."""
+        if self._trials.basis != self._basis:
             self._begin_again()
             return
         for trial in trials:
@@ -414,9 +418,10 @@ class StudyRunner:
             )
 
     def _begin_again(self) -> None:
-        """Tell a new search every trial, now that it is known which failure the study is about."""
-        self._target = self._trials.target
-        if (problems := self._trials.judge.two_problems) is not None and not problems.lacking:
+        """Tell a new search every trial: the study is about another failure, or some trials are void."""
+        (before, _), self._basis = self._basis, self._trials.basis
+        problems = self._trials.judge.two_problems if before != self._trials.target else None
+        if problems is not None and not problems.lacking:
             signature = shown(problems.signature)
             text = (
                 f"two failures that have nothing to do with each other: {problems.other} fails as "
@@ -467,7 +472,7 @@ class StudyRunner:
         try:
             while True:
                 self._decide(deadline)
-                if not self._try_alone(deadline):
+                if not self._try_alone(deadline) and not self._look_at_environments():
                     break
         finally:
             self._save_locked()
@@ -512,6 +517,31 @@ class StudyRunner:
             self._show()
         self._wind_down()
         return True
+
+    def _look_at_environments(self) -> bool:
+        """Look at environments in which trials passed; return whether one is not as it was made."""
+        known = self._basis
+        waiting, self._unseen = self._unseen, set()
+        locks = {lock.content_hash: lock for lock in self._prepared.locks.values()}
+        for lock_hash in waiting:
+            self._runner.prepare(locks[lock_hash], look=True)
+        while waiting and not self._stopped():
+            answers = self._runner.wait()
+            self._handle(answers)
+            waiting -= {one.lock_hash for one in answers if isinstance(one, PrefixReady | BuildFailed)}
+        return self._basis != known
+
+    def _note_change(self, change: PrefixChange) -> None:
+        """Void the trials of an environment since it was last seen as it was made."""
+        until = datetime.now(UTC)
+        self._trials.note_change(ChangedEnvironment(change.lock_hash, change.host, change.since, until))
+        built = ", ".join(str(self.grid.combination(i)) for i in self.state.living_in(change.lock_hash)[:1])
+        text = (
+            f"files of the environment of {built} were changed on {change.host}; its trials there since "
+            f"{change.since:%H:%M:%S} UTC are not counted, and it is made again"
+        )
+        self._warn([text])
+        self._learn([])
 
     # -- one step ------------------------------------------------------------------------------------------
 
@@ -585,7 +615,7 @@ class StudyRunner:
 
     def _only(self) -> Mapping[Index, int] | None:
         """What to try alone while nobody knows which failure is meant, and how many at a time, or None."""
-        if not self._target.is_open:
+        if not self._trials.target.is_open:
             problems = self._trials.judge.two_problems
             lacking = {} if problems is None else problems.lacking
             found = {self._group_of(combination): number for combination, number in lacking.items()}
@@ -602,7 +632,7 @@ class StudyRunner:
     def _look_between_kinds(self) -> None:
         """Look between failures of different kinds once an answer stands: a pass there tells them apart."""
         search = self.search
-        if self._target.signature or not isinstance(search, Search) or not search.answered:
+        if self._trials.target.signature or not isinstance(search, Search) or not search.answered:
             return
         positions = self._trials.judge.places.line
         if not positions or not search.verdict.certain:
@@ -716,13 +746,15 @@ class StudyRunner:
     def _handle(self, answers: Sequence[Completion]) -> None:
         """Record what trials did, all at once, and only then learn from it."""
         recorded: list[tuple[Index, TrialRecord, float]] = []
+        changes: list[PrefixChange] = []
         for answer in answers:
             match answer:
                 case TrialCompleted(record, build_seconds, notes):
                     self._warn(notes)
                     if record.trial_id in self.state.running:
                         recorded.append((self.state.ended(record.trial_id), record, build_seconds))
-                case TrialLost(trial_id, reason, host, crowded):
+                case TrialLost(trial_id, reason, host, crowded, change=change):
+                    changes += [] if change is None else [change]
                     if trial_id not in self.state.running:
                         continue
                     is_given_up = trial_id in self.state.ending
@@ -744,7 +776,8 @@ class StudyRunner:
                 case PrefixProgress(lock_hash, step):
                     state = self.state
                     self._notify(events.Building(lock_hash, step, len(state.ready), len(state.building)))
-                case PrefixReady(lock_hash, seconds, notes):
+                case PrefixReady(lock_hash, seconds, notes, changed):
+                    changes += changed
                     self._warn(notes)
                     self._built(lock_hash, seconds)
                 case BuildFailed(trial_id, lock_hash, message, transient):
@@ -755,6 +788,8 @@ class StudyRunner:
                     self._store.record_decision(self._study_id, BUILD_FAILED, failure)
                     self._act(self.state.build_failed(lock_hash, message, transient=transient))
         self._record(recorded)
+        for change in changes:
+            self._note_change(change)
 
     def _built(self, lock_hash: str, seconds: float) -> None:
         self.state.built(lock_hash, seconds)
@@ -775,6 +810,9 @@ class StudyRunner:
         recorded = [trial for trial in news if trial.trial_id in ours]
         for trial in recorded:
             record, build_seconds = ours[trial.trial_id]
+            # A failing trial was followed by a look already.
+            if trial.evidence is Evidence.GOOD:
+                self._unseen.add(record.lock_hash)
             if build_seconds:
                 self.state.build_seconds.add(build_seconds)
                 self._record_build(record.lock_hash, build_seconds)

@@ -9,12 +9,13 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Executor,
+    PrefixChange,
     PrefixProgress,
     PrefixReady,
     TrialCompleted,
@@ -52,6 +53,7 @@ from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rate_test import RateClaim, RateTest, upper_bound
 from bisect_env.storage.entries import CombinationState, CombinationStatus, Study, StudyStatus
 from bisect_env.storage.store import Store
+from bisect_env.trials.judge import ChangedEnvironment
 from bisect_env.trials.records import NONE, Evidence, Outcome, Perturbation, TrialRecord
 
 # --------------------------------------------------------------------------------------------------
@@ -175,6 +177,8 @@ class SingleTrials:
                         elif completion.under_trial:
                             tally.lost_on |= {host} - {""}
                         on_evidence(self._record(single, _lost(single, completion), tally))
+                        if completion.change is not None:
+                            self._note_change(single, completion.change)
         finally:
             # What had come to its end before it could be ended is recorded, too.
             for ended in runner.end():
@@ -243,6 +247,20 @@ class SingleTrials:
             )
         self._said[record.trial_id] = by_now[record.trial_id]
         return by_now[record.trial_id]
+
+    def _note_change(self, single: Single, change: PrefixChange) -> None:
+        """Void the trials of an environment since it was last seen as it was made.
+
+        Raises:
+            InfrastructureError: Always: what was counted here does not count any more.
+        """
+        until = datetime.now(UTC)
+        self._trials.note_change(ChangedEnvironment(change.lock_hash, change.host, change.since, until))
+        raise InfrastructureError(
+            f"{single.combination}: files of its environment were changed while trials ran",
+            tried="its trials since it was last seen as it was made are not counted",
+            remedy="see to it that the script changes no installed file, then start the same command again",
+        )
 
     def _record(
         self, single: Single, record: TrialRecord, tally: Tally, build_seconds: float = 0.0

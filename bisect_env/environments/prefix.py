@@ -461,6 +461,9 @@ def count_use(prefix: Prefix, *, nice: int = 0) -> Prefix:
                 marker["bytecode"] = _WANTED
             else:
                 problem, snapshot = _compile(prefix.path, str(marker["python"]), _COMPILED_LATER, nice)
+                if not integrity.is_unchanged(prefix.path, str(marker["snapshot"]), ignore=(MARKER,)):
+                    # The new snapshot would take what a trial has changed for what was made.
+                    problem = "files were changed since it was made"
                 if not problem:
                     # Trials that began before are told by the old one that nothing else has changed.
                     marker |= {"snapshot": snapshot, "without_bytecode": marker["snapshot"]}

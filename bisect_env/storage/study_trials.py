@@ -7,11 +7,12 @@ repeats it for questions in SQL and is written in the same transaction as the tr
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import bindparam, insert
+from sqlalchemy import bindparam, func, insert
 from sqlalchemy import select as select_columns
 from sqlalchemy import update as update_rows
 from sqlalchemy.exc import IntegrityError
@@ -21,8 +22,16 @@ from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid
 from bisect_env.matrix.signatures import read_signature
 from bisect_env.storage import blobs, rows
 from bisect_env.storage.entries import AMPLIFIED, StoredTrial, Study
-from bisect_env.storage.tables import METADATA, CombinationRow, DecisionRow, MemberRow, StudyRow, TrialRow
-from bisect_env.trials.judge import VOID, Judge, Places, Target, output_matches
+from bisect_env.storage.tables import (
+    METADATA,
+    ChangedRow,
+    CombinationRow,
+    DecisionRow,
+    MemberRow,
+    StudyRow,
+    TrialRow,
+)
+from bisect_env.trials.judge import VOID, ChangedEnvironment, Judge, Places, Target, output_matches
 from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
 
 if TYPE_CHECKING:
@@ -48,6 +57,7 @@ class StudyTrials:
 
     Attributes:
         judge: Has been told every trial up to `last`.
+        changes: Number of the last change of an environment that the judge knows.
         last: Number of the last trial of the study that is known here.
 
     Raises:
@@ -62,9 +72,21 @@ class StudyTrials:
 
     def _begin(self) -> None:
         with self._store.reading() as session:
-            self.judge = Judge(*_question(session, self._study_id))
+            self._ask(session)
+
+    def _ask(self, session: Session) -> None:
+        """Begin with a judge that was told nothing."""
+        rows_ = session.exec(select(ChangedRow).order_by(col(ChangedRow.id))).all()
+        self.changes = rows_[-1].id or 0 if rows_ else 0
+        changed = [ChangedEnvironment(row.lock_hash, row.host, row.since, row.until) for row in rows_]
+        self.judge = Judge(*_question(session, self._study_id), changed)
         self.last = 0
         self._known: list[StoredTrial] = []
+
+    @property
+    def basis(self) -> tuple[Target, int]:
+        """The target and the changes of environments: the evidence of all trials depends on them."""
+        return self.target, self.changes
 
     @property
     def target(self) -> Target:
@@ -101,7 +123,7 @@ class StudyTrials:
         try:
             with self._store.writing() as session:
                 news = self._catch_up(session)
-                before = self.target
+                before = self.basis
                 connection = session.connection()
                 stored = set(connection.execute(_NAMED, named).scalars())
                 new = [one for one in trials if one[0].trial_id not in stored]
@@ -168,7 +190,7 @@ class StudyTrials:
             if not any(self._measured(session, key, machines, user) for key in keys):
                 return []
         with self._store.writing() as session:
-            news, before = self._catch_up(session), self.target
+            news, before = self._catch_up(session), self.basis
             combinations = [*keys.values()]
             places = self._store.combination_ids(session, self._study_id, combinations)
             members = [
@@ -220,13 +242,33 @@ class StudyTrials:
             session: Of a writer.
             members: `trial_sequence`, `combination_id`, `reused` and `matched` of each.
         """
-        news, before = self._catch_up(session), self.target
+        news, before = self._catch_up(session), self.basis
         rows_ = [{**one, "study_id": self._study_id, "evidence": str(Evidence.VOID)} for one in members]
         if rows_:
             session.connection().execute(insert(_MEMBERS), rows_)
         self._admitted(session, news, before)
 
+    def note_change(self, changed: ChangedEnvironment) -> None:
+        """Store that an environment was changed; what ran there since says nothing, in any study.
+
+        Args:
+            changed: Which, where and when.
+        """
+        with self._store.writing() as session:
+            session.add(ChangedRow(**dataclasses.asdict(changed)))
+            session.flush()
+            there = select(MemberRow.study_id).join(
+                TrialRow, col(TrialRow.sequence) == col(MemberRow.trial_sequence)
+            )
+            for study_id in set(session.exec(there.where(TrialRow.lock_hash == changed.lock_hash))):
+                mine = self if study_id == self._study_id else StudyTrials(self._store, study_id)
+                before = mine.basis
+                mine._admitted(session, [], (before[0], -1))
+
     def _catch_up(self, session: Session) -> list[StoredTrial]:
+        newest = session.exec(select(func.max(ChangedRow.id))).one()
+        if (newest or 0) != self.changes:
+            self._ask(session)
         query = (
             select(MemberRow, TrialRow, CombinationRow.key)
             .join(TrialRow, col(TrialRow.sequence) == col(MemberRow.trial_sequence))
@@ -242,11 +284,13 @@ class StudyTrials:
         self._known += found
         return found
 
-    def _admitted(self, session: Session, news: list[StoredTrial], before: Target) -> list[StoredTrial]:
-        """Judge what was inserted, and everything else if the target has changed; return all news."""
+    def _admitted(
+        self, session: Session, news: list[StoredTrial], before: tuple[Target, int]
+    ) -> list[StoredTrial]:
+        """Judge what was inserted, and everything else if the basis is another; return all news."""
         session.flush()
         own = self._with_evidence(self._catch_up(session))
-        changed = own if self.target == before else self.everything()
+        changed = own if self.basis == before else self.everything()
         said = [{"member": trial.sequence, "said": str(trial.evidence)} for trial in changed]
         if said:
             session.connection().execute(_JUDGED, said)

@@ -169,6 +169,17 @@ class MemberRow(_Table, table=True):
     evidence: str
 
 
+class ChangedRow(_Table, table=True):
+    """A time in which trials of an environment on a host say nothing, because its files were changed."""
+
+    __tablename__ = "changed_environments"
+    id: int | None = Field(default=None, primary_key=True)
+    lock_hash: str = Field(foreign_key="locks.content_hash", index=True)
+    host: str
+    since: datetime = Field(sa_type=UtcDateTime)
+    until: datetime = Field(sa_type=UtcDateTime)
+
+
 class ClaimRow(_Table, table=True):
     """A trial that a command is running; it is removed when recorded, and void when its lease is over."""
 

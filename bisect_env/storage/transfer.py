@@ -283,6 +283,11 @@ class _Copier:
                 missing = {*sequences.values()} - {*session.exec(known)}
                 combinations = select(CombinationRow.key, CombinationRow.id)
                 places = dict(session.exec(combinations.where(CombinationRow.study_id == study_id)).all())
+                lost = {key for _, _, key in chunk} - places.keys()
+                self.merged.damaged += [
+                    f"study {study_id} has trials of a combination {shortened(key)} that it does not have"
+                    for key in sorted(lost)
+                ]
                 trials.admit(
                     session,
                     [
@@ -294,7 +299,7 @@ class _Copier:
                         }
                         for member, trial_id, key in chunk
                         # A trial that is damaged in the source was named and is not here.
-                        if sequences.get(trial_id) in missing
+                        if sequences.get(trial_id) in missing and key in places
                     ],
                 )
                 session.commit()

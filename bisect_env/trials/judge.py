@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from bisect_env.matrix.grid import Combination
@@ -160,6 +161,28 @@ def _has_details(facts: TrialFacts, target: Target) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedEnvironment:
+    """A time in which trials of an environment on a host say nothing, because its files were changed.
+
+    Attributes:
+        lock_hash: Which environment.
+        host: Where.
+        since: When it was last seen as it was made, UTC.
+        until: When the change was seen, UTC.
+    """
+
+    lock_hash: str
+    host: str
+    since: datetime
+    until: datetime
+
+    def covers(self, facts: TrialFacts) -> bool:
+        """Return whether a trial began in that time, there."""
+        same = (facts.lock_hash, facts.host) == (self.lock_hash, self.host)
+        return same and self.since <= facts.started_at <= self.until
+
+
+@dataclass(frozen=True, slots=True)
 class Places:
     """The combinations of a study on which its target can depend.
 
@@ -221,11 +244,13 @@ class Judge:
     Args:
         rule: What the matrix says.
         places: The combinations on which the target can depend.
+        changed: Environments that were changed under trials.
     """
 
-    def __init__(self, rule: Target, places: Places) -> None:
+    def __init__(self, rule: Target, places: Places, changed: Collection[ChangedEnvironment] = ()) -> None:
         self.rule = rule
         self.places = places
+        self._changed = changed
         self._seen: defaultdict[Combination, Behaviour] = defaultdict(Behaviour)
         self._first_init: dict[Combination, str] = {}
         self._from_bad_end = ""
@@ -240,6 +265,8 @@ class Judge:
             matched: As for `judge`.
         """
         combination = facts.combination
+        if self._is_void(facts):
+            return
         if facts.outcome is Outcome.CUDA_INIT:
             self._first_init.setdefault(combination, facts.trial_id)
         evidence = self._evidence(facts, self.rule.any_signature, matched=matched)
@@ -260,7 +287,12 @@ class Judge:
 
     def evidence(self, facts: TrialFacts, *, matched: bool) -> Evidence:
         """Return the evidence of a trial that was told."""
+        if self._is_void(facts):
+            return Evidence.VOID
         return self._evidence(facts, self.target, matched=matched)
+
+    def _is_void(self, facts: TrialFacts) -> bool:
+        return any(changed.covers(facts) for changed in self._changed)
 
     def _evidence(self, facts: TrialFacts, target: Target, *, matched: bool) -> Evidence:
         repeated = self._first_init.get(facts.combination, facts.trial_id) != facts.trial_id

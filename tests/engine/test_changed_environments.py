@@ -1,0 +1,98 @@
+"""Trials that change installed files: what ran in such an environment since it was last looked at is void."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bisect_env.engine import events
+from bisect_env.storage.query import ask
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence
+from tests.engine.studies import PYTHON, Studies
+from tests.environments.index_server import IndexServer, serve
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def index() -> Iterator[IndexServer]:
+    server = IndexServer()
+    running = serve(server)
+    for version in ("1.0", "2.0", "3.0", "4.0"):
+        server.add("app", version)
+    yield server
+    running.shutdown()
+    running.server_close()
+
+
+def matrix(studies: Studies, index: IndexServer, script: str) -> Path:
+    (studies.folder / "script.py").write_text(script)
+    path = studies.folder / "matrix.yaml"
+    path.write_text(
+        f"version: 1\nname: changed\nindex: {index.url}\naxes:\n"
+        f"  python: {{package: python, versions: ['{PYTHON}']}}\n"
+        "  app: {package: app, versions: ['1.0', '2.0', '3.0', '4.0']}\n"
+        "trial: {command: python script.py, files: [script.py], timeout: 20s}\n"
+    )
+    return path
+
+
+# The first trial of 2.0 that finds the file as it was changes it; from then on 2.0 behaves differently.
+CHANGES = """
+import app, importlib.metadata, os, pathlib, sys
+version = importlib.metadata.version("app")
+file = pathlib.Path(app.__file__)
+changed = "changed" in file.read_text()
+once = {once!r} + version
+if version == "2.0" and not changed and not os.path.exists(once):
+    open(once, "w").close()
+    file.chmod(0o644)
+    with file.open("a") as out:
+        out.write("# changed\\n")
+{then}
+"""
+
+
+def told(studies: Studies) -> list[str]:
+    return [event.text for event in studies.events if isinstance(event, events.Warned)]
+
+
+def check(studies: Studies, first_bad: str) -> None:
+    """See that the answer is right, and that of what counts nothing ran in a changed environment."""
+    with closing(Store.open(str(studies.db), read_only=True)) as store:
+        study = store.study()
+        assert study.verdict is not None
+        assert study.verdict.first_bad is not None
+        assert study.verdict.first_bad["app"] == first_bad
+        trials = store.trials(study.id)
+        bad = int(first_bad[0])
+        for trial in trials:
+            if trial.evidence in (Evidence.GOOD, Evidence.BAD):
+                expected = Evidence.BAD if int(trial.combination["app"][0]) >= bad else Evidence.GOOD
+                assert trial.evidence is expected
+        assert any(trial.evidence is Evidence.VOID for trial in trials)
+    with ask(str(studies.db), "SELECT trial_id, evidence FROM v_trials") as (_, rows):
+        assert {row[0]: row[1] for row in rows} == {t.trial_id: str(t.evidence) for t in trials}
+
+
+def test_a_change_that_makes_later_trials_fail_is_not_taken_for_a_bad_version(
+    studies: Studies, index: IndexServer
+) -> None:
+    then = "sys.exit(3 if changed else version >= '3.0')"
+    studies.run(matrix(studies, index, CHANGES.format(once=str(studies.folder / "once"), then=then)))
+    assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
+    check(studies, "3.0")
+
+
+def test_a_change_that_makes_later_trials_pass_is_seen_before_the_verdict(
+    studies: Studies, index: IndexServer
+) -> None:
+    # 2.0 is bad; the trial that changes it passes already, as do all that follow in that environment.
+    then = "sys.exit(version >= '2.0' and not (version == '2.0' and 'changed' in file.read_text()))"
+    studies.run(matrix(studies, index, CHANGES.format(once=str(studies.folder / "once"), then=then)))
+    assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
+    check(studies, "2.0")
