@@ -247,43 +247,6 @@ def _as_json(elsewhere: ContainerCommands | None) -> dict[str, object] | None:
     }
 
 
-def _started_at(pid: int | str) -> str:
-    """When a process was started, in the kernel's own count; "" if it is gone."""
-    try:
-        stat = Path("/proc", str(pid), "stat").read_bytes()
-    except OSError:
-        return ""
-    return stat[stat.rindex(b")") + 2 :].split()[19].decode()
-
-
-def end_left_behind() -> int:
-    """Kill supervisors whose command is gone and that were stopped, by their trials; returns how many.
-
-    Those that run end by themselves. Each names its command, for a process id alone may be another's by now.
-    """
-    found = 0
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, psutil.Error):
-            words = Path(entry.path, "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-            if str(SUPERVISOR) not in words or entry.stat().st_uid != os.geteuid():
-                continue
-            pid, _, since = words[-2].partition(":")
-            if since and _started_at(pid) != since:
-                supervisor = psutil.Process(int(entry.name))
-                if supervisor.status() == psutil.STATUS_STOPPED:
-                    _kill_tree(supervisor)
-                    found += 1
-    return found
-
-
-def _kill_tree(top: psutil.Process) -> None:
-    for process in (*top.children(recursive=True), top):
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-
-
 class Launcher:
     """Starts supervisors; safe to use from several threads."""
 
@@ -291,7 +254,6 @@ class Launcher:
         self._lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
-        self._has_looked = False
 
     def start(self, launch: Launch, stdout: int, stderr: int) -> socket.socket:
         """Have a process started.
@@ -333,6 +295,7 @@ class Launcher:
             if self.process is None or self.process.poll() is not None:
                 self._start_server()
             assert self._requests is not None
+            self._wake()
             socket.send_fds(self._requests, [b"+"], fds)
 
     def prepare(self) -> None:
@@ -343,17 +306,13 @@ class Launcher:
 
     def _start_server(self) -> None:
         self._discard()
-        if not self._has_looked:
-            self._has_looked = True
-            threading.Thread(target=end_left_behind, name="left behind", daemon=True).start()
-        owner = f"{os.getpid()}:{_started_at(os.getpid())}"
         # Packets, so that one receive is one request with its descriptors.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # Its own session: a Ctrl-C in the terminal is for the command to handle, not for trials.
             # -S and -I: no site packages, no variables of the worker's environment.
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs.fileno()), owner],
+                [sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -363,41 +322,35 @@ class Launcher:
             )
         self._requests = ours
 
+    def _wake(self) -> None:
+        """Continue the server, which a script may have stopped; it then continues its supervisors."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+
     def _discard(self) -> None:
         if self._requests is not None:
             self._requests.close()
         if self.process is not None:
+            self._wake()
             # The server ends when its socket does and the last trial has ended; the wait reaps it.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(END_GRACE)
-            if self.process.returncode is None and _is_stopped(self.process.pid):
-                self.process.kill()
-                self.process.wait()
         self._requests = self.process = None
 
-    def go_on(self) -> None:
-        """Continue the server if it was stopped by a signal."""
-        with self._lock:
-            if self.process is not None and self.process.poll() is None and _is_stopped(self.process.pid):
-                self.process.send_signal(signal.SIGCONT)
+    def kill(self, supervisor: int | None) -> None:
+        """Kill a supervisor that does not answer, everything below it, and the server, which may be stopped.
 
-    def abandon(self, supervisor: int | None) -> None:
-        """Kill a supervisor that does not answer with all that is below it, or the server that started none.
+        Trials that run have supervisors of their own, which go on; the next `start` makes a new server.
 
         Args:
             supervisor: Its process id, None where none was started.
         """
         with self._lock:
-            server = self.process
-            if server is None:
-                return
-            with contextlib.suppress(psutil.Error):
-                if supervisor is not None and (silent := psutil.Process(supervisor)).ppid() == server.pid:
-                    _kill_tree(silent)
-            if supervisor is None or _is_stopped(server.pid):
-                # Trials that run have supervisors of their own, which go on.
-                server.kill()
-                self._discard()
+            if supervisor is not None:
+                _kill_tree(supervisor)
+            if self.process is not None:
+                self.process.kill()
+            self._discard()
 
     def close(self) -> None:
         """End the server; the next `start` makes a new one."""
@@ -413,9 +366,26 @@ class Launcher:
         self.__init__()  # type: ignore[misc]  # a lock that another thread held stays locked for ever
 
 
-def _is_stopped(pid: int) -> bool:
+def _kill_tree(supervisor: int) -> None:
+    """Kill everything below a supervisor, then the supervisor itself."""
+    deadline = time.monotonic() + END_GRACE
+    with contextlib.suppress(psutil.Error):
+        top = psutil.Process(supervisor)
+        # While it is stopped it inherits every orphan and reaps none, so that nothing escapes from this loop.
+        top.suspend()
+        while time.monotonic() < deadline:
+            living = [one for one in top.children(recursive=True) if _lives(one)]
+            if not living:
+                break
+            for process in living:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        top.kill()
+
+
+def _lives(process: psutil.Process) -> bool:
     try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 
@@ -432,10 +402,6 @@ os.register_at_fork(after_in_child=LAUNCHER.forget)
 
 TICK = 0.1
 """Seconds between two looks at the cancel flag."""
-START_LOOK = 1.0
-"""Seconds without news of a start after which the server is looked at: a trial may have stopped it."""
-START_GRACE = 30.0
-"""Seconds for a process to be started; on a host under load it takes some."""
 ABORT_GRACE = 2.0
 """Seconds that a hanging process gets to print its stacks."""
 KILL_GRACE = 15.0
@@ -470,22 +436,15 @@ class _Process:
     aborted_at: float | None = None
     killed_at: float | None = None
     cancelled: bool = False
-    continued: float = field(default_factory=time.monotonic)
 
     def act(self, cancelled: Callable[[], bool]) -> None:
         """Do what the clock or the cancel flag asks for."""
         now = time.monotonic()
         if self.killed_at is not None:
             if now > self.killed_at + KILL_GRACE + (ENGINE_GRACE if self.contained else 0.0):
-                LAUNCHER.abandon(self.events.get("started", {}).get("supervisor"))
+                LAUNCHER.kill(self.events.get("started", {}).get("supervisor"))
                 raise LaunchError("the trial's supervisor did not answer after the trial was killed")
             return
-        if not self.events and now > self.continued + START_LOOK:
-            LAUNCHER.go_on()
-            self.continued = now
-        if not self.events and now > self.started + START_GRACE:
-            LAUNCHER.abandon(None)
-            raise LaunchError(f"the trial was not started in {START_GRACE:.0f} s: its supervisor is stopped")
         if cancelled():
             self.cancelled = True
             self._kill(now)
