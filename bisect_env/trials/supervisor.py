@@ -16,7 +16,7 @@ or `failed`.
 
 import contextlib
 import ctypes
-import importlib.util
+import fcntl
 import json
 import os
 import resource
@@ -39,6 +39,8 @@ ABORT_LINGER = 2.0
 """The same after an abort: grandchildren are printing their stacks."""
 END_GRACE = 10.0
 """Seconds to wait for killed processes to go; one that a driver holds may never."""
+ENGINE_PATIENCE = 10.0
+"""Seconds for each command of a container engine."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -93,14 +95,67 @@ def _signal_all(pids: set[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _elsewhere() -> Any:
-    """The module beside this file, which only trials in containers need; isolated mode does not find it."""
-    place = importlib.util.spec_from_file_location("elsewhere", Path(__file__).with_name("elsewhere.py"))
-    assert place is not None
-    assert place.loader is not None
-    module = importlib.util.module_from_spec(place)
-    place.loader.exec_module(module)
-    return module
+class ContainerHold:
+    """The container; see `ContainerCommands` in `containers/trial.py`.
+
+    Args:
+        commands: Of the engine, by what they do, and the file to hold.
+        env: Their environment.
+    """
+
+    def __init__(self, commands: dict[str, Any], env: dict[str, str]) -> None:
+        self._commands = commands
+        self._env = env
+        # Never closed: the kernel gives the lock back when this process ends, however it ends.
+        self._held = os.open(commands["hold"], os.O_RDONLY)
+        fcntl.flock(self._held, fcntl.LOCK_EX)
+        self._is_sure = True
+        self.state = ""
+
+    def close(self, *, kill: bool) -> None:
+        """End it, look at how it ended, and remove it."""
+        if kill:
+            # It fails when the engine is still making the container, and when that has ended by itself.
+            self._is_sure = self.call("kill")[0] == 0
+        self.state = self.call("state")[1]
+        self._is_sure &= self.call("remove")[0] == 0
+
+    def close_again(self) -> None:
+        """Once no client can make the container any more, see that there is none."""
+        if not self._is_sure:
+            self.call("remove")
+
+    def call(self, name: str) -> tuple[int | None, str]:
+        """Exit code (None when it took too long) and output of one of the commands."""
+        argv = self._commands[name]
+        output = os.memfd_create("answer")
+        try:
+            actions = [
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+            ]
+            pid = os.posix_spawn(argv[0], argv, self._env, file_actions=actions, setsid=True)
+            code = self._wait(pid)
+            os.lseek(output, 0, os.SEEK_SET)
+            return code, os.read(output, 1_000_000).decode("utf-8", "replace")
+        except OSError:  # the engine was uninstalled meanwhile
+            return 127, ""
+        finally:
+            os.close(output)
+
+    def _wait(self, pid: int) -> int | None:
+        deadline = time.monotonic() + ENGINE_PATIENCE
+        pause = 0.002
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(pause)
+            pause = min(pause * 2, 0.02)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return None
 
 
 class Supervisor:
@@ -115,7 +170,7 @@ class Supervisor:
         self.sent: list[str] = []
         self.started, self.ended = 0.0, 0.0
         self.peak = 0
-        self.elsewhere: Any = None
+        self.elsewhere: ContainerHold | None = None
 
     def run(self) -> bool:
         """Serve one request from start to end; False when processes are left that cannot be ended."""
@@ -123,7 +178,7 @@ class Supervisor:
         self.wakeup = _wakeup()
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if request["elsewhere"]:
-            self.elsewhere = _elsewhere().ContainerHold(request["elsewhere"], request["env"])
+            self.elsewhere = ContainerHold(request["elsewhere"], request["env"])
         if not self._start(request):
             return True
         reported = self._watch()

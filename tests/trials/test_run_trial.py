@@ -162,6 +162,8 @@ STOP_ALL = (
     + "os.kill(server, signal.SIGSTOP)\n"
     + "os.kill(os.getppid(), signal.SIGSTOP)\n"
 )
+
+
 def test_a_trial_that_stops_its_supervisor_is_watched_on(run: Run) -> None:
     for _ in range(3):
         record = run(STOP_SUPERVISOR + "print('went on')", timeout=20.0)
