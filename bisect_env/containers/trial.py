@@ -6,17 +6,19 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bisect_env.containers.engine import LABEL, Engine
+from bisect_env.containers.engine import LABEL, RUN_ARGS, Engine, ask
 
 INIT = Path(__file__).with_name("init.py")
 REPORT = "report.json"
 ALIVE = "alive"
 _NO_PROGRAM = re.compile(r"executable file|exec: |stat \S*python\S*: no such file", re.IGNORECASE)
 """How runtimes say that an image lacks the program; with the same exit codes they say all else that fails."""
+_OPEN_UP_LIMIT = 60.0
+"""Seconds for a container that does next to nothing; a loaded host takes some to start one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,3 +257,116 @@ def read_state(text: str) -> dict[str, Any] | None:
         return dict(found["State"])
     except (ValueError, KeyError, TypeError):
         return None
+
+
+# --------------------------------------------------------------------------------------------------
+# One process of a trial in a container, from its preparation to how it ended.
+
+
+class ContainerError(Exception):
+    """The engine could not do what a trial needs: a failure of this host, not of the script."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerCommands:
+    """How a supervisor reaches a container, which is no child of the client that it started.
+
+    Attributes:
+        abort: Command that has the container's process print its stacks and end.
+        kill: Command that ends it at once.
+        state: Command whose output is reported once the container has ended.
+        remove: Command that leaves nothing of the container.
+        hold: File that the supervisor keeps locked while it lives. The container's first process ends
+            everything when that lock is free, so that nothing goes on when everything here was killed.
+    """
+
+    abort: Sequence[str]
+    kill: Sequence[str]
+    state: Sequence[str]
+    remove: Sequence[str]
+    hold: Path
+
+    def as_json(self) -> dict[str, object]:
+        """Return the commands as JSON data."""
+        return {**asdict(self), "hold": str(self.hold)}
+
+
+@dataclass(frozen=True, slots=True)
+class Contained:
+    """One process of a trial that is ready to be started in a container.
+
+    Attributes:
+        inside: Image and engine.
+        parcel: The process.
+        top: The trial's directory, which holds all that the container can write to.
+    """
+
+    inside: Inside
+    parcel: Parcel
+    top: Path
+
+    @property
+    def argv(self) -> list[str]:
+        """The engine's command that runs the container in the foreground."""
+        return run_argv(self.inside, self.parcel, [path.name for path in self.parcel.work.iterdir()])
+
+    @property
+    def commands(self) -> ContainerCommands:
+        """The engine's commands on the container."""
+        engine, name = self.inside.engine, self.parcel.name
+        return ContainerCommands(
+            abort=engine.argv("kill", "--signal", "ABRT", name),
+            kill=engine.argv("kill", name),
+            state=engine.argv("inspect", name),
+            remove=engine.argv("rm", "--force", "--volumes", name),
+            hold=self.parcel.control / ALIVE,
+        )
+
+    @property
+    def removal(self) -> list[Sequence[str]]:
+        """Commands that remove the container and make its files removable when nobody is left to."""
+        return [self.commands.remove, open_up_argv(self.inside, self.top)]
+
+    def first_process(self) -> int | None:
+        """Return the id, on this host, of the container's first process; None when it does not run."""
+        engine = self.inside.engine
+        answer = engine.ask("inspect", "--format", "{{.State.Pid}}", self.parcel.name, timeout=5.0)
+        text = answer.stdout.strip()
+        return int(text) if answer.ok and text.isdigit() and text != "0" else None
+
+    def open_up(self) -> None:
+        """Make everything that the trial wrote readable and removable, also files of other users.
+
+        Raises:
+            ContainerError: The engine could not.
+        """
+        if is_closed(self.top):
+            answer = ask(open_up_argv(self.inside, self.top), _OPEN_UP_LIMIT)
+            if not answer.ok:
+                raise ContainerError(
+                    f"what the trial wrote in its container cannot be removed: {answer.words}"
+                )
+
+    def ending(self, state: str, client: int | None, stderr: str, *, killed: bool) -> Ending:
+        """Return how the script ended.
+
+        Args:
+            state: Output of the command `state`.
+            client: Exit code of the engine's `run`, negative for a signal; None when it was not started.
+            stderr: What the client, or the script, wrote there.
+            killed: Whether we killed the container.
+
+        Raises:
+            ContainerError: The engine could not run the container.
+        """
+        end = ending(read_report(self.parcel.control), read_state(state), client, stderr)
+        if not end.problem:
+            return end
+        if killed:  # while the engine was still making the container: there was no process
+            return Ending(-9)
+        if end.stage == "image":
+            return Ending(None, stage="lookup")
+        raise ContainerError(
+            "the container engine cannot run the trial (options that this host needs go into "
+            f"{RUN_ARGS}): {end.problem}"
+        )

@@ -7,6 +7,7 @@ import os
 import platform
 import random
 import re
+import secrets
 import shutil
 import socket
 import sys
@@ -21,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from bisect_env.containers.trial import Inside
+from bisect_env.containers.trial import Contained, ContainerError, Inside, Parcel, prepare
 from bisect_env.trials.classify import IO_ERROR, Classification, ExitRecord, classify
 from bisect_env.trials.cores import Debug
 from bisect_env.trials.harness_marks import (
@@ -35,12 +36,21 @@ from bisect_env.trials.harness_marks import (
     read_marks,
     repeated,
 )
-from bisect_env.trials.launch import Launch, TrialCancelledError, contain, run_process
+from bisect_env.trials.launch import Launch, TrialCancelledError, run_process
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
 from bisect_env.trials.tracebacks import final_traceback, parse_fatal_dump
-from bisect_env.trials.workdir import WorkDir, child_env, container_env, own_bin, work_dir, write_problem
+from bisect_env.trials.workdir import (
+    TRIAL_ID,
+    WorkDir,
+    child_env,
+    container_env,
+    keep_removal,
+    own_bin,
+    work_dir,
+    write_problem,
+)
 
 # --------------------------------------------------------------------------------------------------
 # From the command as the matrix writes it to the file that is executed.
@@ -449,13 +459,33 @@ def _run_contained(spec: TrialSpec, place: _Execution, inside: Inside, directory
         env, marks = install(control, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
     arguments, notes = _arguments(spec, control)
     argv = [*spec.under, program, *arguments]
-    core = place.debug is not None
-    contained = contain(
-        spec, directory, control, inside, argv, env, gpus=place.gpus, cpus=place.cpus, core=core
+    parcel = Parcel(
+        name=f"bisect-env-{spec.trial_id[:32]}-{secrets.token_hex(3)}",
+        trial_id=spec.trial_id,
+        argv=argv,
+        env=env,
+        work=directory.work,
+        tmp=directory.tmp,
+        control=control,
+        gpus=place.gpus,
+        cpus=sorted(place.cpus),
+        network=spec.network,
+        core=place.debug is not None,
     )
+    prepare(inside, parcel)
+    contained = Contained(inside, parcel, directory.top)
+    keep_removal(directory.top, contained.removal)
+    # The engine's client is no trial: it needs what the user set up for it.
+    client_env = {**os.environ, TRIAL_ID: spec.trial_id}
     try:
         record = run_process(
-            contained.launch,
+            Launch(
+                contained.argv,
+                client_env,
+                directory.top,
+                scratch=directory.top,
+                elsewhere=contained.commands,
+            ),
             timeout=spec.timeout,
             output_limit=spec.output_limit,
             cancelled=place.cancelled,
@@ -464,10 +494,28 @@ def _run_contained(spec: TrialSpec, place: _Execution, inside: Inside, directory
         )
     finally:
         contained.open_up()
-    seen = contained.read(record)
+    seen = _as_ended_inside(record, contained)
     if place.debug is not None:
         place.debug.after(seen, directory.work, program)
     return _with_notes(seen, marks, notes)
+
+
+def _as_ended_inside(record: ExitRecord, contained: Contained) -> ExitRecord:
+    """Return what was seen of the script in a container, given what was seen of the engine's client."""
+    if record.stage:
+        kind = contained.inside.engine.kind
+        raise ContainerError(f"the container engine {kind} cannot be started")
+    end = contained.ending(record.state, record.returncode, record.stderr, killed=record.killed_by_us)
+    return replace(
+        record,
+        returncode=end.returncode,
+        stage=end.stage,
+        errno=end.errno,
+        oom_kills=end.oom_kills,
+        left_over=end.left_over,
+        duration=end.wall or record.duration,
+        peak=end.peak,
+    )
 
 
 def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elapsed: float) -> TrialRecord:

@@ -105,6 +105,16 @@ def sweep(*, containers: bool = True) -> None:
             _remove(old)
 
 
+def keep_removal(top: Path, commands: Sequence[Sequence[str]]) -> None:
+    """Write down the commands that `sweep` runs before it removes a trial's directory.
+
+    Args:
+        top: The directory; a trial in a container cannot write to this file in it.
+        commands: Remove what the trial has elsewhere, and make what is in the directory removable.
+    """
+    (top / REMOVAL).write_text(json.dumps(commands), "utf-8")
+
+
 # For a worker that was killed, a new one is started.
 _SWEEP = Once(sweep)
 
