@@ -10,7 +10,8 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from bisect_env.trials.records import NONE, Outcome, Perturbation, TrialRecord, catalogue
+from bisect_env.engine.amplify import catalogue
+from bisect_env.trials.records import NONE, Outcome, Perturbation, TrialRecord
 
 Run = Callable[..., TrialRecord]
 
