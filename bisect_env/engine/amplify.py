@@ -24,8 +24,8 @@ from bisect_env.engine.stored import known_target
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Grid
+from bisect_env.matrix.interpreter import can_repeat
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.schema import runs_python_body
 from bisect_env.matrix.signatures import FROM_BAD_END, shown
 from bisect_env.search.circumstances import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
 from bisect_env.storage.entries import AMPLIFIED
@@ -54,13 +54,13 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEX
 """Variables that set how many threads numeric libraries use."""
 
 
-def catalogue(cpus: int, seeds: Sequence[int] = (), *, can_repeat: bool = False) -> tuple[Perturbation, ...]:
+def catalogue(cpus: int, seeds: Sequence[int] = (), *, repeats: bool = False) -> tuple[Perturbation, ...]:
     """Return the perturbations that are worth trying on a machine. Pure.
 
     Args:
         cpus: CPUs that trials may use.
         seeds: Hash seeds of trials that failed: with one of them a failure may be certain.
-        can_repeat: Whether the script can be run again within its process.
+        repeats: Whether the script can be run again within its process.
     """
     found = [
         Perturbation("2 copies at once", copies=2),
@@ -81,7 +81,7 @@ def catalogue(cpus: int, seeds: Sequence[int] = (), *, can_repeat: bool = False)
     found += [Perturbation(f"hash seed {seed} in every second trial", seeds=(seed,)) for seed in (0, *seeds)]
     if cpus > 1:
         found.append(Perturbation("one core", cpus=1))
-    if can_repeat:
+    if repeats:
         found += [Perturbation(f"{n} times within a process", repeats=n) for n in (5, 25)]
     return tuple(found)
 
@@ -242,8 +242,8 @@ class Amplifier:
         return list(zip(arms, known, strict=True)), [(arms[i], known[i]) for i in alive]
 
     def _catalogue(self, seeds: Sequence[int]) -> list[Perturbation]:
-        can_repeat = runs_python_body(self.matrix.file.trial.effective_command)
-        return list(catalogue(self.cpus, seeds, can_repeat=can_repeat))
+        repeats = can_repeat(self.matrix.file.trial.effective_command)
+        return list(catalogue(self.cpus, seeds, repeats=repeats))
 
     def _rng(self) -> np.random.Generator:
         return np.random.default_rng(self.seed)

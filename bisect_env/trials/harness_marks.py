@@ -13,6 +13,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from bisect_env.matrix.interpreter import is_python, python_options
 from bisect_env.trials.records import Phase
 
 # --------------------------------------------------------------------------------------------------
@@ -37,13 +38,10 @@ _PHASES = {
     "T": Phase.TEARDOWN,
     "F": Phase.TEARDOWN,
 }
-_PYTHON = re.compile(r"(?:.*/)?python(?:\d+(?:\.\d+)?)?")
 _SHEBANG = re.compile(rb"#!\s*(?:/\S*/env\s+)?(?P<program>\S+)\s*$")
-_WITH_VALUE = frozenset("WX")
-"""Options of the interpreter that take a value."""
-_WITHOUT = frozenset("EISVh?iv")
-"""Those under which it reads no PYTHONPATH or runs no `site`, ends at once, waits for input, or tells of
-every import: the harness cannot run there, or would be seen."""
+_UNWATCHED = frozenset("EISiv")
+"""Options under which the interpreter reads no PYTHONPATH, runs no `site`, waits for input or tells of every
+import: the harness cannot run there, or would be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,60 +88,14 @@ def is_watched(program: str, arguments: Sequence[str], env: Mapping[str, str], c
     """
     if env.get("PYTHONVERBOSE") or env.get("PYTHONPROFILEIMPORTTIME") or env.get("PYTHONINSPECT"):
         return False
-    if _PYTHON.fullmatch(program):
-        return _options_allow(arguments)
-    return _is_python_script(cwd / program)
-
-
-def _options_allow(arguments: Sequence[str]) -> bool:
-    words = iter(arguments)
-    for word in words:
-        if word == "-" or not word.startswith("-"):
-            return word != "-"
-        if word.startswith("--"):
-            if word == "--check-hash-based-pycs":
-                next(words, None)
-                continue
-            return False
-        for position, letter in enumerate(word[1:], start=1):
-            if letter in "cm":
-                return True  # all that follows is the script's
-            if letter in _WITHOUT:
-                return False
-            if letter in _WITH_VALUE:
-                value = word[position + 1 :] or next(words, "")
-                if letter == "X" and value.startswith("importtime"):
-                    return False
-                break
-    return False  # no script: it would read its standard input
-
-
-def options_end(arguments: Sequence[str]) -> int | None:
-    """The end of the interpreter's own options: at the script, at `-m` or at `-c`. Pure.
-
-    Args:
-        arguments: What follows the interpreter.
-
-    Returns:
-        A position in `arguments`; None where there is no script, or an option that hides where it is.
-    """
-    position = 0
-    while position < len(arguments):
-        word = arguments[position]
-        if word in ("-m", "-c"):
-            return position if position + 1 < len(arguments) else None
-        if not word.startswith("-"):
-            return position
-        if word == "-" or word.startswith("--"):
-            return None
-        for place, letter in enumerate(word[1:], start=1):
-            if letter in "cm":
-                return None
-            if letter in _WITH_VALUE:  # what follows is its value: the rest of the word, or the next one
-                position += place == len(word) - 1
-                break
-        position += 1
-    return None
+    if not is_python(program):
+        return _is_python_script(cwd / program)
+    options = python_options(arguments)
+    return (
+        options is not None
+        and not options.flags & _UNWATCHED
+        and not any(value.startswith("importtime") for value in options.settings)
+    )
 
 
 def _is_python_script(path: Path) -> bool:
@@ -153,7 +105,7 @@ def _is_python_script(path: Path) -> bool:
     except OSError:
         return False
     match = _SHEBANG.match(first)
-    return match is not None and _PYTHON.fullmatch(os.fsdecode(match["program"])) is not None
+    return match is not None and is_python(os.fsdecode(match["program"]))
 
 
 @functools.cache
@@ -378,8 +330,8 @@ def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[st
     Raises:
         ValueError: This command cannot be repeated.
     """
-    end = options_end(arguments)
-    if end is None:
+    options = python_options(arguments)
+    if options is None or (end := options.end) is None:
         raise ValueError("this command cannot be run again in its process: it is no Python script")
     folder = place / "repeat"
     folder.mkdir()

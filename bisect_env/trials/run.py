@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bisect_env.containers.trial import Contained, ContainerError, Inside, Parcel, prepare
+from bisect_env.matrix.interpreter import is_python
 from bisect_env.trials.classify import IO_ERROR, Classification, ExitRecord, classify
 from bisect_env.trials.cores import Debug
 from bisect_env.trials.harness_marks import (
@@ -55,7 +56,6 @@ from bisect_env.trials.workdir import (
 # --------------------------------------------------------------------------------------------------
 # From the command as the matrix writes it to the file that is executed.
 
-_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _SHEBANG = re.compile(rb"#!\s*(\S+)[ \t]*(\S*)")
 SHELLS = frozenset({"sh", "bash", "dash", "env"})
 """Programs that are the host's in any case: they bring no packages, and look up what they start on the
@@ -78,7 +78,7 @@ def resolve_program(program: str, *, prefix_bin: Path, python: Path, path: str) 
     if "/" in program:
         return program
     named = shutil.which(program, path=str(prefix_bin))
-    if _PYTHON.fullmatch(program):
+    if is_python(program):
         # `python2` in a Python 3 prefix must not quietly be Python 3.
         return named or (str(python) if program == "python" else None)
     return named or shutil.which(program, path=path)
@@ -114,7 +114,7 @@ def why_outside(
     if path.name in SHELLS or not path.exists():
         return ""
     package = "pytest" if path.name == "py.test" else path.name
-    if _PYTHON.fullmatch(path.name):
+    if is_python(path.name):
         remedy = "call it `python`, which is the environment's"
     else:
         remedy = f"add the package that brings it, such as `packages: [{package}]`"
@@ -400,7 +400,7 @@ def _run_here(spec: TrialSpec, place: _Execution, directory: WorkDir) -> ExitRec
 
 
 def _not_found(program: str) -> str:
-    if _PYTHON.fullmatch(program):
+    if is_python(program):
         return "command not found: the environment's interpreter is called `python`"
     return (
         "command not found in the environment, nor on this host; add the package that brings it, such as "
