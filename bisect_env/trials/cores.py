@@ -22,10 +22,6 @@ _JOURNAL_WAIT = 10.0
 """Seconds for systemd-coredump, which writes after the process has gone."""
 _GDB_LIMIT = 120.0
 """Seconds for gdb: a process with CUDA has hundreds of libraries whose symbols it reads."""
-_FRAME = re.compile(
-    r"^#\d+\s+(?:0x[0-9a-f]+ in )?(?P<function>\S.*?) \((?P<arguments>.*)\)"
-    r"(?: at (?P<source>\S+)| from (?P<library>\S+))?$"
-)
 _MARK = "=== all threads\n"
 _QUIET = ("-batch", "-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off")
 _SHOW = (
@@ -39,13 +35,10 @@ _SHOW = (
     "thread apply all bt 40",
 )
 _LIBRARY = re.compile(r"/lib(?:64)?/python\d[\d.]*/|^<frozen ")
-_HANDLER = "<signal handler called>"
-_DYING = re.compile(
-    r"^_{0,3}(?:GI_)?_{0,3}(?:pthread_kill|raise|abort|assert_fail|libc_message|malloc_printerr|fortify_fail"
-    r"|chk_fail|stack_chk_fail|libc_(?:free|malloc|realloc|calloc)$)|faulthandler_|^(?:std::terminate|__cxxabiv1::|__gnu_cxx::__verbose_terminate)|^_int_free"
-    r"|^(?:free|realloc|malloc)$|^fatal_error|^Py_FatalError|^_Py_FatalError"
+_ALLOCATOR = re.compile(
+    r"^_*(?:GI_+)?(?:(?:libc_|int_)?(?:free|malloc|realloc|calloc)|malloc_consolidate|unlink_chunk)$"
 )
-"""Frames of how a process dies, which are the same whatever it dies of."""
+"""Functions of malloc: where they find the heap damaged, their caller is of interest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,21 +163,12 @@ def _with_gdb(core: Path, program: str) -> tuple[str, str, int | None]:
 
 
 def guilty_frame(backtrace: str) -> str:
-    """The innermost frame of a backtrace of gdb's that is not about dying itself. Pure."""
-    lines = [line for line in backtrace.splitlines() if re.match(r"#\d+ ", line)]
-    for i in range(len(lines) - 1, -1, -1):
-        if _HANDLER in lines[i]:
-            lines = lines[i + 1 :]
-            break
-    named = [match for line in lines if (match := _FRAME.match(line.strip()))]
-    telling = [match for match in named if not _DYING.search(match["function"])]
-    if not telling:
-        return ""
-    frame = telling[0]
-    place = frame["source"] or frame["library"]
-    if frame["function"] == "??" and not place:
-        return ""  # of a container whose libraries are not here: less than what Python says
-    return frame["function"] + (f" ({place})" if place else "")
+    """Return the innermost failing frame of gdb's backtrace outside of malloc; "" if none is known. Pure."""
+    for frame in stacks.failing_frames(backtrace):
+        if not _ALLOCATOR.match(frame.function):
+            # Nothing is known of a container whose libraries are not on this host.
+            return "" if str(frame) == "??" else str(frame)
+    return ""
 
 
 def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:

@@ -94,18 +94,43 @@ def go_on(pid: int) -> None:
 
 _FRAME = re.compile(r"^#\d+\s+(?:0x[0-9a-f]+ in )?(?P<name>.+)$")
 _HANDLER = "<signal handler called>"
-_PLACE = re.compile(r" (?:at (?:(?! at ).)+:\d+|from (?:(?! from ).)+)$")
+_PLACE = re.compile(r" (?:at (?P<source>(?:(?! at ).)+:\d+)|from (?P<library>(?:(?! from ).)+))$")
 _THREAD = re.compile(r"^Thread (\d+) (?P<took>.*received signal )?")
-_ABORTING = re.compile(
-    # How a process brings SIGABRT on itself says nothing about why.
-    r"^_*(?:GI_+)?(?:raise|abort|gsignal|kill|pthread_kill\w*|libc_message\w*|malloc_printerr|fortify_fail"
-    r"|chk_fail|stack_chk_fail|assert_fail\w*|gnu_cxx::.*|cxxabiv1::.*|cxa_(?:throw|rethrow)|std::terminate\b.*"
-    r"|std::__throw_.*)"
+_UNNAMED = "??"
+_DYING = re.compile(
+    r"^_*(?:GI_+)?(?:raise|abort|gsignal|kill|pthread_kill\w*|libc_message\w*|malloc_printerr|fortify_fail\w*"
+    r"|chk_fail|stack_chk_fail|assert_fail\w*|gnu_cxx::.*|cxxabiv1::.*|cxa_(?:throw|rethrow)|std::terminate"
+    r"|std::__throw_.*|faulthandler_\w*|fatal_error\w*|Py_FatalError\w*)(?:\W|$)"
 )
+"""Frames of how a process brings a signal on itself, which are the same whatever the reason."""
 
 
-def native_frames(text: str) -> list[str]:
-    """Functions of the thread that failed, innermost first; none where there is no such stack.
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of a thread.
+
+    Attributes:
+        function: Its name, or an address.
+        file: Name of the source file or library.
+        line: 0 when it is not known.
+        native: Whether it is no Python.
+    """
+
+    function: str
+    file: str = ""
+    line: int = 0
+    native: bool = False
+
+    def __str__(self) -> str:
+        place = f"{self.file}{f':{self.line}' if self.line else ''}"
+        return f"{self.function} ({place})" if place else self.function
+
+
+_HANDLER_FRAME = Frame(_HANDLER, native=True)
+
+
+def failing_frames(text: str) -> list[Frame]:
+    """Return the native frames of the thread that failed, innermost first, without those of dying itself.
 
     That is the thread with a signal handler on its stack, and what is below the handler; where the signal met
     no handler, the thread that gdb says took it, which in a core file is thread 1.
@@ -113,32 +138,44 @@ def native_frames(text: str) -> list[str]:
     Args:
         text: What `thread apply all bt` or `bt` printed.
     """
-    threads: dict[int, list[str]] = {}
+    threads: dict[int, list[Frame]] = {}
     number = took = 1
     for line in text.splitlines():
         if match := _THREAD.match(line):
             number = int(match[1])
             took = number if match["took"] else took
         elif match := _FRAME.match(line):
-            threads.setdefault(number, []).append(_function(match["name"]))
+            threads.setdefault(number, []).append(_native_frame(match["name"]))
     if not threads:
         return []
-    with_handler = next((stack for stack in threads.values() if _HANDLER in stack), None)
+    with_handler = next((stack for stack in threads.values() if _HANDLER_FRAME in stack), None)
     failed = with_handler or threads.get(took) or next(iter(threads.values()))
-    if _HANDLER in failed:
+    if with_handler:
         # The outermost: while faulthandler prints, a second signal may arrive.
-        failed = failed[len(failed) - failed[::-1].index(_HANDLER) :]
-    failed = [name for name in failed if name != "??"]
-    while failed and _ABORTING.match(failed[0]):
-        failed = failed[1:]
-    return failed
+        failed = failed[len(failed) - failed[::-1].index(_HANDLER_FRAME) :]
+    begin = 0
+    for position, frame in enumerate(failed):
+        # Libraries without symbols have unnamed frames among those of dying.
+        if _DYING.match(frame.function):
+            begin = position + 1
+        elif frame.function != _UNNAMED:
+            break
+    return failed[begin:]
 
 
-def _function(text: str) -> str:
+def native_frames(text: str) -> list[str]:
+    """Return the functions of `failing_frames` that have a name."""
+    return [frame.function for frame in failing_frames(text) if frame.function != _UNNAMED]
+
+
+def _native_frame(text: str) -> Frame:
     if text.startswith(_HANDLER):
-        return _HANDLER
-    text = _PLACE.sub("", text)
-    return text[: _arguments_begin(text)].strip()
+        return _HANDLER_FRAME
+    place = _PLACE.search(text)
+    if place is not None:
+        text = text[: place.start()]
+    function = text[: _arguments_begin(text)].strip()
+    return Frame(function, (place["source"] or place["library"]) if place else "", native=True)
 
 
 def _arguments_begin(text: str) -> int:
@@ -174,26 +211,6 @@ _MACHINERY = re.compile(
     r"|_ctypes_callproc|PyCFuncPtr_call|_CallPythonObject|closure_fcn|^Py[A-Z_]|^_Py"
 )
 """Frames that say how a thread waits, or how Python calls, and not whose call it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame of a thread.
-
-    Attributes:
-        function: Its name, or an address.
-        file: Name of the source file or library.
-        line: 0 when it is not known.
-        native: Whether it is no Python.
-    """
-
-    function: str
-    file: str
-    line: int = 0
-    native: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.function} ({self.file}{f':{self.line}' if self.line else ''})"
 
 
 @dataclass(frozen=True, slots=True)
