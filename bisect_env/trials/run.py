@@ -41,7 +41,6 @@ from bisect_env.trials.launch import Launch, TrialCancelledError, run_process
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
-from bisect_env.trials.tracebacks import final_traceback, parse_fatal_dump
 from bisect_env.trials.workdir import (
     TRIAL_ID,
     WorkDir,
@@ -562,7 +561,6 @@ def _stack(record: ExitRecord) -> str:
     """The stack that explains a failure; a passing process has none, whatever it logged."""
     if record.returncode == 0 and not record.timed_out:
         return ""
-    dump = parse_fatal_dump(record.stderr)
-    final = final_traceback(record.stderr)
-    text = dump.text if dump is not None else final.text if final is not None else ""
+    explains = record.dump or record.traceback
+    text = explains.text if explains is not None else ""
     return "\n".join(part for part in (record.stacks, text) if part)
