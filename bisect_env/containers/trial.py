@@ -26,7 +26,6 @@ class Inside:
     """The image in which the trials of an environment run, and how.
 
     Attributes:
-        engine: Starts containers.
         image: Exactly which image: a digest or an ID.
         prefix: The locked prefix that is mounted into it; None when the image is the environment.
         interpreter: Where the prefix's Python lies, if not in the prefix itself; mounted as well.
@@ -48,17 +47,10 @@ class Parcel:
     """One process of a trial as its container needs it.
 
     Attributes:
-        name: Of the container.
-        trial_id: Of the trial.
         argv: What the script is.
-        env: Added to the image's own environment.
         work: Its working directory, writable; what lies in it now is mounted read-only.
-        tmp: Its TMPDIR.
         control: Holds what passes between the first process and us.
-        gpus: UUIDs of the GPUs that it may see.
         cpus: CPUs that it may use; empty means all.
-        network: Whether it has one.
-        core: Whether it may leave a core file.
     """
 
     name: str
@@ -75,13 +67,7 @@ class Parcel:
 
 
 def run_argv(inside: Inside, parcel: Parcel, contents: Sequence[str]) -> list[str]:
-    """The engine's command that runs a parcel in the foreground. Pure.
-
-    Args:
-        inside: Image and engine.
-        parcel: What to run.
-        contents: Names of what lies in the working directory.
-    """
+    """The engine's command that runs a parcel in the foreground. Pure."""
     engine = inside.engine
     options = ["--name", parcel.name, "--label", f"{LABEL}={parcel.trial_id}", "--pull", "never"]
     # Output goes to us alone; with a label, SELinux would hide the mounts from the container.
@@ -117,10 +103,6 @@ def open_up_argv(inside: Inside, top: Path) -> list[str]:
 
     Without root's rights here, what another user of the container owns is out of reach; for the container's
     own root it is not.
-
-    Args:
-        inside: Image and engine.
-        top: The directory that holds what the trial could write to.
     """
     options = ["--rm", "--pull", "never", "--log-driver", "none", "--security-opt", "label=disable"]
     options += ["--network", "none", *_mount(top, read_only=False)]
@@ -148,12 +130,7 @@ def _mount(source: Path, target: Path | None = None, *, read_only: bool = True) 
 
 
 def gpu_options(kind: str, uuids: Sequence[str]) -> list[str]:
-    """How an engine is told which GPUs a container sees. Pure.
-
-    Args:
-        kind: `podman` or `docker`.
-        uuids: Of the GPUs.
-    """
+    """Return the engine's options for the GPUs that a container sees. Pure."""
     if kind == "docker":
         # The quotes are part of the value: docker reads it as a line of comma-separated values.
         return ["--gpus", f'"device={",".join(uuids)}"']
@@ -188,7 +165,6 @@ class Ending:
     Attributes:
         returncode: As `subprocess` gives it; None when it never started.
         stage: Where starting failed, or "".
-        errno: Why, or 0.
         oom_kills: Kills for lack of memory in the container.
         wall: Seconds that the script ran; 0.0 when not known.
         peak: Most memory that the script had at once, in bytes; 0 when not known.
@@ -296,8 +272,6 @@ class Contained:
     """One process of a trial that is ready to be started in a container.
 
     Attributes:
-        inside: Image and engine.
-        parcel: The process.
         top: The trial's directory, which holds all that the container can write to.
     """
 

@@ -32,7 +32,6 @@ class ExitRecord:
             could not be ended.
         stage: Where starting failed (`setup`, `chdir`, `exec`, `lookup`, `outside`), or "".
         why: Why it was not started, where `errno` cannot say it.
-        errno: Why starting failed, or 0.
         timed_out: The deadline passed before the process ended.
         killed_by_us: We sent a signal before it ended.
         cpu_rate: CPUs it kept busy just before the deadline; None when not measured.

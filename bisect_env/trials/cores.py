@@ -64,12 +64,7 @@ class Autopsy:
 
 
 def core_names(pattern: str, pid: int) -> list[str]:
-    """Patterns for names that the kernel may give the core of a process, most exact first. Pure.
-
-    Args:
-        pattern: The kernel's `core_pattern`, not one with a pipe.
-        pid: Of the process.
-    """
+    """Return globs for the names that a `core_pattern` may give a core, most exact first. Pure."""
 
     def value(match: re.Match[str]) -> str:
         letter = match[1]
@@ -80,13 +75,7 @@ def core_names(pattern: str, pid: int) -> list[str]:
 
 
 def find_core(work: Path, pid: int, pattern: str | None = None) -> tuple[Path | None, str]:
-    """The core that a process left, or why there is none.
-
-    Args:
-        work: Its working directory.
-        pid: Of the process.
-        pattern: The kernel's; None means this host's.
-    """
+    """Return the core that a process left, or why there is none; without a pattern, by this host's."""
     if pattern is None:
         try:
             pattern = PATTERN.read_text("utf-8").strip()
@@ -118,12 +107,7 @@ def _of_journal(work: Path, pid: int, pattern: str) -> tuple[Path | None, str]:
 
 
 def read_core(core: Path, program: str) -> Autopsy:
-    """Look at a core file with the tools that are here.
-
-    Args:
-        core: The file.
-        program: Path of the executable.
-    """
+    """Look at a core file with the tools that are here."""
     native, first, tid = _with_gdb(core, program)
     python, frame = _with_py_spy(core, tid)
     return Autopsy(first, frame, "\n\n".join(part for part in (python, native) if part))
@@ -205,11 +189,7 @@ def _thread(found: Sequence[stacks.Thread], tid: int | None) -> stacks.Thread | 
 
 
 def read_gpu_core(core: Path) -> tuple[str, str]:
-    """What cuda-gdb prints for a GPU core, and a sentence of it; both "" without cuda-gdb.
-
-    Args:
-        core: The file that CUDA's driver wrote.
-    """
+    """What cuda-gdb prints for a GPU core, and a sentence of it; both "" without cuda-gdb."""
     tool = find_tool("cuda-gdb") or shutil.which("cuda-gdb", path="/usr/local/cuda/bin")
     if tool is None:
         return "", ""
@@ -238,7 +218,6 @@ class Debug:
     """Looks at one trial, and keeps what it finds in a directory.
 
     Attributes:
-        keep: The directory.
         autopsy: What the core told, once there was one.
         on_gpu: What cores of the GPU told, in sentences.
         notes: What could not be done, and why.

@@ -16,13 +16,7 @@ from bisect_env.trials.records import Outcome
 
 @dataclass(frozen=True, slots=True)
 class ErrorTable:
-    """One table.
-
-    Attributes:
-        source: Where it is from, one line.
-        read: When that was read, one line.
-        rows: Column to text.
-    """
+    """One table."""
 
     source: str
     read: str
@@ -48,9 +42,7 @@ class CudaError:
 
     Attributes:
         number: The same in the runtime and in the driver.
-        runtime: Name in the runtime API.
         driver: Name in the driver API, "" where it has none.
-        text: What `cudaGetErrorString` says.
         outcome: What a process that ends with it did.
     """
 
@@ -134,10 +126,8 @@ class Xid:
     """One kind of report.
 
     Attributes:
-        number: As the driver prints it.
         sick: Hardware, driver or firmware: nothing on that GPU is evidence. Otherwise it is what a program's
             own fault leaves.
-        description: NVIDIA's words.
     """
 
     number: int

@@ -51,7 +51,6 @@ class Imported:
     Attributes:
         module: As imported.
         stated: Its `__version__`, "" if it states none.
-        file: Where it came from.
     """
 
     module: str
@@ -78,14 +77,7 @@ NO_MARKS = Marks()
 
 
 def is_watched(program: str, arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> bool:
-    """Whether a command starts a Python that the harness can run in without being noticed.
-
-    Args:
-        program: The file that is executed.
-        arguments: What follows it.
-        env: The child's environment.
-        cwd: Its working directory.
-    """
+    """Whether a command starts a Python that the harness can run in without being noticed."""
     if env.get("PYTHONVERBOSE") or env.get("PYTHONPROFILEIMPORTTIME") or env.get("PYTHONINSPECT"):
         return False
     if not is_python(program):
@@ -177,7 +169,6 @@ class LockedDistribution:
     Attributes:
         name: Normalised name, PyPI's; `python` for the interpreter.
         version: Exact; of Python as much of it as was asked for.
-        cuda: Whether it is a build for CUDA.
     """
 
     name: str
@@ -190,7 +181,6 @@ class Expected:
     """The distribution that importing a module should give.
 
     Attributes:
-        locked: Its distribution in the lock.
         site: Directory that the prefix has it in, "" for the interpreter.
         installed: Version by the metadata in that directory.
     """
@@ -202,12 +192,7 @@ class Expected:
 
 @functools.lru_cache(_KEPT)
 def expected_imports(prefix: Path, locked: tuple[LockedDistribution, ...]) -> Mapping[str, Expected]:
-    """Modules of an environment, by name, as its distributions list them. Nothing in it is run.
-
-    Args:
-        prefix: Of the environment.
-        locked: Its distributions by the lock.
-    """
+    """Modules of an environment, by name, as its distributions list them. Nothing in it is run."""
     by_name = {one.name: one for one in locked}
     found = {"python": Expected(by_name["python"])} if "python" in by_name else {}
     for site in sorted(prefix.glob("lib/python*/site-packages")):
@@ -317,12 +302,9 @@ NOTES = "bodies"
 
 
 def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[str], Path]:
-    """The interpreter's arguments under which it runs the script several times.
+    """Return the interpreter's arguments under which it runs the script several times.
 
-    Args:
-        arguments: What follows the interpreter, of a command that can be repeated.
-        count: How often.
-        place: A directory that the trial may write to; the runner is put there.
+    The runner is put into `place`, a directory that the trial may write to.
 
     Returns:
         The arguments, and the file for `iterations_begun`.

@@ -34,11 +34,7 @@ HEAD_SHARE = 4
 
 
 class HeadTail:
-    """Bytes kept from the beginning and the end of a stream, with a bound on the whole.
-
-    Args:
-        limit: Bytes kept in all.
-    """
+    """Bytes kept from the beginning and the end of a stream, with a bound on the whole."""
 
     def __init__(self, limit: int) -> None:
         self._head_limit = limit // HEAD_SHARE
@@ -181,8 +177,6 @@ class Launch:
 
     Attributes:
         argv: `argv[0]` is a path, absolute or relative to `cwd`.
-        env: The whole environment.
-        cwd: Working directory.
         core: Whether a core file may be written (the limit itself is inherited).
         cpus: CPUs that the process may use; empty means those of this process.
         nice: Added to its niceness.
@@ -209,12 +203,7 @@ class Launcher:
         self._requests: socket.socket | None = None
 
     def start(self, launch: Launch, stdout: int, stderr: int) -> socket.socket:
-        """Have a process started.
-
-        Args:
-            launch: What to start.
-            stdout: Write end for its standard output; the caller closes its own copy.
-            stderr: Likewise.
+        """Have a process started, with the given write ends as its output; the caller closes its own copies.
 
         Returns:
             The control socket. Closing it, or the death of this process, ends everything that was started.

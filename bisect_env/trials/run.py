@@ -67,12 +67,6 @@ def resolve_program(program: str, *, prefix_bin: Path, python: Path, path: str) 
     `python`, `python3` and `python3.11` are the prefix's interpreter, whatever its directory calls it; other
     names are looked up beside it, then on the child's PATH. What contains a slash is taken as it is,
     relative to the trial's working directory.
-
-    Args:
-        program: First word of the command.
-        prefix_bin: The prefix's directory of commands.
-        python: The prefix's interpreter.
-        path: The child's PATH.
     """
     if "/" in program:
         return program
@@ -177,12 +171,9 @@ _SPIN = [sys.executable, "-I", "-S", "-c", "while True: pass"]
 
 @contextlib.contextmanager
 def load_beside(processes: int, cpus: Collection[int], limit: float) -> Iterator[None]:
-    """Keep CPUs busy for a while; nothing of it is left afterwards, however this process ends.
+    """Keep CPUs busy with processes that end after `limit` seconds at the latest, however this process ends.
 
-    Args:
-        processes: How many.
-        cpus: CPUs that they may use; empty means those of this process.
-        limit: Seconds after which they end in any case.
+    Without CPUs they use those of this process.
     """
     if not processes:
         yield
@@ -205,12 +196,9 @@ def load_beside(processes: int, cpus: Collection[int], limit: float) -> Iterator
 
 
 def some_cpus(count: int, cpus: Collection[int], trial_id: str) -> list[int]:
-    """Some of the CPUs that a trial may use, chosen by its id so that trials spread over all.
+    """Return some of the CPUs that a trial may use, chosen by its id so that trials spread over all of them.
 
-    Args:
-        count: How many; 0 for all.
-        cpus: Those that it may use; empty means those of this process.
-        trial_id: Of the trial.
+    A count of 0 means all; no CPUs mean those of this process.
     """
     allowed = sorted(cpus or os.sched_getaffinity(0))
     if not count or count >= len(allowed):

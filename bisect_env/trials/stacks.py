@@ -36,7 +36,6 @@ class ToolOutput:
     """The output of a tool.
 
     Attributes:
-        ok: Whether it ended with success.
         text: Its standard output, the end cut off when there is too much.
         why: Why it failed, one line, or "".
     """
@@ -54,12 +53,7 @@ def find_tool(name: str) -> str | None:
 
 
 def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> ToolOutput:
-    """Run a tool to its end, or to the limit.
-
-    Args:
-        argv: What to run.
-        limit: Seconds.
-    """
+    """Run a tool to its end, or for `limit` seconds."""
     answer = ask(argv, limit)
     if answer.returncode is None:
         return ToolOutput(False, "", f"no answer in {limit:.0f} s")
@@ -219,9 +213,7 @@ class Thread:
 
     Attributes:
         tid: The kernel's id of it.
-        name: Python's.
         frames: Innermost first, native and Python ones.
-        has_gil: Whether it holds the GIL.
         wants_gil: Whether it sleeps until it gets the GIL.
         mutex_owner: Thread that holds the mutex for which it sleeps; None when it sleeps for none.
     """
@@ -380,11 +372,7 @@ def _owner(pid: int, address: int) -> int | None:
 
 
 def explain(threads: Sequence[Thread]) -> list[str]:
-    """Sentences on what keeps a process from going on; empty if nothing can be seen. Pure.
-
-    Args:
-        threads: All of them, with what they wait for.
-    """
+    """Sentences on what keeps a process from going on; empty if nothing can be seen. Pure."""
     by_id = {thread.tid: thread for thread in threads}
     holder = next((thread for thread in threads if thread.has_gil), None)
     waits: dict[int, tuple[int, str]] = {}
@@ -465,9 +453,6 @@ def live_stacks(pid: int) -> str:
     """Python and native stacks of every thread of a process and of what it started; goes on afterwards.
 
     py-spy where it is and understands the process, else gdb. What neither can tell is said, not hidden.
-
-    Args:
-        pid: The process.
     """
     return "\n\n".join(filter(None, (_of_one(member) for member in _family(pid))))
 
@@ -499,12 +484,7 @@ def _of_one(pid: int) -> str:
 
 
 def with_py_spy(tool: str, pid: int) -> ToolOutput:
-    """All threads as py-spy sees them, with who waits for whom.
-
-    Args:
-        tool: py-spy.
-        pid: The process.
-    """
+    """All threads as py-spy sees them, with who waits for whom."""
     native = ["--native"] if unwinds_natively() else []
     said = run_tool([tool, "dump", *native, "--json", "--pid", str(pid)])
     if not said.ok and native:
@@ -533,12 +513,7 @@ def sentences(text: str) -> list[str]:
 
 
 def with_gdb(tool: str, pid: int) -> ToolOutput:
-    """All threads as gdb sees them: native frames alone.
-
-    Args:
-        tool: gdb.
-        pid: The process.
-    """
+    """All threads as gdb sees them: native frames alone."""
     said = run_tool([tool, *_GDB, "-p", str(pid), "-ex", "thread apply all bt 40"])
     if "#0" not in said.text:
         return ToolOutput(False, "", said.why or "no frames")

@@ -171,7 +171,6 @@ class FatalDump:
     Attributes:
         reason: `Segmentation fault`, `Aborted`…
         threads: In the order printed; the one that got the signal is `current`.
-        text: The dump as printed.
     """
 
     reason: str

@@ -189,7 +189,7 @@ def child_env(
         prefix_bin: The prefix's directory of commands; first on PATH.
         tmp: Private directory for temporary files.
         hash_seed: `PYTHONHASHSEED`; random per trial and recorded, so that a trial can be repeated.
-        trial_id: Of the trial.
+        trial_id: The trial's id.
         gpus: UUIDs of the GPUs that the trial may see. With none, it sees none: a script that quietly uses a
             GPU that another trial was given would spoil both.
         own_bin: Directory of this program's own commands, taken out of PATH: a `pytest` that the prefix
@@ -211,15 +211,7 @@ def container_env(
     gpus: Sequence[str] = (),
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Variables that a trial in a container gets beside the image's own; none come from this host.
-
-    Args:
-        tmp: As in `child_env`.
-        hash_seed: As in `child_env`.
-        trial_id: As in `child_env`.
-        gpus: As in `child_env`.
-        extra: As in `child_env`.
-    """
+    """Variables that a trial in a container gets beside the image's own; none come from this host."""
     return {**_settings(tmp, hash_seed, trial_id, gpus), **(extra or {})}
 
 
