@@ -67,7 +67,7 @@ class Parcel:
 
 
 def run_argv(inside: Inside, parcel: Parcel, contents: Sequence[str]) -> list[str]:
-    """The engine's command that runs a parcel in the foreground. Pure."""
+    """Return the engine's command that runs a parcel in the foreground. Pure."""
     engine = inside.engine
     options = ["--name", parcel.name, "--label", f"{LABEL}={parcel.trial_id}", "--pull", "never"]
     # Output goes to us alone; with a label, SELinux would hide the mounts from the container.
@@ -99,7 +99,7 @@ for folder, names, files in os.walk(sys.argv[1]):
 
 
 def open_up_argv(inside: Inside, top: Path) -> list[str]:
-    """The engine's command that makes files of the container's users readable and removable for us. Pure.
+    """Return the engine's command that makes what the container's users wrote removable for us. Pure.
 
     Without root's rights here, what another user of the container owns is out of reach; for the container's
     own root it is not.
@@ -114,7 +114,7 @@ def open_up_argv(inside: Inside, top: Path) -> list[str]:
 
 
 def is_closed(top: Path) -> bool:
-    """Whether something below a directory cannot be read or removed by this process."""
+    """Return whether something below a directory cannot be read or removed by this process."""
     for folder, names, files in os.walk(top):
         for name in (*names, *files):
             path = Path(folder, name)
@@ -185,7 +185,7 @@ class Ending:
 def ending(
     report: Mapping[str, Any] | None, state: Mapping[str, Any] | None, client: int | None, stderr: str
 ) -> Ending:
-    """How the script ended, by the first process's report and the state of the container. Pure.
+    """Return how the script ended, by the first process's report and the state of the container. Pure.
 
     Args:
         report: What the first process wrote; None when it did not come to that.
@@ -219,7 +219,7 @@ def ending(
 
 
 def read_report(control: Path) -> dict[str, Any] | None:
-    """The report of the first process, or None."""
+    """Read the report of the first process; None when there is none."""
     try:
         return dict(json.loads((control / REPORT).read_text("utf-8")))
     except (OSError, ValueError):
@@ -227,7 +227,7 @@ def read_report(control: Path) -> dict[str, Any] | None:
 
 
 def read_state(text: str) -> dict[str, Any] | None:
-    """`State` of what an engine's `inspect` printed, or None."""
+    """Return `State` of what an engine's `inspect` printed, or None."""
     try:
         (found,) = json.loads(text)
         return dict(found["State"])

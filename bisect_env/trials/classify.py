@@ -145,7 +145,7 @@ LINE_LIMIT = 2000
 
 
 def before_dump(stderr: str) -> str:
-    """The output before faulthandler's dump."""
+    """Return the output before faulthandler's dump."""
     before, mark, _ = stderr.rpartition("Fatal Python error: ")
     return before if mark else stderr
 
@@ -165,13 +165,13 @@ _ABORT = re.compile(
 
 
 def abort_cause(stderr: str) -> str:
-    """The line in which a library says why it calls abort(), or ""."""
+    """Return the line in which a library says why it calls abort(), or ""."""
     found = _ABORT.findall(tail(before_dump(stderr), LAST_WORDS))
     return str(found[-1]).strip() if found else ""
 
 
 def tail(text: str, lines: int) -> str:
-    """The last lines of an output, of long ones their ends."""
+    """Return the last lines of an output, cut to the end of each line that is too long."""
     end = text[-lines * LINE_LIMIT :].rstrip()
     return "\n".join(line[-LINE_LIMIT:] for line in end.splitlines()[-lines:])
 
@@ -207,7 +207,7 @@ Rule = Callable[[ExitRecord], Classification | None]
 
 
 def signal_name(number: int) -> str:
-    """`SIGSEGV` for 11; real-time signals by number."""
+    """Return the name of a signal: `SIGSEGV` for 11, `signal 40` for a real-time signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -464,7 +464,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def classify(record: ExitRecord) -> Classification:
-    """The outcome of a process; every record has one."""
+    """Return the outcome of a process; every record has one."""
     for rule in RULES:
         found = rule(record)
         if found is not None:
@@ -473,7 +473,7 @@ def classify(record: ExitRecord) -> Classification:
 
 
 def _with_kills(found: Classification, record: ExitRecord) -> Classification:
-    """A failure that a kill of another process may have caused: a child of its own, or a neighbour."""
+    """Note kills for lack of memory beside a failure: the kernel may have killed a child, or a neighbour."""
     if not record.oom_kills or record.returncode == 0 or found.outcome is Outcome.HOST_OOM:
         return found
     note = f"the kernel killed {_processes(record.oom_kills)} for lack of memory meanwhile"

@@ -114,7 +114,7 @@ def read_core(core: Path, program: str) -> Autopsy:
 
 
 def under_gdb() -> tuple[str, ...] | None:
-    """The gdb command that runs a program and prints the stacks at a signal; None without gdb.
+    """Return the gdb command that runs a program and prints the stacks at a signal; None without gdb.
 
     For hosts that leave no core file. A program runs slower under it, and its threads take turns otherwise.
     """
@@ -125,7 +125,7 @@ def under_gdb() -> tuple[str, ...] | None:
 
 
 def of_gdb(stdout: str) -> Autopsy:
-    """The stacks that gdb printed for a program that it ran; empty if no signal came. Pure."""
+    """Read the stacks that gdb printed for a program that it ran; empty if no signal came. Pure."""
     at = stdout.find("received signal")
     if at < 0:
         return Autopsy()
@@ -134,7 +134,7 @@ def of_gdb(stdout: str) -> Autopsy:
 
 
 def _with_gdb(core: Path, program: str) -> tuple[str, str, int | None]:
-    """All threads, the guilty frame, and the thread that crashed."""
+    """Return all threads as text, the guilty frame, and the id of the thread that crashed."""
     gdb = find_tool("gdb")
     if gdb is None:
         return "native frames: gdb is not on this machine", "", None
@@ -156,7 +156,7 @@ def guilty_frame(backtrace: str) -> str:
 
 
 def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
-    """Python frames of all threads, and the innermost one of a thread."""
+    """Return the Python frames of all threads as text, and the innermost frame of one thread."""
     tool = find_tool("py-spy")
     if tool is None:
         return "Python frames: py-spy is not on this machine", ""
@@ -175,7 +175,7 @@ def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
 
 
 def called_from(thread: stacks.Thread) -> str:
-    """The innermost Python frame of a thread, and that of the user's own code where it is another one."""
+    """Return a thread's innermost Python frame, and that of the user's own code if it is another one."""
     frames = [frame for frame in thread.frames if not frame.native]
     own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
     innermost = str(frames[0]) if frames else ""
@@ -183,7 +183,7 @@ def called_from(thread: stacks.Thread) -> str:
 
 
 def _thread(found: Sequence[stacks.Thread], tid: int | None) -> stacks.Thread | None:
-    """The thread that crashed; the only one with Python frames, where nobody says which it was."""
+    """Return the thread that crashed; without an id, the only thread that there is."""
     named = [thread for thread in found if thread.tid == tid]
     return named[0] if named else found[0] if tid is None and len(found) == 1 else None
 
@@ -198,7 +198,7 @@ def read_gpu_core(core: Path) -> tuple[str, str]:
 
 
 def of_cuda_gdb(text: str) -> str:
-    """The error on the GPU and its place, as cuda-gdb prints it for a core; "" if it prints none. Pure."""
+    """Return the error on the GPU and its place from what cuda-gdb printed; "" if it has none. Pure."""
     error = re.search(r"^CUDA Exception: (.+)$", text, re.MULTILINE)
     if error is None:
         return ""
@@ -229,7 +229,7 @@ class Debug:
     notes: list[str] = field(default_factory=list)
 
     def on_deadline(self, pid: int) -> str:
-        """The stacks of a hanging process; gdb's are kept as a file beside py-spy's."""
+        """Return the stacks of a hanging process, and keep gdb's in a file beside py-spy's."""
         text = live_stacks(pid)
         gdb = find_tool("gdb")
         if gdb is None:

@@ -96,7 +96,7 @@ _BY_TEXT = {error.text: error for error in CUDA_ERRORS}
 
 
 def find_cuda_error(text: str) -> CudaError | None:
-    """The first error of the table that a text names.
+    """Return the first error of the table that a text names.
 
     The first, because a destructor that meets the broken context afterwards echoes it.
 
@@ -144,7 +144,7 @@ SICK_XIDS = frozenset(number for number, xid in XIDS.items() if xid.sick)
 
 
 def described(numbers: Iterable[int]) -> str:
-    """`Xid 31 (GPU memory page fault), 45 (...)`, each once."""
+    """Return Xids with their descriptions, each once: `Xid 31 (GPU memory page fault), 45 (...)`."""
     words = [
         f"{number} ({XIDS[number].description})" if number in XIDS else str(number)
         for number in dict.fromkeys(numbers)

@@ -77,7 +77,7 @@ NO_MARKS = Marks()
 
 
 def is_watched(program: str, arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> bool:
-    """Whether a command starts a Python that the harness can run in without being noticed."""
+    """Return whether a command starts a Python that the harness can run in without being noticed."""
     if env.get("PYTHONVERBOSE") or env.get("PYTHONPROFILEIMPORTTIME") or env.get("PYTHONINSPECT"):
         return False
     if not is_python(program):
@@ -136,7 +136,7 @@ def install(
 
 
 def read_marks(path: Path) -> Marks:
-    """The notes of the harness; empty if the script removed the file."""
+    """Read the notes of the harness; they are empty if the script removed the file."""
     try:
         with path.open("rb") as stream:
             text = stream.read(NOTES_LIMIT).decode("utf-8", "replace")
@@ -192,7 +192,7 @@ class Expected:
 
 @functools.lru_cache(_KEPT)
 def expected_imports(prefix: Path, locked: tuple[LockedDistribution, ...]) -> Mapping[str, Expected]:
-    """Modules of an environment, by name, as its distributions list them. Nothing in it is run."""
+    """Return the modules of an environment by name, as its distributions list them. Runs nothing in it."""
     by_name = {one.name: one for one in locked}
     found = {"python": Expected(by_name["python"])} if "python" in by_name else {}
     for site in sorted(prefix.glob("lib/python*/site-packages")):
@@ -207,7 +207,7 @@ def expected_imports(prefix: Path, locked: tuple[LockedDistribution, ...]) -> Ma
 
 
 def _modules(record: Path) -> list[str]:
-    """The packages and modules that a distribution consists of: the outermost that have code of their own."""
+    """Return the outermost packages and modules of a distribution that have code of their own."""
     try:
         with record.open(encoding="utf-8", errors="replace", newline="") as stream:
             names = set(_named(row[0] for row in csv.reader(stream) if row))
@@ -233,7 +233,7 @@ def _named(paths: Iterable[str]) -> Iterator[str]:
 
 
 def imported_versions(expected: Mapping[str, Expected], imported: Iterable[Imported]) -> dict[str, str]:
-    """Distribution to the version that the script really had. Pure."""
+    """Map each distribution to the version that the script really had. Pure."""
     versions: dict[str, str] = {}
     for one in imported:
         if (wanted := expected.get(one.module)) is not None:
@@ -249,7 +249,7 @@ def _version(wanted: Expected, one: Imported) -> str:
 
 
 def mismatch(expected: Mapping[str, Expected], imported: Iterable[Imported]) -> str:
-    """One line on an import that differs from the lock; "" if none does. Pure.
+    """Return one line on imports that differ from the lock; "" if none does. Pure.
 
     A module from the prefix has the version that the metadata beside it states, whatever it says itself. One
     from elsewhere counts only if it states another version: the standard library has modules that backports
@@ -324,7 +324,7 @@ def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[st
 
 
 def iterations_begun(notes: Path) -> int:
-    """How many iterations were begun; 0 when the interpreter did not come so far."""
+    """Return how many iterations were begun; 0 when the interpreter did not come so far."""
     try:
         return int(notes.read_text("utf-8"))
     except (OSError, ValueError):

@@ -59,7 +59,7 @@ class HeadTail:
             self._tail_size -= len(self._tail.popleft())
 
     def text(self) -> str:
-        """The bytes that were kept, decoded; a line tells how many are missing, if any.
+        """Return the bytes that were kept, decoded, with a line that says how many are missing, if any.
 
         Invalid UTF-8 and NUL, which no database stores as text, become replacement characters.
         """
@@ -80,7 +80,7 @@ _counters: dict[Path, tuple[float, tuple[str, ...]]] = {}
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """How often the kernel has killed for lack of memory in this process's memory cgroup.
+    """Return how often the kernel has killed for lack of memory in this process's memory cgroup.
 
     In the root cgroup, which keeps no such count, the host's own. Only differences mean anything.
 
@@ -101,7 +101,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def _cgroup_counters(root: Path) -> tuple[str, ...]:
-    """Files that count memory kills in the cgroups of this process, which are the same for most trials."""
+    """Return the files that count memory kills in this process's cgroups; cached, for they seldom change."""
     until, known = _counters.get(root, (0.0, ()))
     if time.monotonic() < until:
         return known
@@ -121,7 +121,7 @@ def _cgroup_counters(root: Path) -> tuple[str, ...]:
 
 
 def _text(path: str) -> str:
-    """A file of the kernel's, without what a text stream costs: this is read twice a trial."""
+    """Read a file of the kernel's without a text stream, which would be slow: every trial does it twice."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = b""
@@ -133,7 +133,7 @@ def _text(path: str) -> str:
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """CPU time, user and system, that the living processes below `pid` have used."""
+    """Return the CPU seconds, user and system, that the living processes below `pid` have used."""
     total = 0.0
     try:
         children = psutil.Process(pid).children(recursive=True)
@@ -149,7 +149,7 @@ def tree_cpu_seconds(pid: int) -> float:
 
 
 def first_child(pid: int | None) -> int | None:
-    """The oldest living child of a process; None when there is none."""
+    """Return the oldest living child of a process; None when there is none."""
     try:
         children = psutil.Process(pid).children() if pid else []
         return min(children, key=lambda child: child.create_time()).pid if children else None
@@ -241,7 +241,7 @@ class Launcher:
             socket.send_fds(self._requests, [b"+"], fds)
 
     def prepare(self) -> None:
-        """Start the server before it is needed; what goes wrong is said by the first `start`."""
+        """Start the server before it is needed; the first `start` reports what goes wrong."""
         with self._lock, contextlib.suppress(OSError):
             if self.process is None:
                 self._start_server()
@@ -300,7 +300,7 @@ class Launcher:
             self._discard()
 
     def forget(self) -> None:
-        """In a forked child: the server and its socket belong to the parent."""
+        """Let go of the server and its socket, which belong to the parent of this forked child."""
         if self._requests is not None:
             self._requests.close()
         if self.process is not None:
@@ -509,7 +509,7 @@ def _pump(watch: _Process, cancelled: Callable[[], bool]) -> None:
 
 
 def _read(fd: int, sink: HeadTail) -> int:
-    """Bytes taken from a pipe; 0 at its end."""
+    """Read from a pipe; return how many bytes, 0 at its end."""
     data = os.read(fd, 65536)
     sink.add(data)
     return len(data)

@@ -62,7 +62,7 @@ child's PATH, where the prefix comes first."""
 
 
 def resolve_program(program: str, *, prefix_bin: Path, python: Path, path: str) -> str | None:
-    """The path of `command[0]`, or None if it is not found.
+    """Return the path of `command[0]`, or None if it is not found.
 
     `python`, `python3` and `python3.11` are the prefix's interpreter, whatever its directory calls it; other
     names are looked up beside it, then on the child's PATH. What contains a slash is taken as it is,
@@ -86,7 +86,7 @@ def why_outside(
     cwd: Path,
     allowed: Collection[str] = (),
 ) -> str:
-    """Why a program would run with packages that are not those of the environment; "" if it would not.
+    """Return why a program would run with packages of another environment; "" if it would not.
 
     A program is inside when it lies in the prefix, or is one of the trial's own files, and when the
     interpreter that its first line names is the prefix's or a shell.
@@ -120,7 +120,7 @@ def why_outside(
 def _why_interpreter_outside(
     path: Path, named: str, prefix: Path, python: Path, allowed: Collection[str]
 ) -> str:
-    """The same of the interpreter in the first line of a script that itself is inside."""
+    """Return the same for the interpreter in the first line of a script that itself is inside."""
     try:
         with path.open("rb") as stream:
             match = _SHEBANG.match(stream.readline(512))
@@ -155,11 +155,11 @@ class GpuWatch(Protocol):
     """Watches the GPUs of one trial while it runs."""
 
     def reported(self) -> Sequence[int]:
-        """Xids that the driver has reported of them since the trial began, in order."""
+        """Return the Xids that the driver has reported of them since the trial began, in order."""
         ...
 
     def busy(self) -> float | None:
-        """Share of the last moments in which a kernel ran on any of them; None when that cannot be read."""
+        """Return the share of the last moments in which a kernel ran on any of them; None if unreadable."""
         ...
 
 
@@ -297,7 +297,7 @@ def run_trial(
 def harness_error_record(
     spec: TrialSpec, error: BaseException, started_at: datetime | None = None
 ) -> TrialRecord:
-    """The record of a trial that our own code failed to run."""
+    """Return the record of a trial that our own code failed to run."""
     text = "".join(traceback.format_exception(error))
     return TrialRecord(
         trial_id=spec.trial_id,
@@ -407,7 +407,7 @@ def _outside(spec: TrialSpec, place: _Execution, program: str, cwd: Path) -> str
 
 
 def _arguments(spec: TrialSpec, place: Path) -> tuple[Sequence[str], Path | None]:
-    """What follows the program, and where the number of iterations is noted if they are repeated."""
+    """Return what follows the program, and the file with the number of iterations if they are repeated."""
     if spec.repeats == 1:
         return spec.command[1:], None
     return repeated(spec.command[1:], spec.repeats, place)
@@ -546,7 +546,7 @@ def _detail(chosen: Classification, one: ExitRecord, counts: Counter[Outcome], s
 
 
 def _stack(record: ExitRecord) -> str:
-    """The stack that explains a failure; a passing process has none, whatever it logged."""
+    """Return the stack that explains a failure; "" for a passing process, whatever it logged."""
     if record.returncode == 0 and not record.timed_out:
         return ""
     explains = record.dump or record.traceback

@@ -32,7 +32,7 @@ _FAILURES = _CUDA | {Outcome.HANG, Outcome.CRASH, Outcome.IMPORT_ERROR, Outcome.
 
 
 def signature(record: ExitRecord, found: Classification) -> str:
-    """The signature of a failure; "" for outcomes that are none."""
+    """Return the signature of a failure; "" for outcomes that are none."""
     if found.outcome not in _FAILURES:
         return ""
     kind = f"{found.outcome}:{found.code}" if found.code else str(found.outcome)
@@ -62,7 +62,7 @@ def _frames(record: ExitRecord, found: Classification) -> tuple[str, ...]:
 
 
 def normalise_python(frame: PythonFrame) -> str:
-    """`package/module.py:function`: no line, no prefix, the same on every host and in every version."""
+    """Return `package/module.py:function`, without line and prefix: the same on every host."""
     file = frame.file
     for mark in ("/site-packages/", "/dist-packages/"):
         if mark in file:
@@ -74,7 +74,7 @@ def normalise_python(frame: PythonFrame) -> str:
 
 
 def normalise_native(name: str) -> str:
-    """A C or C++ function without arguments, template parameters, addresses and lambda numbers."""
+    """Return a C or C++ function without arguments, template parameters, addresses and lambda numbers."""
     name = re.sub(r"\[clone [^\]]*\]|\s*\(\.[^)]*\)|\.(?:isra|constprop|part|cold|llvm)\b[.\d]*", "", name)
     name = re.sub(r"\{lambda\(.*?\)#\d+\}|\{lambda#\d+\}|<lambda_?\w*>", "{lambda}", name)
     name = name.replace("(anonymous namespace)", "{anonymous}").replace("operator()", "operator{}")
@@ -93,7 +93,7 @@ def normalise_native(name: str) -> str:
 
 
 def matches(a: str, b: str) -> bool:
-    """Whether two stored signatures are of the same failure.
+    """Return whether two stored signatures are of the same failure.
 
     Of one version and kind, and: equal frames; or a common run of two frames that includes the innermost of
     one of them (the other has one more inside); or as many frames, each similar by more than 0.8 to its
@@ -117,7 +117,7 @@ def matches(a: str, b: str) -> bool:
 
 
 def _similarity(a: str, b: str) -> float:
-    """Of two frames: the mean of how alike their files are and how many words of their names they share.
+    """Return the mean of two similarities of two frames: of their files, and of the words of their names.
 
     Letters alone would make `step_1` and `step_2` the same.
     """

@@ -47,7 +47,7 @@ class ToolOutput:
 
 @functools.cache
 def find_tool(name: str) -> str | None:
-    """The path of a tool, beside our own interpreter or on PATH; None if there is none."""
+    """Find a tool beside our own interpreter or on PATH; None if there is none."""
     beside = Path(sys.executable).parent / name
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
 
@@ -65,12 +65,12 @@ def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> ToolOutput:
 
 
 def unwinds_natively() -> bool:
-    """Whether py-spy sees native frames on this architecture."""
+    """Return whether py-spy sees native frames on this architecture."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process has been stopped by a signal."""
+    """Return whether a process has been stopped by a signal."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.Error:
@@ -173,7 +173,7 @@ def _native_frame(text: str) -> Frame:
 
 
 def _arguments_begin(text: str) -> int:
-    """Where ` (x=1, y=...)` at the end of a frame begins; its length if there is none."""
+    """Return where ` (x=1, y=...)` at the end of a frame begins; its length if there is none."""
     depth = 0
     for position in range(len(text) - 1, -1, -1):
         depth += {")": 1, "(": -1}.get(text[position], 0)
@@ -252,7 +252,7 @@ class Thread:
 
 
 def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
-    """The threads in what `py-spy dump --json` printed. Pure.
+    """Return the threads in what `py-spy dump --json` printed. Pure.
 
     Raises:
         KeyError: It has another form.
@@ -275,7 +275,7 @@ def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
 
 
 def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
-    """Add what the kernel knows: for what each thread sleeps. A process that is gone adds nothing."""
+    """Add what each thread sleeps for, as the kernel knows it; nothing if the process is gone."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
         here = {_inner(path): int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()}
@@ -305,7 +305,7 @@ def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
 
 
 def _addresses(pid: int, tids: Mapping[int, int]) -> dict[int, int]:
-    """On which address each thread sleeps, by its own id.
+    """Map each thread, by its own id, to the address on which it sleeps.
 
     Looked at several times: who waits for the GIL wakes every 5 ms to ask for it, and sleeps again.
     """
@@ -321,7 +321,7 @@ def _addresses(pid: int, tids: Mapping[int, int]) -> dict[int, int]:
 
 
 def _inner(task: Path) -> int:
-    """The id of a thread in its own namespace: in a container another one than here.
+    """Return the id of a thread in its own namespace, which in a container differs from the id here.
 
     It is what py-spy tells, and what a mutex has as its owner.
     """
@@ -333,7 +333,7 @@ def _inner(task: Path) -> int:
 
 
 def interpreter_data(maps: str) -> list[tuple[int, int]]:
-    """Address ranges of the interpreter's own variables, from `/proc/<pid>/maps`. Pure."""
+    """Return the address ranges of the interpreter's own variables, from `/proc/<pid>/maps`. Pure."""
     ranges: list[tuple[int, int]] = []
     last_end = 0
     for line in maps.splitlines():
@@ -361,7 +361,7 @@ def _sleeps_at(pid: int, tid: int) -> int | None:
 
 
 def _owner(pid: int, address: int) -> int | None:
-    """Who holds the mutex at an address, as glibc writes it: lock, count, owner."""
+    """Return the thread that holds the mutex at an address, as glibc lays it out: lock, count, owner."""
     try:
         with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
             memory.seek(address)
@@ -372,7 +372,7 @@ def _owner(pid: int, address: int) -> int | None:
 
 
 def explain(threads: Sequence[Thread]) -> list[str]:
-    """Sentences on what keeps a process from going on; empty if nothing can be seen. Pure."""
+    """Return sentences on what keeps a process from going on; none if nothing can be seen. Pure."""
     by_id = {thread.tid: thread for thread in threads}
     holder = next((thread for thread in threads if thread.has_gil), None)
     waits: dict[int, tuple[int, str]] = {}
@@ -408,7 +408,7 @@ def explain(threads: Sequence[Thread]) -> list[str]:
 
 
 def where_main_is(threads: Sequence[Thread]) -> list[str]:
-    """Where the main thread is if no thread waits for another, and who keeps the GIL. Pure.
+    """Return sentences on where the main thread is and which thread keeps the GIL. Pure.
 
     Who waits for a `threading.Lock` waits for nobody that can be seen: Python's locks have no owner. Then a
     thread that sits in a native call with the GIL is the one to look at.
@@ -428,7 +428,7 @@ def where_main_is(threads: Sequence[Thread]) -> list[str]:
 
 
 def _cycle(waits: Mapping[int, int]) -> list[int]:
-    """The threads of a cycle in who waits for whom, beginning with the smallest; empty when there is none."""
+    """Return the threads of a cycle of waits, beginning with the smallest; empty when there is none."""
     for start in sorted(waits):
         path: list[int] = []
         at = start
@@ -450,7 +450,7 @@ _BY_PY_SPY = ", by py-spy:"
 
 
 def live_stacks(pid: int) -> str:
-    """Python and native stacks of every thread of a process and of what it started; goes on afterwards.
+    """Return Python and native stacks of every thread of a process and of what it started; it then continues.
 
     py-spy where it is and understands the process, else gdb. What neither can tell is said, not hidden.
     """
@@ -484,7 +484,7 @@ def _of_one(pid: int) -> str:
 
 
 def with_py_spy(tool: str, pid: int) -> ToolOutput:
-    """All threads as py-spy sees them, with who waits for whom."""
+    """Return all threads as py-spy sees them, with the thread that each waits for."""
     native = ["--native"] if unwinds_natively() else []
     said = run_tool([tool, "dump", *native, "--json", "--pid", str(pid)])
     if not said.ok and native:
@@ -499,7 +499,7 @@ def with_py_spy(tool: str, pid: int) -> ToolOutput:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of `live_stacks` on why a process hangs, without the stacks. Pure."""
+    """Return the sentences of `live_stacks` on why a process hangs, without the stacks. Pure."""
     found: list[str] = []
     reading = False
     for line in text.splitlines():
@@ -513,7 +513,7 @@ def sentences(text: str) -> list[str]:
 
 
 def with_gdb(tool: str, pid: int) -> ToolOutput:
-    """All threads as gdb sees them: native frames alone."""
+    """Return all threads as gdb sees them: native frames alone."""
     said = run_tool([tool, *_GDB, "-p", str(pid), "-ex", "thread apply all bt 40"])
     if "#0" not in said.text:
         return ToolOutput(False, "", said.why or "no frames")
@@ -521,13 +521,13 @@ def with_gdb(tool: str, pid: int) -> ToolOutput:
 
 
 def only_threads(text: str) -> str:
-    """The output of gdb from its first thread on. Pure."""
+    """Return the output of gdb from its first thread on. Pure."""
     at = text.find("\nThread ")
     return text[at + 1 :].strip() if at >= 0 else text.strip()
 
 
 def render(pid: int, found: Iterable[Thread]) -> str:
-    """Threads as text: what keeps them, then each with its frames. Pure."""
+    """Write threads as text: what keeps them, then each with its frames. Pure."""
     listed = list(found)
     lines = [f"Process {pid}{_BY_PY_SPY}", *(explain(listed) or where_main_is(listed))]
     for thread in listed:

@@ -46,7 +46,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def _wakeup() -> int:
-    """A descriptor that becomes readable on SIGCHLD: `poll` then waits for children and messages at once."""
+    """Return a descriptor that is readable after SIGCHLD, so that `poll` waits for children and messages."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
@@ -64,7 +64,7 @@ def _drain(fd: int) -> None:
 
 
 def _parents() -> dict[int, int]:
-    """Parent of every process visible in /proc."""
+    """Map every process visible in /proc to its parent."""
     parents = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - as cheap as can be, it may run often
         if entry.isdigit():
@@ -78,7 +78,7 @@ def _parents() -> dict[int, int]:
 
 
 def _descendants() -> set[int]:
-    """Every process below this one; direct children too."""
+    """Return every process below this one, direct children included."""
     parents = _parents()
     found: set[int] = set()
     frontier = {os.getpid()}
@@ -113,7 +113,7 @@ class ContainerHold:
         self.state = ""
 
     def close(self, *, kill: bool) -> None:
-        """End it, look at how it ended, and remove it."""
+        """End the container, read how it ended, and remove it."""
         if kill:
             # It fails when the engine is still making the container, and when that has ended by itself.
             self._is_sure = self.call("kill")[0] == 0
@@ -121,12 +121,12 @@ class ContainerHold:
         self._is_sure &= self.call("remove")[0] == 0
 
     def close_again(self) -> None:
-        """Once no client can make the container any more, see that there is none."""
+        """Remove the container again if that was unsure; no client can make it any more."""
         if not self._is_sure:
             self.call("remove")
 
     def call(self, name: str) -> tuple[int | None, str]:
-        """Exit code (None when it took too long) and output of one of the commands."""
+        """Run one of the commands; return its exit code (None when it took too long) and its output."""
         argv = self._commands[name]
         output = os.memfd_create("answer")
         try:
@@ -311,7 +311,7 @@ class Supervisor:
             pause = min(pause * 2, 0.02)
 
     def end_all(self) -> tuple[int, int]:
-        """Kill and reap everything below; how many had outlived the main process, how many still live."""
+        """Kill and reap everything below; return how many outlived the main process, how many still live."""
         if not self._reap():
             return 0, 0
         # Stop before killing: a fork bomb makes new processes faster than they can be killed one by one,
@@ -333,7 +333,7 @@ class Supervisor:
 
 
 def _become(request: dict[str, Any], stdout: int, stderr: int, report: int, parent: int) -> NoReturn:
-    """Turn this forked process into the trial; reports its failure as `stage:errno`."""
+    """Turn this forked process into the trial; report a failure as `stage:errno`."""
     stage = "setup"
     try:
         os.setsid()
@@ -414,7 +414,7 @@ def serve(requests: socket.socket) -> None:
 
 
 def _end_last(supervisors: set[int]) -> None:
-    """The worker is gone: see that every supervisor ends its trial, and end those that do not."""
+    """Wait, once the worker is gone, until every supervisor has ended its trial; kill those that do not."""
     deadline = time.monotonic() + 2 * END_GRACE
     while supervisors and time.monotonic() < deadline:
         _bury(supervisors)
@@ -425,7 +425,7 @@ def _end_last(supervisors: set[int]) -> None:
 
 
 def _bury(supervisors: set[int]) -> bool:
-    """Reap what ended, and let go on who was stopped; whether a supervisor ended without ending its trial."""
+    """Reap what ended, continue what was stopped; return whether a supervisor left its trial behind."""
     orphaned = False
     while True:
         try:

@@ -182,7 +182,7 @@ def child_env(
     own_bin: Path | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The whole environment of one trial.
+    """Return all environment variables of one trial.
 
     Args:
         outer: The worker's own environment.
@@ -211,12 +211,12 @@ def container_env(
     gpus: Sequence[str] = (),
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Variables that a trial in a container gets beside the image's own; none come from this host."""
+    """Return the variables that a trial in a container gets beside the image's; none are this host's."""
     return {**_settings(tmp, hash_seed, trial_id, gpus), **(extra or {})}
 
 
 def _settings(tmp: Path, hash_seed: int, trial_id: str, gpus: Sequence[str]) -> dict[str, str]:
-    """What every trial gets, wherever it runs."""
+    """Return the variables that every trial gets, wherever it runs."""
     env = {"TMPDIR": str(tmp)}
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -232,19 +232,19 @@ def _settings(tmp: Path, hash_seed: int, trial_id: str, gpus: Sequence[str]) -> 
 
 
 def child_path(path: str, prefix_bin: Path, own_bin: Path | None) -> str:
-    """PATH with the prefix's commands first and this program's own left out."""
+    """Return PATH with the prefix's commands first and without this program's own."""
     return os.pathsep.join(_unique([str(prefix_bin), *_without(path, own_bin)]))
 
 
 @functools.lru_cache(16)
 def _without(path: str, own_bin: Path | None) -> tuple[str, ...]:
-    """Directories of PATH but one, whatever links lead there; looked at once, not for each trial."""
+    """Return the directories of PATH except one, also under other names (links); cached."""
     own = None if own_bin is None else os.path.realpath(own_bin)
     return tuple(part for part in path.split(os.pathsep) if part and os.path.realpath(part) != own)
 
 
 def own_bin() -> Path | None:
-    """Directory of this program's own commands, if it lives in a virtual environment."""
+    """Return the directory of this program's own commands, if it lives in a virtual environment."""
     return None if sys.prefix == sys.base_prefix else Path(sys.prefix, "bin")
 
 
