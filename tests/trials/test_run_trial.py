@@ -155,6 +155,14 @@ def test_a_stopped_process_is_a_hang(run: Run) -> None:
     assert "Fatal Python error: Aborted" in record.stack
 
 
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+"""
 STOP_SUPERVISOR = "import os, signal; os.kill(os.getppid(), signal.SIGSTOP)\n"
 STOP_ALL = (
     STOP_SUPERVISOR
@@ -175,15 +183,7 @@ def test_a_trial_that_stops_all_above_it_costs_itself_alone(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "KILL_GRACE", 0.5)
-    daemon = """
-import os, time
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        time.sleep(100)
-    os._exit(0)
-"""
-    lost = run(f"{daemon}{STOP_ALL}time.sleep(100)", timeout=1.0)
+    lost = run(f"{DAEMON}{STOP_ALL}time.sleep(100)", timeout=1.0)
     assert lost.outcome is Outcome.HARNESS_ERROR
     again = run("print('fine')")
     assert (again.outcome, again.stdout) == (Outcome.PASS, "fine\n")
@@ -200,7 +200,7 @@ threading.Thread(target=run_trial, args=(spec, Path(sys.prefix)), daemon=True).s
 time.sleep(1.0)
 """
     with watched_trials() as living:
-        subprocess.run([sys.executable, "-c", code, f"{STOP_ALL}import time; time.sleep(100)"], check=True)
+        subprocess.run([sys.executable, "-c", code, f"{DAEMON}{STOP_ALL}time.sleep(100)"], check=True)
         deadline = time.monotonic() + 10
         while living():
             assert time.monotonic() < deadline
@@ -466,7 +466,7 @@ def test_copies_run_at_once_and_are_classified_each(run: Run, tmp_path: Path) ->
 
 
 def test_cancel_ends_the_trial_at_once(private_temp: Path, living: Living) -> None:
-    spec = make_spec("import subprocess; subprocess.run(['sleep', '600'])", timeout=600)
+    spec = make_spec(f"{DAEMON}import subprocess; subprocess.run(['sleep', '600'])", timeout=600)
     started = time.monotonic()
     with pytest.raises(TrialCancelledError):
         run_trial(spec, PREFIX, cancelled=lambda: time.monotonic() > started + 0.5)
@@ -564,7 +564,10 @@ def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
     script = f"""
 import os, time
 os.environ.clear()
-if os.fork() == 0: os.setsid()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() > 0: os._exit(0)
+    os.fork()
 open({str(pid_file)!r}, "a").write(f"{{os.getpid()}}\\n")
 time.sleep(600)
 """
@@ -580,11 +583,11 @@ run_trial(make_spec({script!r}, timeout=600), PREFIX)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
-                if len(pid_file.read_text().splitlines()) == 2:
+                if len(pid_file.read_text().splitlines()) == 3:
                     break
             time.sleep(0.05)
         pids = [int(line) for line in pid_file.read_text().splitlines()]
-        assert len(pids) == 2
+        assert len(pids) == 3
         worker.kill()
     deadline = time.monotonic() + 20
     while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
