@@ -465,26 +465,20 @@ RULES: tuple[Rule, ...] = (
 
 def classify(record: ExitRecord) -> Classification:
     """Return the outcome of a process; every record has one."""
-    for rule in RULES:
-        found = rule(record)
-        if found is not None:
-            return _with_left_over(_with_kills(found, record), record)
-    return Classification(Outcome.HARNESS_ERROR, "the process ended in a way that no rule knows")
+    answers = (answer for rule in RULES if (answer := rule(record)) is not None)
+    unknown = Classification(Outcome.HARNESS_ERROR, "the process ended in a way that no rule knows")
+    found = next(answers, unknown)
+    return replace(found, detail="; ".join([found.detail, *_notes(found, record)]))
 
 
-def _with_kills(found: Classification, record: ExitRecord) -> Classification:
-    """Note kills for lack of memory beside a failure: the kernel may have killed a child, or a neighbour."""
-    if not record.oom_kills or record.returncode == 0 or found.outcome is Outcome.HOST_OOM:
-        return found
-    note = f"the kernel killed {_processes(record.oom_kills)} for lack of memory meanwhile"
-    return replace(found, detail=f"{found.detail}; {note}")
-
-
-def _with_left_over(found: Classification, record: ExitRecord) -> Classification:
-    if not record.left_over or record.killed_by_us:
-        return found
-    note = NOTED_LEFT_OVER.format(_processes(record.left_over))
-    return replace(found, detail=f"{found.detail}; {note}")
+def _notes(found: Classification, record: ExitRecord) -> list[str]:
+    notes = []
+    # The failure may be that of a child, or of a neighbour, which the kernel killed.
+    if record.oom_kills and record.returncode != 0 and found.outcome is not Outcome.HOST_OOM:
+        notes.append(f"the kernel killed {_processes(record.oom_kills)} for lack of memory meanwhile")
+    if record.left_over and not record.killed_by_us:
+        notes.append(NOTED_LEFT_OVER.format(_processes(record.left_over)))
+    return notes
 
 
 def _processes(count: int) -> str:

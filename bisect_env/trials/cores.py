@@ -23,7 +23,6 @@ _JOURNAL_WAIT = 10.0
 _GDB_LIMIT = 120.0
 """Seconds for gdb: a process with CUDA has hundreds of libraries whose symbols it reads."""
 _MARK = "=== all threads\n"
-_QUIET = ("-batch", "-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off")
 _SHOW = (
     "-ex",
     "thread",
@@ -121,7 +120,7 @@ def under_gdb() -> tuple[str, ...] | None:
     gdb = find_tool("gdb")
     if gdb is None:
         return None
-    return (gdb, *_QUIET, "-ex", "run", *_SHOW, "--args")
+    return (gdb, *stacks.GDB, "-ex", "run", *_SHOW, "--args")
 
 
 def of_gdb(stdout: str) -> Autopsy:
@@ -138,7 +137,7 @@ def _with_gdb(core: Path, program: str) -> tuple[str, str, int | None]:
     gdb = find_tool("gdb")
     if gdb is None:
         return "native frames: gdb is not on this machine", "", None
-    said = run_tool([gdb, *_QUIET, *_SHOW, program, str(core)], _GDB_LIMIT)
+    said = run_tool([gdb, *stacks.GDB, *_SHOW, program, str(core)], _GDB_LIMIT)
     own, mark, everything = said.text.partition(_MARK)
     if not mark or "#0" not in own:
         return f"native frames: gdb: {said.why or 'no frames'}", "", None

@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,12 @@ class Thread:
         named = [frame for frame in inner if not frame.function.startswith("0x")]
         return (apart or telling or named or inner)[0]
 
+    @property
+    def place(self) -> str:
+        """Where it is, in words: its native call and the Python frame that made it."""
+        called_from = f", called from {self.python}" if self.native_call and self.python else ""
+        return f"{self.native_call or self.python}{called_from}"
+
 
 def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
     """Return the threads in what `py-spy dump --json` printed. Pure.
@@ -291,16 +297,7 @@ def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
         owner = None if address is None or wants_gil else _owner(pid, address)
         if owner == thread.tid or owner not in here:
             owner = None
-        found.append(
-            Thread(
-                thread.tid,
-                thread.name,
-                thread.frames,
-                thread.has_gil,
-                wants_gil,
-                owner,
-            )
-        )
+        found.append(replace(thread, wants_gil=wants_gil, mutex_owner=owner))
     return found
 
 
@@ -389,21 +386,19 @@ def explain(threads: Sequence[Thread]) -> list[str]:
             other, what = waits[tid]
             steps.append(f"{by_id[tid]} waits for {what}, which thread {other} holds")
         sentences.append(f"deadlock: {'; '.join(steps)}")
-    if holder is not None and (call := holder.native_call) is not None:
+    if holder is not None and holder.native_call is not None:
         waiting = [thread for thread in threads if thread.wants_gil]
         if waiting:
             names = ", ".join(str(thread) for thread in waiting)
             verb = "waits" if len(waiting) == 1 else "wait"
             sentences.append(
-                f"{names} {verb} for the GIL; {holder} holds it inside the native call {call}"
-                + (f", called from {holder.python}" if holder.python else "")
+                f"{names} {verb} for the GIL; {holder} holds it inside the native call {holder.place}"
             )
-    for thread in threads:
-        if thread.tid in waits and thread is not holder and (frame := thread.native_call or thread.python):
-            where = f"{thread} is in {frame}"
-            if thread.python is not None and thread.python is not frame:
-                where += f", called from {thread.python}"
-            sentences.append(where)
+    sentences += [
+        f"{thread} is in {thread.place}"
+        for thread in threads
+        if thread.tid in waits and thread is not holder and thread.frames
+    ]
     return sentences
 
 
@@ -417,13 +412,8 @@ def where_main_is(threads: Sequence[Thread]) -> list[str]:
     holder = next((t for t in threads if t.has_gil and t is not main and t.native_call is not None), None)
     sentences = []
     for thread, does in ((main, "is in"), (holder, "holds the GIL inside the native call")):
-        frame = None if thread is None else thread.native_call or thread.python
-        if thread is None or frame is None:
-            continue
-        where = f"{thread} {does} {frame}"
-        if thread.python is not None and thread.python is not frame:
-            where += f", called from {thread.python}"
-        sentences.append(where)
+        if thread is not None and thread.frames:
+            sentences.append(f"{thread} {does} {thread.place}")
     return sentences
 
 
@@ -445,7 +435,7 @@ def _cycle(waits: Mapping[int, int]) -> list[int]:
 
 FAMILY = 8
 """Processes looked at in one trial at most: the interpreter that hangs may be a grandchild."""
-_GDB = ["-batch", "-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off"]
+GDB = ["-batch", "-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off"]
 _BY_PY_SPY = ", by py-spy:"
 
 
@@ -514,7 +504,7 @@ def sentences(text: str) -> list[str]:
 
 def with_gdb(tool: str, pid: int) -> ToolOutput:
     """Return all threads as gdb sees them: native frames alone."""
-    said = run_tool([tool, *_GDB, "-p", str(pid), "-ex", "thread apply all bt 40"])
+    said = run_tool([tool, *GDB, "-p", str(pid), "-ex", "thread apply all bt 40"])
     if "#0" not in said.text:
         return ToolOutput(False, "", said.why or "no frames")
     return ToolOutput(True, f"Process {pid}, by gdb:\n{only_threads(said.text)}")
