@@ -126,8 +126,8 @@ class ExitRecord:
         if self.signal or self.timed_out or self.returncode is None:
             if self.marks.phase is Phase.TEARDOWN:
                 return Phase.TEARDOWN
-            told = self.dump.phase if self.dump is not None else Phase.UNKNOWN
-            return self.marks.phase if told is Phase.UNKNOWN else told
+            from_stacks = self.dump.phase if self.dump is not None else Phase.UNKNOWN
+            return self.marks.phase if from_stacks is Phase.UNKNOWN else from_stacks
         if self.traceback is not None:
             return Phase.IMPORT if self.traceback.while_importing else Phase.BODY
         if self.marks.finished:
@@ -473,7 +473,7 @@ def classify(record: ExitRecord) -> Classification:
 
 def _notes(found: Classification, record: ExitRecord) -> list[str]:
     notes = []
-    # The failure may be that of a child, or of a neighbour, which the kernel killed.
+    # The kernel may have killed a child of the script, which then failed for that reason, or a neighbour.
     if record.oom_kills and record.returncode != 0 and found.outcome is not Outcome.HOST_OOM:
         notes.append(f"the kernel killed {_processes(record.oom_kills)} for lack of memory meanwhile")
     if record.left_over and not record.killed_by_us:

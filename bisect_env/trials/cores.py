@@ -217,8 +217,8 @@ class Debug:
     """Looks at one trial, and keeps what it finds in a directory.
 
     Attributes:
-        autopsy: What the core told, once there was one.
-        on_gpu: What cores of the GPU told, in sentences.
+        autopsy: What a debugger read in the core, once there was one.
+        on_gpu: Sentences on what cores of the GPU show.
         notes: What could not be done, and why.
     """
 

@@ -158,7 +158,9 @@ _KEPT = 64
 """Environments whose modules a worker remembers."""
 _INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
 _MODULE_FILE = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\.py|\.(?:cpython|abi3)[^/]*\.so|\.so)")
-_NOBODYS = frozenset({"test", "tests", "testing", "doc", "docs", "example", "examples", "benchmarks", "src"})
+_SHARED_NAMES = frozenset(
+    {"test", "tests", "testing", "doc", "docs", "example", "examples", "benchmarks", "src"}
+)
 """Names that carelessly packed distributions install and that a script's own directory has as well."""
 
 
@@ -217,7 +219,7 @@ def _modules(record: Path) -> list[str]:
         name
         for name in names
         if not any(name.startswith(other + ".") for other in names if other != name)
-        and name.partition(".")[0] not in _NOBODYS
+        and name.partition(".")[0] not in _SHARED_NAMES
     ]
     return sorted(outermost, key=lambda name: (name.count("."), name))[:MODULES_EACH]
 

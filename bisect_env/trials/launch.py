@@ -180,8 +180,8 @@ class Launch:
         core: Whether a core file may be written (the limit itself is inherited).
         cpus: CPUs that the process may use; empty means those of this process.
         nice: Added to its niceness.
-        scratch: Directory that the supervisor removes if this process dies, since nobody else will then.
-        elsewhere: Set where what is started is but a client of what runs.
+        scratch: Directory that the supervisor removes if this process dies.
+        elsewhere: The container, where the process is only the client of an engine.
     """
 
     argv: Sequence[str]
@@ -425,7 +425,7 @@ class _Process:
         top = self.contained() if self.contained else self.events.get("started", {}).get("supervisor")
         return 0.0 if top is None else tree_cpu_seconds(top)
 
-    def hear(self) -> bool:
+    def receive(self) -> bool:
         """Read the supervisor's messages; True when there will be no more."""
         data = self.control.recv(65536)
         if not data:
@@ -451,7 +451,7 @@ def run_process(
     """Start a process, wait for it alone, and end everything that it left behind.
 
     Its end is the end of the process itself, not of its pipes: a daemonised grandchild that keeps them open
-    makes nobody wait. When the deadline passes, the stacks are taken, the group gets SIGABRT (on which
+    delays nothing. When the deadline passes, the stacks are taken, the group gets SIGABRT (on which
     faulthandler prints every Python stack), and two seconds later SIGKILL.
 
     Args:
@@ -501,7 +501,7 @@ def _pump(watch: _Process, cancelled: Callable[[], bool]) -> None:
             over = False
             for key, _ in selector.select(TICK):
                 if key.fileobj is watch.control:
-                    over = watch.hear()
+                    over = watch.receive()
                 elif not _read(key.fd, watch.streams[key.fd]):
                     selector.unregister(key.fd)
             if over:

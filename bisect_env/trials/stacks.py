@@ -59,8 +59,8 @@ def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> ToolOutput:
         return ToolOutput(False, "", f"no answer in {limit:.0f} s")
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
     # A tool says what is wrong first; a traceback says it last.
-    told = lines[-1] if lines and lines[0].startswith("Traceback (") else next(iter(lines), "")
-    why = "" if answer.ok else (told or f"exit code {answer.returncode}")
+    said = lines[-1] if lines and lines[0].startswith("Traceback (") else next(iter(lines), "")
+    why = "" if answer.ok else (said or f"exit code {answer.returncode}")
     return ToolOutput(answer.ok, answer.stdout[:_KEPT].replace("\0", "\ufffd"), why)
 
 
@@ -244,7 +244,7 @@ class Thread:
         if not inner:
             return None
         # The first that is no mere waiting, and rather a library's than the C library's; else any that has a
-        # name. Whoever keeps the GIL in a driver sleeps in `ioctl`; what one wants to know is `cuMemGetInfo`.
+        # name. A thread that keeps the GIL in a driver sleeps in `ioctl`, called by `cuMemGetInfo`.
         telling = [frame for frame in inner if not _MACHINERY.search(frame.function)]
         apart = [frame for frame in telling if not frame.file.startswith(("libc.so", "libc-"))]
         named = [frame for frame in inner if not frame.function.startswith("0x")]
@@ -292,7 +292,7 @@ def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
     found = []
     for thread in threads:
         address = addresses.get(thread.tid)
-        # Whoever has it does not wait for it: what lies behind the interpreter's variables may be the heap.
+        # The holder does not wait for it: what lies behind the interpreter's variables may be the heap.
         wants_gil = not thread.has_gil and any(low <= (address or 0) < high for low, high in runtime)
         owner = None if address is None or wants_gil else _owner(pid, address)
         if owner == thread.tid or owner not in here:
@@ -405,8 +405,8 @@ def explain(threads: Sequence[Thread]) -> list[str]:
 def where_main_is(threads: Sequence[Thread]) -> list[str]:
     """Return sentences on where the main thread is and which thread keeps the GIL. Pure.
 
-    Who waits for a `threading.Lock` waits for nobody that can be seen: Python's locks have no owner. Then a
-    thread that sits in a native call with the GIL is the one to look at.
+    For processes in which no thread waits for another. The owner of a `threading.Lock` cannot be seen; a
+    thread that sits in a native call with the GIL is then the one to look at.
     """
     main = next((thread for thread in threads if thread.name == "MainThread"), None)
     holder = next((t for t in threads if t.has_gil and t is not main and t.native_call is not None), None)

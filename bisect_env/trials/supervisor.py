@@ -337,7 +337,7 @@ def _become(request: dict[str, Any], stdout: int, stderr: int, report: int, pare
     stage = "setup"
     try:
         os.setsid()
-        # Belt and braces against a supervisor that is itself killed. The signal is tied to the parent
+        # In case the supervisor itself is killed. The signal is tied to the parent
         # *thread*, which is why a worker's thread pool could not do this; the supervisor has but one.
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
@@ -435,7 +435,7 @@ def _bury(supervisors: set[int]) -> bool:
         if pid == 0:
             return orphaned
         if os.WIFSTOPPED(status):
-            # Nobody but the trial does that: a stopped supervisor could neither watch nor end it.
+            # A script may do that: a stopped supervisor can neither watch nor end it.
             _signal_all({pid} & supervisors, signal.SIGCONT)
             continue
         if pid in supervisors:
@@ -459,7 +459,7 @@ def _supervise(fds: list[int]) -> NoReturn:
         clean = supervisor.run()
     except EOFError:
         clean = True
-    except Exception:  # noqa: BLE001 - the process's outermost frame: the worker is told, and reports it
+    except Exception:  # noqa: BLE001 - the process's outermost frame: the worker reports it
         supervisor.tell({"event": "failed", "stage": "supervisor", "text": traceback.format_exc()})
         supervisor.end_all()
     finally:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from bisect_env.trials.records import Phase
 
 # --------------------------------------------------------------------------------------------------
-# Tracebacks of exception groups (Python 3.11 and later), told as that of the first failure inside. Pure.
+# Tracebacks of exception groups (Python 3.11 and later), read as that of the first failure inside. Pure.
 #
 # A group is how `asyncio.TaskGroup` and its like pass on what failed in them. It always says the same, at
 # the same place: what failed, and where, stands in its branches.

@@ -22,7 +22,7 @@ from bisect_env.temporary import FULL, TRIAL, Once, left_behind, make_held
 from bisect_env.trials.records import TrialFile
 
 # --------------------------------------------------------------------------------------------------
-# A trial's private directories: made fresh, filled, and gone afterwards, whoever then removes them.
+# A trial's private directories: made fresh, filled, and removed afterwards.
 
 REMOVAL = "removal.json"
 """File with commands that remove what a trial has outside of its directory, and make what is in it removable,
@@ -168,7 +168,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What a login shell starts with where PATH is not set."""
 
 TRIAL_ID = "BISECT_ENV_TRIAL_ID"
-"""Names the trial in every process it starts, for whoever looks at a host's process list."""
+"""Variable that names the trial in each of its processes, for people who read a process list."""
 
 
 def child_env(
@@ -191,7 +191,7 @@ def child_env(
         hash_seed: `PYTHONHASHSEED`; random per trial and recorded, so that a trial can be repeated.
         trial_id: The trial's id.
         gpus: UUIDs of the GPUs that the trial may see. With none, it sees none: a script that quietly uses a
-            GPU that another trial was given would spoil both.
+            GPU that another trial was given would falsify both.
         own_bin: Directory of this program's own commands, taken out of PATH: a `pytest` that the prefix
             lacks must be missing, not run under our interpreter.
         extra: The matrix's `trial.env` and `BISECT_ENV_<AXIS>`; wins over everything.
