@@ -136,27 +136,39 @@ def commands() -> set[tuple[str, str]]:
     return found
 
 
-def functions(node: ast.AST) -> Iterator[ast.FunctionDef]:
-    """Public functions of a module and of its public classes."""
+def functions(node: ast.AST) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Public functions of a module and of its public classes, with the name that a module can import."""
     for one in ast.iter_child_nodes(node):
         if isinstance(one, ast.FunctionDef | ast.ClassDef) and not one.name.startswith("_"):
             if isinstance(one, ast.FunctionDef):
-                yield one
+                yield one.name, one
             else:
-                yield from functions(one)
+                yield from ((one.name, method) for _, method in functions(one))
 
 
-def test_what_takes_four_arguments_or_more_says_what_they_are() -> None:
+def contracts() -> set[tuple[str, str]]:
+    """Module and name of all that a package offers to others: what they import from it."""
+    return {
+        (node.module or "", alias.name)
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and f"bisect_env.{package_of(path)}." not in f"{node.module}."
+        for alias in node.names
+    }
+
+
+def test_what_others_call_with_four_arguments_or_more_says_what_they_are() -> None:
     """In `Args`, or by the name of what it fulfils or extends (see `Search.ask`)."""
-    exempt, silent = commands(), []
+    exempt, offered, silent = commands(), contracts(), []
     for path in SOURCES:
         module = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
-        for one in functions(ast.parse(path.read_text("utf-8"))):
+        for top, one in functions(ast.parse(path.read_text("utf-8"))):
             names = [each.arg for each in (*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs)]
             said = ast.get_docstring(one) or ""
             is_said = "Args:" in said or re.search(r"([Ss]ee|as for) `\w+\.\w+`", said)
             has_many = len(set(names) - {"self", "cls"}) >= 4
-            if has_many and not is_said and (module, one.name) not in exempt:
+            is_asked = (module, top) in offered and (module, one.name) not in exempt
+            if has_many and is_asked and not is_said:
                 silent.append(f"{module}: {one.name}")
     assert silent == []
 

@@ -6,17 +6,19 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bisect_env.containers.engine import LABEL, Engine
+from bisect_env.containers.engine import LABEL, RUN_ARGS, Engine, ask
 
 INIT = Path(__file__).with_name("init.py")
 REPORT = "report.json"
 ALIVE = "alive"
 _NO_PROGRAM = re.compile(r"executable file|exec: |stat \S*python\S*: no such file", re.IGNORECASE)
 """How runtimes say that an image lacks the program; with the same exit codes they say all else that fails."""
+_OPEN_UP_LIMIT = 60.0
+"""Seconds for a container that does next to nothing; a loaded host takes some to start one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,6 @@ class Inside:
     """The image in which the trials of an environment run, and how.
 
     Attributes:
-        engine: Starts containers.
         image: Exactly which image: a digest or an ID.
         prefix: The locked prefix that is mounted into it; None when the image is the environment.
         interpreter: Where the prefix's Python lies, if not in the prefix itself; mounted as well.
@@ -46,17 +47,10 @@ class Parcel:
     """One process of a trial as its container needs it.
 
     Attributes:
-        name: Of the container.
-        trial_id: Of the trial.
         argv: What the script is.
-        env: Added to the image's own environment.
         work: Its working directory, writable; what lies in it now is mounted read-only.
-        tmp: Its TMPDIR.
         control: Holds what passes between the first process and us.
-        gpus: UUIDs of the GPUs that it may see.
         cpus: CPUs that it may use; empty means all.
-        network: Whether it has one.
-        core: Whether it may leave a core file.
     """
 
     name: str
@@ -73,13 +67,7 @@ class Parcel:
 
 
 def run_argv(inside: Inside, parcel: Parcel, contents: Sequence[str]) -> list[str]:
-    """The engine's command that runs a parcel in the foreground. Pure.
-
-    Args:
-        inside: Image and engine.
-        parcel: What to run.
-        contents: Names of what lies in the working directory.
-    """
+    """Return the engine's command that runs a parcel in the foreground. Pure."""
     engine = inside.engine
     options = ["--name", parcel.name, "--label", f"{LABEL}={parcel.trial_id}", "--pull", "never"]
     # Output goes to us alone; with a label, SELinux would hide the mounts from the container.
@@ -111,14 +99,10 @@ for folder, names, files in os.walk(sys.argv[1]):
 
 
 def open_up_argv(inside: Inside, top: Path) -> list[str]:
-    """The engine's command that makes files of the container's users readable and removable for us. Pure.
+    """Return the engine's command that makes what the container's users wrote removable for us. Pure.
 
     Without root's rights here, what another user of the container owns is out of reach; for the container's
     own root it is not.
-
-    Args:
-        inside: Image and engine.
-        top: The directory that holds what the trial could write to.
     """
     options = ["--rm", "--pull", "never", "--log-driver", "none", "--security-opt", "label=disable"]
     options += ["--network", "none", *_mount(top, read_only=False)]
@@ -130,7 +114,7 @@ def open_up_argv(inside: Inside, top: Path) -> list[str]:
 
 
 def is_closed(top: Path) -> bool:
-    """Whether something below a directory cannot be read or removed by this process."""
+    """Return whether something below a directory cannot be read or removed by this process."""
     for folder, names, files in os.walk(top):
         for name in (*names, *files):
             path = Path(folder, name)
@@ -146,12 +130,7 @@ def _mount(source: Path, target: Path | None = None, *, read_only: bool = True) 
 
 
 def gpu_options(kind: str, uuids: Sequence[str]) -> list[str]:
-    """How an engine is told which GPUs a container sees. Pure.
-
-    Args:
-        kind: `podman` or `docker`.
-        uuids: Of the GPUs.
-    """
+    """Return the engine's options for the GPUs that a container sees. Pure."""
     if kind == "docker":
         # The quotes are part of the value: docker reads it as a line of comma-separated values.
         return ["--gpus", f'"device={",".join(uuids)}"']
@@ -186,7 +165,6 @@ class Ending:
     Attributes:
         returncode: As `subprocess` gives it; None when it never started.
         stage: Where starting failed, or "".
-        errno: Why, or 0.
         oom_kills: Kills for lack of memory in the container.
         wall: Seconds that the script ran; 0.0 when not known.
         peak: Most memory that the script had at once, in bytes; 0 when not known.
@@ -207,7 +185,7 @@ class Ending:
 def ending(
     report: Mapping[str, Any] | None, state: Mapping[str, Any] | None, client: int | None, stderr: str
 ) -> Ending:
-    """How the script ended, by the first process's report and the state of the container. Pure.
+    """Return how the script ended, by the first process's report and the state of the container. Pure.
 
     Args:
         report: What the first process wrote; None when it did not come to that.
@@ -241,7 +219,7 @@ def ending(
 
 
 def read_report(control: Path) -> dict[str, Any] | None:
-    """The report of the first process, or None."""
+    """Read the report of the first process; None when there is none."""
     try:
         return dict(json.loads((control / REPORT).read_text("utf-8")))
     except (OSError, ValueError):
@@ -249,9 +227,120 @@ def read_report(control: Path) -> dict[str, Any] | None:
 
 
 def read_state(text: str) -> dict[str, Any] | None:
-    """`State` of what an engine's `inspect` printed, or None."""
+    """Return `State` of what an engine's `inspect` printed, or None."""
     try:
         (found,) = json.loads(text)
         return dict(found["State"])
     except (ValueError, KeyError, TypeError):
         return None
+
+
+# --------------------------------------------------------------------------------------------------
+# One process of a trial in a container, from its preparation to how it ended.
+
+
+class ContainerError(Exception):
+    """The engine could not do what a trial needs: a failure of this host, not of the script."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerCommands:
+    """How a supervisor reaches a container, which is no child of the client that it started.
+
+    Attributes:
+        abort: Command that has the container's process print its stacks and end.
+        kill: Command that ends it at once.
+        state: Command whose output is reported once the container has ended.
+        remove: Command that leaves nothing of the container.
+        hold: File that the supervisor keeps locked while it lives. The container's first process ends
+            everything when that lock is free, so that nothing goes on when everything here was killed.
+    """
+
+    abort: Sequence[str]
+    kill: Sequence[str]
+    state: Sequence[str]
+    remove: Sequence[str]
+    hold: Path
+
+    def as_json(self) -> dict[str, object]:
+        """Return the commands as JSON data."""
+        return {**asdict(self), "hold": str(self.hold)}
+
+
+@dataclass(frozen=True, slots=True)
+class Contained:
+    """One process of a trial that is ready to be started in a container.
+
+    Attributes:
+        top: The trial's directory, which holds all that the container can write to.
+    """
+
+    inside: Inside
+    parcel: Parcel
+    top: Path
+
+    @property
+    def argv(self) -> list[str]:
+        """The engine's command that runs the container in the foreground."""
+        return run_argv(self.inside, self.parcel, [path.name for path in self.parcel.work.iterdir()])
+
+    @property
+    def commands(self) -> ContainerCommands:
+        """The engine's commands on the container."""
+        engine, name = self.inside.engine, self.parcel.name
+        return ContainerCommands(
+            abort=engine.argv("kill", "--signal", "ABRT", name),
+            kill=engine.argv("kill", name),
+            state=engine.argv("inspect", name),
+            remove=engine.argv("rm", "--force", "--volumes", name),
+            hold=self.parcel.control / ALIVE,
+        )
+
+    @property
+    def removal(self) -> list[Sequence[str]]:
+        """Commands that remove the container and make its files removable when nobody is left to."""
+        return [self.commands.remove, open_up_argv(self.inside, self.top)]
+
+    def first_process(self) -> int | None:
+        """Return the id, on this host, of the container's first process; None when it does not run."""
+        engine = self.inside.engine
+        answer = engine.ask("inspect", "--format", "{{.State.Pid}}", self.parcel.name, timeout=5.0)
+        text = answer.stdout.strip()
+        return int(text) if answer.ok and text.isdigit() and text != "0" else None
+
+    def open_up(self) -> None:
+        """Make everything that the trial wrote readable and removable, also files of other users.
+
+        Raises:
+            ContainerError: The engine could not.
+        """
+        if is_closed(self.top):
+            answer = ask(open_up_argv(self.inside, self.top), _OPEN_UP_LIMIT)
+            if not answer.ok:
+                raise ContainerError(
+                    f"what the trial wrote in its container cannot be removed: {answer.words}"
+                )
+
+    def ending(self, state: str, client: int | None, stderr: str, *, killed: bool) -> Ending:
+        """Return how the script ended.
+
+        Args:
+            state: Output of the command `state`.
+            client: Exit code of the engine's `run`, negative for a signal; None when it was not started.
+            stderr: What the client, or the script, wrote there.
+            killed: Whether we killed the container.
+
+        Raises:
+            ContainerError: The engine could not run the container.
+        """
+        end = ending(read_report(self.parcel.control), read_state(state), client, stderr)
+        if not end.problem:
+            return end
+        if killed:  # while the engine was still making the container: there was no process
+            return Ending(-9)
+        if end.stage == "image":
+            return Ending(None, stage="lookup")
+        raise ContainerError(
+            "the container engine cannot run the trial (options that this host needs go into "
+            f"{RUN_ARGS}): {end.problem}"
+        )

@@ -24,14 +24,14 @@ from bisect_env.engine.stored import known_target
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Grid
+from bisect_env.matrix.interpreter import can_repeat
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.schema import runs_python_body
 from bisect_env.matrix.signatures import FROM_BAD_END, shown
 from bisect_env.search.circumstances import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
 from bisect_env.storage.entries import AMPLIFIED
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target, judge_alone
-from bisect_env.trials.records import NONE, Evidence, Perturbation, TrialRecord, catalogue
+from bisect_env.trials.records import NONE, Evidence, Perturbation, TrialRecord
 from bisect_env.trials.signature import matches
 
 BASE_TRIALS = 24
@@ -48,6 +48,42 @@ CANDIDATES = 3
 """How many are tried to the end, should the first not hold what it promised."""
 SPOILT = 10
 """Void trials in one batch after which the machine is to blame."""
+
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Variables that set how many threads numeric libraries use."""
+
+
+def catalogue(cpus: int, seeds: Sequence[int] = (), *, repeats: bool = False) -> tuple[Perturbation, ...]:
+    """Return the perturbations that are worth trying on a machine. Pure.
+
+    Args:
+        cpus: CPUs that trials may use.
+        seeds: Hash seeds of trials that failed: with one of them a failure may be certain.
+        repeats: Whether the script can be run again within its process.
+    """
+    found = [
+        Perturbation("2 copies at once", copies=2),
+        Perturbation(f"{max(4, 2 * cpus)} copies at once", copies=max(4, 2 * cpus)),
+        Perturbation("CPU load beside it", load=max(2, cpus)),
+        Perturbation("CPU load beside it, at low priority", load=max(2, cpus), nice=19),
+        Perturbation("freed memory overwritten", env={"MALLOC_PERTURB_": "165"}),
+        Perturbation("one malloc arena", env={"MALLOC_ARENA_MAX": "1"}),
+        Perturbation("Python's debug allocator", env={"PYTHONMALLOC": "debug"}),
+        Perturbation("Python objects in malloc", env={"PYTHONMALLOC": "malloc"}),
+        Perturbation("garbage collected at every chance", gc_threshold=1),
+        Perturbation("one thread in numeric libraries", env=dict.fromkeys(_THREADS, "1")),
+        Perturbation(
+            f"{4 * max(2, cpus)} threads in numeric libraries",
+            env=dict.fromkeys(_THREADS, str(4 * max(2, cpus))),
+        ),
+    ]
+    found += [Perturbation(f"hash seed {seed} in every second trial", seeds=(seed,)) for seed in (0, *seeds)]
+    if cpus > 1:
+        found.append(Perturbation("one core", cpus=1))
+    if repeats:
+        found += [Perturbation(f"{n} times within a process", repeats=n) for n in (5, 25)]
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +242,8 @@ class Amplifier:
         return list(zip(arms, known, strict=True)), [(arms[i], known[i]) for i in alive]
 
     def _catalogue(self, seeds: Sequence[int]) -> list[Perturbation]:
-        can_repeat = runs_python_body(self.matrix.file.trial.effective_command)
-        return list(catalogue(self.cpus, seeds, can_repeat=can_repeat))
+        repeats = can_repeat(self.matrix.file.trial.effective_command)
+        return list(catalogue(self.cpus, seeds, repeats=repeats))
 
     def _rng(self) -> np.random.Generator:
         return np.random.default_rng(self.seed)

@@ -33,6 +33,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from bisect_env.matrix.grid import AxisKind, Direction
+from bisect_env.matrix.interpreter import can_repeat
 from bisect_env.matrix.scalars import (
     BuildPattern,
     Bytes,
@@ -564,7 +565,7 @@ class Trial(StrictModel):
                 f"with `gpus: {self.gpus:g}` trials share a GPU, and {', '.join(disturbed)} of one can be "
                 "the doing of another; write `gpus: 1`, or leave it out of `bad.outcomes`"
             )
-        if self.repeat_within > 1 and not runs_python_body(self.effective_command):
+        if self.repeat_within > 1 and not can_repeat(self.effective_command):
             raise ValueError(
                 "`repeat_within` runs a Python script again, and the command is none; "
                 "write `python SCRIPT ...`, `python -m MODULE ...` or remove it"
@@ -593,14 +594,6 @@ class Trial(StrictModel):
         """Every file to carry, `files` first, in normal form and without duplicates."""
         names = (*self.files, *(unbraced(script) for script in self.scripts))
         return tuple(dict.fromkeys(str(PurePosixPath(name)) for name in names))
-
-
-def runs_python_body(command: Sequence[str]) -> bool:
-    """Whether a command is Python with a script, a module or code: what can be run again within a process."""
-    name = command[0].rpartition("/")[2]
-    return name.startswith("python") and any(
-        word in ("-m", "-c") or not word.startswith("-") for word in command[1:]
-    )
 
 
 def _braces_kept(text: str) -> str:

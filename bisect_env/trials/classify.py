@@ -11,27 +11,27 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from bisect_env.trials.gpu_errors import SICK_XIDS, described, find_cuda_error
 from bisect_env.trials.harness_marks import NO_MARKS, Expected, Marks, mismatch
 from bisect_env.trials.records import Outcome, Phase
-from bisect_env.trials.tracebacks import Traceback, final_traceback, parse_fatal_dump
+from bisect_env.trials.tracebacks import FatalDump, Traceback, final_traceback, parse_fatal_dump
 
 # --------------------------------------------------------------------------------------------------
 # What was observed of one process, without any interpretation.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExitRecord:
-    """The facts about one process that classification looks at.
+    """The facts about one process that classification looks at, and what its output says, parsed once.
 
     Attributes:
         returncode: As `subprocess` gives it, negative for a signal; None when the process never started or
             could not be ended.
         stage: Where starting failed (`setup`, `chdir`, `exec`, `lookup`, `outside`), or "".
         why: Why it was not started, where `errno` cannot say it.
-        errno: Why starting failed, or 0.
         timed_out: The deadline passed before the process ended.
         killed_by_us: We sent a signal before it ended.
         cpu_rate: CPUs it kept busy just before the deadline; None when not measured.
@@ -88,32 +88,51 @@ class ExitRecord:
         """It ended by itself, and not with success."""
         return self.returncode not in (None, 0) and not self.killed_by_us
 
+    @cached_property
+    def traceback(self) -> Traceback | None:
+        """The last traceback that can be why the process ended."""
+        return final_traceback(self.stderr)
 
-# --------------------------------------------------------------------------------------------------
-# In which phase a process ended, from the harness's marks and from stacks. Pure.
-#
-# The phases are those of `docs/outcomes.md`: *start* until the interpreter is up, *import* while the main
-# thread imports a module that is not there yet, *body*, and *teardown* from the first handler of `atexit`
-# on. Threads that are still waited for belong to the body.
+    @cached_property
+    def dump(self) -> FatalDump | None:
+        """The last of faulthandler's dumps."""
+        return parse_fatal_dump(self.stderr)
 
+    @cached_property
+    def words(self) -> str:
+        """The text in which a failed process says why.
 
-def phase_of(record: ExitRecord) -> Phase:
-    """The phase in which a process ended, or failed if it then ended in order.
+        Its final traceback, else the end of its output; with a signal, what came before faulthandler's dump,
+        which may be longer than anything worth reading.
+        """
+        if self.signal:
+            return tail(before_dump(self.stderr), LAST_WORDS)
+        if self.traceback is not None:
+            return self.traceback.said
+        return tail(self.stderr if self.stderr.strip() else self.stdout, LAST_WORDS)
 
-    A mark of teardown is certain. Otherwise a stack is told rather than a mark: it is that of the thread that
-    failed, and marks are those of the main thread; of a program that replaced itself (`exec`) marks are old.
-    """
-    if record.signal or record.timed_out or record.returncode is None:
-        if record.marks.phase is Phase.TEARDOWN:
-            return Phase.TEARDOWN
-        dump = parse_fatal_dump(record.stderr)
-        return dump.phase if dump is not None and dump.phase is not Phase.UNKNOWN else record.marks.phase
-    traceback = final_traceback(record.stderr)
-    if traceback is not None:
-        return Phase.IMPORT if traceback.while_importing else Phase.BODY
-    if record.marks.finished:
-        return Phase.BODY  # it went through teardown after `sys.exit` had been called
-    return record.marks.phase
+    @property
+    def phase(self) -> Phase:
+        """The phase in which the process ended, or failed if it then ended in order.
+
+        The phases are those of `docs/outcomes.md`: *start* until the interpreter is up, *import* while the
+        main thread imports a module that is not there yet, *body*, and *teardown* from the first handler of
+        `atexit` on. Threads that are still waited for belong to the body.
+
+        A mark of teardown is certain. Otherwise a stack decides before a mark: it is that of the thread that
+        failed, and marks are those of the main thread; of a program that replaced itself (`exec`) marks are
+        old.
+        """
+        if self.signal or self.timed_out or self.returncode is None:
+            if self.marks.phase is Phase.TEARDOWN:
+                return Phase.TEARDOWN
+            from_stacks = self.dump.phase if self.dump is not None else Phase.UNKNOWN
+            return self.marks.phase if from_stacks is Phase.UNKNOWN else from_stacks
+        if self.traceback is not None:
+            return Phase.IMPORT if self.traceback.while_importing else Phase.BODY
+        if self.marks.finished:
+            return Phase.BODY  # it went through teardown after `sys.exit` had been called
+        return self.marks.phase
 
 
 # --------------------------------------------------------------------------------------------------
@@ -125,22 +144,8 @@ LINE_LIMIT = 2000
 """Characters of a line that are looked at: an endless line must not cost endless time."""
 
 
-def last_words(record: ExitRecord) -> str:
-    """The text in which a failed process says why.
-
-    Its final traceback, else the end of its output; with a signal, what came before faulthandler's dump,
-    which may be longer than anything worth reading.
-    """
-    if record.signal:
-        return tail(before_dump(record.stderr), LAST_WORDS)
-    traceback = final_traceback(record.stderr)
-    if traceback is not None:
-        return traceback.said
-    return tail(record.stderr if record.stderr.strip() else record.stdout, LAST_WORDS)
-
-
 def before_dump(stderr: str) -> str:
-    """The output before faulthandler's dump."""
+    """Return the output before faulthandler's dump."""
     before, mark, _ = stderr.rpartition("Fatal Python error: ")
     return before if mark else stderr
 
@@ -160,13 +165,13 @@ _ABORT = re.compile(
 
 
 def abort_cause(stderr: str) -> str:
-    """The line in which a library says why it calls abort(), or ""."""
+    """Return the line in which a library says why it calls abort(), or ""."""
     found = _ABORT.findall(tail(before_dump(stderr), LAST_WORDS))
     return str(found[-1]).strip() if found else ""
 
 
 def tail(text: str, lines: int) -> str:
-    """The last lines of an output, of long ones their ends."""
+    """Return the last lines of an output, cut to the end of each line that is too long."""
     end = text[-lines * LINE_LIMIT :].rstrip()
     return "\n".join(line[-LINE_LIMIT:] for line in end.splitlines()[-lines:])
 
@@ -188,20 +193,21 @@ class Classification:
         outcome: The fact.
         detail: One line for people: why.
         phase: Where in its life it ended, as far as known.
-        signal: The signal that ended it, or 0.
+        code: What tells failures of this outcome apart: the CUDA error, the signal's name, the exception or
+            the exit code; "" where nothing does.
     """
 
     outcome: Outcome
     detail: str
     phase: Phase = Phase.UNKNOWN
-    signal: int = 0
+    code: str = ""
 
 
 Rule = Callable[[ExitRecord], Classification | None]
 
 
 def signal_name(number: int) -> str:
-    """`SIGSEGV` for 11; real-time signals by number."""
+    """Return the name of a signal: `SIGSEGV` for 11, `signal 40` for a real-time signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -223,7 +229,7 @@ _RESOURCES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, 
 def env_mismatch(record: ExitRecord) -> Classification | None:
     """The interpreter, or a package that the script imported, has another version than the lock."""
     if why := mismatch(record.expected, record.marks.imported):
-        return Classification(Outcome.ENV_MISMATCH, why, phase_of(record), record.signal)
+        return Classification(Outcome.ENV_MISMATCH, why, record.phase)
     return None
 
 
@@ -231,17 +237,17 @@ def _named_by_cuda(record: ExitRecord, *outcomes: Outcome) -> Classification | N
     # A signal other than SIGABRT has its own cause; SIGABRT is how an uncaught C++ exception ends.
     if not record.failed_alone or record.signal not in (0, signal.SIGABRT):
         return None
-    error = find_cuda_error(last_words(record))
+    error = find_cuda_error(record.words)
     if error is None or error.outcome not in outcomes:
         return None
-    detail = f"CUDA error {error.number} ({error.runtime}): {error.text}"
-    return Classification(error.outcome, detail, phase_of(record), record.signal)
+    code = f"CUDA error {error.number} ({error.runtime})"
+    return Classification(error.outcome, f"{code}: {error.text}", record.phase, code)
 
 
 def gpu_sick(record: ExitRecord) -> Classification | None:
     """The driver reported a sick Xid while the trial ran, however the script ended."""
     if sick := sorted(set(record.xids) & SICK_XIDS):
-        return Classification(Outcome.GPU_LOST, described(sick), phase_of(record), record.signal)
+        return Classification(Outcome.GPU_LOST, described(sick), record.phase, described(sick))
     return None
 
 
@@ -257,7 +263,6 @@ def unsupported(record: ExitRecord) -> Classification | None:
 
 def cuda_failure(record: ExitRecord) -> Classification | None:
     """The last words name a CUDA error, with an exit code or SIGABRT."""
-    # One error cannot be two of these, so their order is nothing.
     return _named_by_cuda(record, Outcome.CUDA_FAULT, Outcome.CUDA_OOM, Outcome.CUDA_INIT)
 
 
@@ -265,9 +270,7 @@ def killed_external(record: ExitRecord) -> Classification | None:
     """SIGKILL or SIGTERM that we did not send, without a kill for lack of memory."""
     if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not record.oom_kills:
         name = signal_name(record.signal)
-        return Classification(
-            Outcome.KILLED_EXTERNAL, f"{name}, not sent by us", phase_of(record), record.signal
-        )
+        return Classification(Outcome.KILLED_EXTERNAL, f"{name}, not sent by us", record.phase)
     return None
 
 
@@ -288,17 +291,17 @@ def disk_full(record: ExitRecord) -> Classification | None:
     if not record.failed_alone:
         return None
     if record.disk_error:
-        return Classification(Outcome.DISK_FULL, f"disk: {record.disk_error}", phase_of(record))
-    traceback = final_traceback(record.stderr)
+        return Classification(Outcome.DISK_FULL, f"disk: {record.disk_error}", record.phase)
+    traceback = record.traceback
     text = f"{traceback.exception}: {traceback.message}" if traceback else tail(record.stderr, 3)
     match = _DISK.search(text) or (_DISK_CAUSE.search(traceback.said) if traceback else None)
-    return Classification(Outcome.DISK_FULL, f"disk: {match[0]}", phase_of(record)) if match else None
+    return Classification(Outcome.DISK_FULL, f"disk: {match[0]}", record.phase) if match else None
 
 
 def skip(record: ExitRecord) -> Classification | None:
     """Exit code 125, as in git: the script says that nothing can be learnt here."""
     if record.failed_alone and record.returncode == 125:
-        return Classification(Outcome.SKIP, "exit code 125", phase_of(record))
+        return Classification(Outcome.SKIP, "exit code 125", record.phase)
     return None
 
 
@@ -332,7 +335,7 @@ def _script_unusable(record: ExitRecord) -> Classification | None:
     lines = tail(record.stderr, LAST_WORDS).splitlines()
     if record.returncode == 1 and lines and (match := _SYNTAX.match(lines[-1])):
         is_placed = any(line.startswith('  File "') for line in lines) or _ENCODING.match(lines[-1])
-        if is_placed and final_traceback(record.stderr) is None:
+        if is_placed and record.traceback is None:
             return Classification(Outcome.NOT_RUNNABLE, f"the script: {match[0]}", Phase.START)
     return None
 
@@ -345,7 +348,7 @@ def host_oom(record: ExitRecord) -> Classification | None:
         if record.peak:
             # With several trials at once it tells who had it.
             detail += f", of which it had {record.peak / 1e6:.0f} MB"
-        return Classification(Outcome.HOST_OOM, detail, phase_of(record), record.signal)
+        return Classification(Outcome.HOST_OOM, detail, record.phase)
     return None
 
 
@@ -356,7 +359,7 @@ def hang(record: ExitRecord) -> Classification | None:
     detail = f"hang ({_hang_kind(record)}) at the deadline"
     if record.unended:
         detail += f"; {_processes(record.unended)} cannot be killed"
-    return Classification(Outcome.HANG, detail, phase_of(record))
+    return Classification(Outcome.HANG, detail, record.phase)
 
 
 def _hang_kind(record: ExitRecord) -> str:
@@ -372,28 +375,31 @@ def crash(record: ExitRecord) -> Classification | None:
     """Ended by a signal that no process sent; SIGABRT with the reason that the C library or C++ gave."""
     if not record.signal or record.killed_by_us:
         return None
-    phase = phase_of(record)
-    where = "" if phase is Phase.UNKNOWN else f" in {phase}"
+    name = signal_name(record.signal)
+    where = "" if record.phase is Phase.UNKNOWN else f" in {record.phase}"
     cause = abort_cause(record.stderr) if record.signal == signal.SIGABRT else ""
-    detail = f"{signal_name(record.signal)}{where}" + (f": {cause}" if cause else "")
-    return Classification(Outcome.CRASH, detail, phase, record.signal)
+    return Classification(
+        Outcome.CRASH, f"{name}{where}" + (f": {cause}" if cause else ""), record.phase, name
+    )
 
 
 def import_error(record: ExitRecord) -> Classification | None:
     """ImportError, a symbol that the loader does not find, or any exception while a module was imported."""
     if not record.failed_alone or record.signal:
         return None
+    traceback = record.traceback
     if match := _LOADER.search(tail(record.stderr, 3)):
-        return Classification(Outcome.IMPORT_ERROR, match[0], Phase.IMPORT)
-    traceback = final_traceback(record.stderr)
-    if record.returncode == 1 and traceback is not None and _is_import_failure(traceback):
-        return Classification(Outcome.IMPORT_ERROR, _one_line(traceback), Phase.IMPORT)
+        why = match[0]
+    elif record.returncode == 1 and traceback is not None and _is_import_failure(traceback):
+        why = _one_line(traceback)
     # `python -m` says it without a traceback.
-    if record.returncode == 1 and (match := _NO_MODULE.search(tail(record.stderr, 1))):
-        return Classification(Outcome.IMPORT_ERROR, match[1], Phase.IMPORT)
-    if match := _COLLECTING.search(record.stdout):
-        return Classification(Outcome.IMPORT_ERROR, match[0], Phase.IMPORT)
-    return None
+    elif record.returncode == 1 and (match := _NO_MODULE.search(tail(record.stderr, 1))):
+        why = match[1]
+    elif match := _COLLECTING.search(record.stdout):
+        why = match[0]
+    else:
+        return None
+    return Classification(Outcome.IMPORT_ERROR, why, Phase.IMPORT, _failure_code(record))
 
 
 _NO_MODULE = re.compile(r": (No module named .*|Error while finding module specification for .*)$")
@@ -412,14 +418,21 @@ def exit_fail(record: ExitRecord) -> Classification | None:
     """Any other exit code or exception; above 128 with a note: a shell reports its child's signals so."""
     if record.returncode is None or record.returncode <= 0:
         return None
-    traceback = final_traceback(record.stderr)
+    traceback = record.traceback
     if record.returncode == 1 and traceback is not None:
-        return Classification(Outcome.EXIT_FAIL, _one_line(traceback), phase_of(record))
+        return Classification(Outcome.EXIT_FAIL, _one_line(traceback), record.phase, _failure_code(record))
     detail = f"exit code {record.returncode}"
     if 128 < record.returncode <= 128 + signal.NSIG:
         # What a shell makes of its child's signal; `exit(139)` looks the same, so it is not called a crash.
         detail += f" (a shell reports {signal_name(record.returncode - 128)} so)"
-    return Classification(Outcome.EXIT_FAIL, detail, phase_of(record))
+    return Classification(Outcome.EXIT_FAIL, detail, record.phase, _failure_code(record))
+
+
+def _failure_code(record: ExitRecord) -> str:
+    """Return the exception that ended the process, else its exit code."""
+    if record.returncode == 1 and record.traceback is not None:
+        return record.traceback.exception
+    return str(record.returncode)
 
 
 def passed(record: ExitRecord) -> Classification | None:
@@ -451,27 +464,21 @@ RULES: tuple[Rule, ...] = (
 
 
 def classify(record: ExitRecord) -> Classification:
-    """The outcome of a process; every record has one."""
-    for rule in RULES:
-        found = rule(record)
-        if found is not None:
-            return _with_left_over(_with_kills(found, record), record)
-    return Classification(Outcome.HARNESS_ERROR, "the process ended in a way that no rule knows")
+    """Return the outcome of a process; every record has one."""
+    answers = (answer for rule in RULES if (answer := rule(record)) is not None)
+    unknown = Classification(Outcome.HARNESS_ERROR, "the process ended in a way that no rule knows")
+    found = next(answers, unknown)
+    return replace(found, detail="; ".join([found.detail, *_notes(found, record)]))
 
 
-def _with_kills(found: Classification, record: ExitRecord) -> Classification:
-    """A failure that a kill of another process may have caused: a child of its own, or a neighbour."""
-    if not record.oom_kills or record.returncode == 0 or found.outcome is Outcome.HOST_OOM:
-        return found
-    note = f"the kernel killed {_processes(record.oom_kills)} for lack of memory meanwhile"
-    return Classification(found.outcome, f"{found.detail}; {note}", found.phase, found.signal)
-
-
-def _with_left_over(found: Classification, record: ExitRecord) -> Classification:
-    if not record.left_over or record.killed_by_us:
-        return found
-    note = NOTED_LEFT_OVER.format(_processes(record.left_over))
-    return Classification(found.outcome, f"{found.detail}; {note}", found.phase, found.signal)
+def _notes(found: Classification, record: ExitRecord) -> list[str]:
+    notes = []
+    # The kernel may have killed a child of the script, which then failed for that reason, or a neighbour.
+    if record.oom_kills and record.returncode != 0 and found.outcome is not Outcome.HOST_OOM:
+        notes.append(f"the kernel killed {_processes(record.oom_kills)} for lack of memory meanwhile")
+    if record.left_over and not record.killed_by_us:
+        notes.append(NOTED_LEFT_OVER.format(_processes(record.left_over)))
+    return notes
 
 
 def _processes(count: int) -> str:

@@ -22,12 +22,7 @@ _JOURNAL_WAIT = 10.0
 """Seconds for systemd-coredump, which writes after the process has gone."""
 _GDB_LIMIT = 120.0
 """Seconds for gdb: a process with CUDA has hundreds of libraries whose symbols it reads."""
-_FRAME = re.compile(
-    r"^#\d+\s+(?:0x[0-9a-f]+ in )?(?P<function>\S.*?) \((?P<arguments>.*)\)"
-    r"(?: at (?P<source>\S+)| from (?P<library>\S+))?$"
-)
 _MARK = "=== all threads\n"
-_QUIET = ("-batch", "-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off")
 _SHOW = (
     "-ex",
     "thread",
@@ -39,13 +34,10 @@ _SHOW = (
     "thread apply all bt 40",
 )
 _LIBRARY = re.compile(r"/lib(?:64)?/python\d[\d.]*/|^<frozen ")
-_HANDLER = "<signal handler called>"
-_DYING = re.compile(
-    r"^_{0,3}(?:GI_)?_{0,3}(?:pthread_kill|raise|abort|assert_fail|libc_message|malloc_printerr|fortify_fail"
-    r"|chk_fail|stack_chk_fail|libc_(?:free|malloc|realloc|calloc)$)|faulthandler_|^(?:std::terminate|__cxxabiv1::|__gnu_cxx::__verbose_terminate)|^_int_free"
-    r"|^(?:free|realloc|malloc)$|^fatal_error|^Py_FatalError|^_Py_FatalError"
+_ALLOCATOR = re.compile(
+    r"^_*(?:GI_+)?(?:(?:libc_|int_)?(?:free|malloc|realloc|calloc)|malloc_consolidate|unlink_chunk)$"
 )
-"""Frames of how a process dies, which are the same whatever it dies of."""
+"""Functions of malloc: where they find the heap damaged, their caller is of interest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +63,7 @@ class Autopsy:
 
 
 def core_names(pattern: str, pid: int) -> list[str]:
-    """Patterns for names that the kernel may give the core of a process, most exact first. Pure.
-
-    Args:
-        pattern: The kernel's `core_pattern`, not one with a pipe.
-        pid: Of the process.
-    """
+    """Return globs for the names that a `core_pattern` may give a core, most exact first. Pure."""
 
     def value(match: re.Match[str]) -> str:
         letter = match[1]
@@ -87,13 +74,7 @@ def core_names(pattern: str, pid: int) -> list[str]:
 
 
 def find_core(work: Path, pid: int, pattern: str | None = None) -> tuple[Path | None, str]:
-    """The core that a process left, or why there is none.
-
-    Args:
-        work: Its working directory.
-        pid: Of the process.
-        pattern: The kernel's; None means this host's.
-    """
+    """Return the core that a process left, or why there is none; without a pattern, by this host's."""
     if pattern is None:
         try:
             pattern = PATTERN.read_text("utf-8").strip()
@@ -125,30 +106,25 @@ def _of_journal(work: Path, pid: int, pattern: str) -> tuple[Path | None, str]:
 
 
 def read_core(core: Path, program: str) -> Autopsy:
-    """Look at a core file with the tools that are here.
-
-    Args:
-        core: The file.
-        program: Path of the executable.
-    """
+    """Look at a core file with the tools that are here."""
     native, first, tid = _with_gdb(core, program)
     python, frame = _with_py_spy(core, tid)
     return Autopsy(first, frame, "\n\n".join(part for part in (python, native) if part))
 
 
 def under_gdb() -> tuple[str, ...] | None:
-    """The gdb command that runs a program and prints the stacks at a signal; None without gdb.
+    """Return the gdb command that runs a program and prints the stacks at a signal; None without gdb.
 
     For hosts that leave no core file. A program runs slower under it, and its threads take turns otherwise.
     """
     gdb = find_tool("gdb")
     if gdb is None:
         return None
-    return (gdb, *_QUIET, "-ex", "run", *_SHOW, "--args")
+    return (gdb, *stacks.GDB, "-ex", "run", *_SHOW, "--args")
 
 
 def of_gdb(stdout: str) -> Autopsy:
-    """The stacks that gdb printed for a program that it ran; empty if no signal came. Pure."""
+    """Read the stacks that gdb printed for a program that it ran; empty if no signal came. Pure."""
     at = stdout.find("received signal")
     if at < 0:
         return Autopsy()
@@ -157,11 +133,11 @@ def of_gdb(stdout: str) -> Autopsy:
 
 
 def _with_gdb(core: Path, program: str) -> tuple[str, str, int | None]:
-    """All threads, the guilty frame, and the thread that crashed."""
+    """Return all threads as text, the guilty frame, and the id of the thread that crashed."""
     gdb = find_tool("gdb")
     if gdb is None:
         return "native frames: gdb is not on this machine", "", None
-    said = run_tool([gdb, *_QUIET, *_SHOW, program, str(core)], _GDB_LIMIT)
+    said = run_tool([gdb, *stacks.GDB, *_SHOW, program, str(core)], _GDB_LIMIT)
     own, mark, everything = said.text.partition(_MARK)
     if not mark or "#0" not in own:
         return f"native frames: gdb: {said.why or 'no frames'}", "", None
@@ -170,25 +146,16 @@ def _with_gdb(core: Path, program: str) -> tuple[str, str, int | None]:
 
 
 def guilty_frame(backtrace: str) -> str:
-    """The innermost frame of a backtrace of gdb's that is not about dying itself. Pure."""
-    lines = [line for line in backtrace.splitlines() if re.match(r"#\d+ ", line)]
-    for i in range(len(lines) - 1, -1, -1):
-        if _HANDLER in lines[i]:
-            lines = lines[i + 1 :]
-            break
-    named = [match for line in lines if (match := _FRAME.match(line.strip()))]
-    telling = [match for match in named if not _DYING.search(match["function"])]
-    if not telling:
-        return ""
-    frame = telling[0]
-    place = frame["source"] or frame["library"]
-    if frame["function"] == "??" and not place:
-        return ""  # of a container whose libraries are not here: less than what Python says
-    return frame["function"] + (f" ({place})" if place else "")
+    """Return the innermost failing frame of gdb's backtrace outside of malloc; "" if none is known. Pure."""
+    for frame in stacks.failing_frames(backtrace):
+        if not _ALLOCATOR.match(frame.function):
+            # Nothing is known of a container whose libraries are not on this host.
+            return "" if str(frame) == "??" else str(frame)
+    return ""
 
 
 def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
-    """Python frames of all threads, and the innermost one of a thread."""
+    """Return the Python frames of all threads as text, and the innermost frame of one thread."""
     tool = find_tool("py-spy")
     if tool is None:
         return "Python frames: py-spy is not on this machine", ""
@@ -207,7 +174,7 @@ def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
 
 
 def called_from(thread: stacks.Thread) -> str:
-    """The innermost Python frame of a thread, and that of the user's own code where it is another one."""
+    """Return a thread's innermost Python frame, and that of the user's own code if it is another one."""
     frames = [frame for frame in thread.frames if not frame.native]
     own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
     innermost = str(frames[0]) if frames else ""
@@ -215,17 +182,13 @@ def called_from(thread: stacks.Thread) -> str:
 
 
 def _thread(found: Sequence[stacks.Thread], tid: int | None) -> stacks.Thread | None:
-    """The thread that crashed; the only one with Python frames, where nobody says which it was."""
+    """Return the thread that crashed; without an id, the only thread that there is."""
     named = [thread for thread in found if thread.tid == tid]
     return named[0] if named else found[0] if tid is None and len(found) == 1 else None
 
 
 def read_gpu_core(core: Path) -> tuple[str, str]:
-    """What cuda-gdb prints for a GPU core, and a sentence of it; both "" without cuda-gdb.
-
-    Args:
-        core: The file that CUDA's driver wrote.
-    """
+    """What cuda-gdb prints for a GPU core, and a sentence of it; both "" without cuda-gdb."""
     tool = find_tool("cuda-gdb") or shutil.which("cuda-gdb", path="/usr/local/cuda/bin")
     if tool is None:
         return "", ""
@@ -234,7 +197,7 @@ def read_gpu_core(core: Path) -> tuple[str, str]:
 
 
 def of_cuda_gdb(text: str) -> str:
-    """The error on the GPU and its place, as cuda-gdb prints it for a core; "" if it prints none. Pure."""
+    """Return the error on the GPU and its place from what cuda-gdb printed; "" if it has none. Pure."""
     error = re.search(r"^CUDA Exception: (.+)$", text, re.MULTILINE)
     if error is None:
         return ""
@@ -254,9 +217,8 @@ class Debug:
     """Looks at one trial, and keeps what it finds in a directory.
 
     Attributes:
-        keep: The directory.
-        autopsy: What the core told, once there was one.
-        on_gpu: What cores of the GPU told, in sentences.
+        autopsy: What a debugger read in the core, once there was one.
+        on_gpu: Sentences on what cores of the GPU show.
         notes: What could not be done, and why.
     """
 
@@ -266,7 +228,7 @@ class Debug:
     notes: list[str] = field(default_factory=list)
 
     def on_deadline(self, pid: int) -> str:
-        """The stacks of a hanging process; gdb's are kept as a file beside py-spy's."""
+        """Return the stacks of a hanging process, and keep gdb's in a file beside py-spy's."""
         text = live_stacks(pid)
         gdb = find_tool("gdb")
         if gdb is None:

@@ -16,13 +16,7 @@ from bisect_env.trials.records import Outcome
 
 @dataclass(frozen=True, slots=True)
 class ErrorTable:
-    """One table.
-
-    Attributes:
-        source: Where it is from, one line.
-        read: When that was read, one line.
-        rows: Column to text.
-    """
+    """One table."""
 
     source: str
     read: str
@@ -48,9 +42,7 @@ class CudaError:
 
     Attributes:
         number: The same in the runtime and in the driver.
-        runtime: Name in the runtime API.
         driver: Name in the driver API, "" where it has none.
-        text: What `cudaGetErrorString` says.
         outcome: What a process that ends with it did.
     """
 
@@ -104,7 +96,7 @@ _BY_TEXT = {error.text: error for error in CUDA_ERRORS}
 
 
 def find_cuda_error(text: str) -> CudaError | None:
-    """The first error of the table that a text names.
+    """Return the first error of the table that a text names.
 
     The first, because a destructor that meets the broken context afterwards echoes it.
 
@@ -134,10 +126,8 @@ class Xid:
     """One kind of report.
 
     Attributes:
-        number: As the driver prints it.
         sick: Hardware, driver or firmware: nothing on that GPU is evidence. Otherwise it is what a program's
             own fault leaves.
-        description: NVIDIA's words.
     """
 
     number: int
@@ -154,7 +144,7 @@ SICK_XIDS = frozenset(number for number, xid in XIDS.items() if xid.sick)
 
 
 def described(numbers: Iterable[int]) -> str:
-    """`Xid 31 (GPU memory page fault), 45 (...)`, each once."""
+    """Return Xids with their descriptions, each once: `Xid 31 (GPU memory page fault), 45 (...)`."""
     words = [
         f"{number} ({XIDS[number].description})" if number in XIDS else str(number)
         for number in dict.fromkeys(numbers)

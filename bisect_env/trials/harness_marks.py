@@ -13,6 +13,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from bisect_env.matrix.interpreter import is_python, python_options
 from bisect_env.trials.records import Phase
 
 # --------------------------------------------------------------------------------------------------
@@ -37,13 +38,10 @@ _PHASES = {
     "T": Phase.TEARDOWN,
     "F": Phase.TEARDOWN,
 }
-_PYTHON = re.compile(r"(?:.*/)?python(?:\d+(?:\.\d+)?)?")
 _SHEBANG = re.compile(rb"#!\s*(?:/\S*/env\s+)?(?P<program>\S+)\s*$")
-_WITH_VALUE = frozenset("WX")
-"""Options of the interpreter that take a value."""
-_WITHOUT = frozenset("EISVh?iv")
-"""Those under which it reads no PYTHONPATH or runs no `site`, ends at once, waits for input, or tells of
-every import: the harness cannot run there, or would be seen."""
+_UNWATCHED = frozenset("EISiv")
+"""Options under which the interpreter reads no PYTHONPATH, runs no `site`, waits for input or tells of every
+import: the harness cannot run there, or would be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,6 @@ class Imported:
     Attributes:
         module: As imported.
         stated: Its `__version__`, "" if it states none.
-        file: Where it came from.
     """
 
     module: str
@@ -80,70 +77,17 @@ NO_MARKS = Marks()
 
 
 def is_watched(program: str, arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> bool:
-    """Whether a command starts a Python that the harness can run in without being noticed.
-
-    Args:
-        program: The file that is executed.
-        arguments: What follows it.
-        env: The child's environment.
-        cwd: Its working directory.
-    """
+    """Return whether a command starts a Python that the harness can run in without being noticed."""
     if env.get("PYTHONVERBOSE") or env.get("PYTHONPROFILEIMPORTTIME") or env.get("PYTHONINSPECT"):
         return False
-    if _PYTHON.fullmatch(program):
-        return _options_allow(arguments)
-    return _is_python_script(cwd / program)
-
-
-def _options_allow(arguments: Sequence[str]) -> bool:
-    words = iter(arguments)
-    for word in words:
-        if word == "-" or not word.startswith("-"):
-            return word != "-"
-        if word.startswith("--"):
-            if word == "--check-hash-based-pycs":
-                next(words, None)
-                continue
-            return False
-        for position, letter in enumerate(word[1:], start=1):
-            if letter in "cm":
-                return True  # all that follows is the script's
-            if letter in _WITHOUT:
-                return False
-            if letter in _WITH_VALUE:
-                value = word[position + 1 :] or next(words, "")
-                if letter == "X" and value.startswith("importtime"):
-                    return False
-                break
-    return False  # no script: it would read its standard input
-
-
-def options_end(arguments: Sequence[str]) -> int | None:
-    """The end of the interpreter's own options: at the script, at `-m` or at `-c`. Pure.
-
-    Args:
-        arguments: What follows the interpreter.
-
-    Returns:
-        A position in `arguments`; None where there is no script, or an option that hides where it is.
-    """
-    position = 0
-    while position < len(arguments):
-        word = arguments[position]
-        if word in ("-m", "-c"):
-            return position if position + 1 < len(arguments) else None
-        if not word.startswith("-"):
-            return position
-        if word == "-" or word.startswith("--"):
-            return None
-        for place, letter in enumerate(word[1:], start=1):
-            if letter in "cm":
-                return None
-            if letter in _WITH_VALUE:  # what follows is its value: the rest of the word, or the next one
-                position += place == len(word) - 1
-                break
-        position += 1
-    return None
+    if not is_python(program):
+        return _is_python_script(cwd / program)
+    options = python_options(arguments)
+    return (
+        options is not None
+        and not options.flags & _UNWATCHED
+        and not any(value.startswith("importtime") for value in options.settings)
+    )
 
 
 def _is_python_script(path: Path) -> bool:
@@ -153,7 +97,7 @@ def _is_python_script(path: Path) -> bool:
     except OSError:
         return False
     match = _SHEBANG.match(first)
-    return match is not None and _PYTHON.fullmatch(os.fsdecode(match["program"])) is not None
+    return match is not None and is_python(os.fsdecode(match["program"]))
 
 
 @functools.cache
@@ -192,7 +136,7 @@ def install(
 
 
 def read_marks(path: Path) -> Marks:
-    """The notes of the harness; empty if the script removed the file."""
+    """Read the notes of the harness; they are empty if the script removed the file."""
     try:
         with path.open("rb") as stream:
             text = stream.read(NOTES_LIMIT).decode("utf-8", "replace")
@@ -214,7 +158,9 @@ _KEPT = 64
 """Environments whose modules a worker remembers."""
 _INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
 _MODULE_FILE = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\.py|\.(?:cpython|abi3)[^/]*\.so|\.so)")
-_NOBODYS = frozenset({"test", "tests", "testing", "doc", "docs", "example", "examples", "benchmarks", "src"})
+_SHARED_NAMES = frozenset(
+    {"test", "tests", "testing", "doc", "docs", "example", "examples", "benchmarks", "src"}
+)
 """Names that carelessly packed distributions install and that a script's own directory has as well."""
 
 
@@ -225,7 +171,6 @@ class LockedDistribution:
     Attributes:
         name: Normalised name, PyPI's; `python` for the interpreter.
         version: Exact; of Python as much of it as was asked for.
-        cuda: Whether it is a build for CUDA.
     """
 
     name: str
@@ -238,7 +183,6 @@ class Expected:
     """The distribution that importing a module should give.
 
     Attributes:
-        locked: Its distribution in the lock.
         site: Directory that the prefix has it in, "" for the interpreter.
         installed: Version by the metadata in that directory.
     """
@@ -250,12 +194,7 @@ class Expected:
 
 @functools.lru_cache(_KEPT)
 def expected_imports(prefix: Path, locked: tuple[LockedDistribution, ...]) -> Mapping[str, Expected]:
-    """Modules of an environment, by name, as its distributions list them. Nothing in it is run.
-
-    Args:
-        prefix: Of the environment.
-        locked: Its distributions by the lock.
-    """
+    """Return the modules of an environment by name, as its distributions list them. Runs nothing in it."""
     by_name = {one.name: one for one in locked}
     found = {"python": Expected(by_name["python"])} if "python" in by_name else {}
     for site in sorted(prefix.glob("lib/python*/site-packages")):
@@ -270,7 +209,7 @@ def expected_imports(prefix: Path, locked: tuple[LockedDistribution, ...]) -> Ma
 
 
 def _modules(record: Path) -> list[str]:
-    """The packages and modules that a distribution consists of: the outermost that have code of their own."""
+    """Return the outermost packages and modules of a distribution that have code of their own."""
     try:
         with record.open(encoding="utf-8", errors="replace", newline="") as stream:
             names = set(_named(row[0] for row in csv.reader(stream) if row))
@@ -280,7 +219,7 @@ def _modules(record: Path) -> list[str]:
         name
         for name in names
         if not any(name.startswith(other + ".") for other in names if other != name)
-        and name.partition(".")[0] not in _NOBODYS
+        and name.partition(".")[0] not in _SHARED_NAMES
     ]
     return sorted(outermost, key=lambda name: (name.count("."), name))[:MODULES_EACH]
 
@@ -296,7 +235,7 @@ def _named(paths: Iterable[str]) -> Iterator[str]:
 
 
 def imported_versions(expected: Mapping[str, Expected], imported: Iterable[Imported]) -> dict[str, str]:
-    """Distribution to the version that the script really had. Pure."""
+    """Map each distribution to the version that the script really had. Pure."""
     versions: dict[str, str] = {}
     for one in imported:
         if (wanted := expected.get(one.module)) is not None:
@@ -312,7 +251,7 @@ def _version(wanted: Expected, one: Imported) -> str:
 
 
 def mismatch(expected: Mapping[str, Expected], imported: Iterable[Imported]) -> str:
-    """One line on an import that differs from the lock; "" if none does. Pure.
+    """Return one line on imports that differ from the lock; "" if none does. Pure.
 
     A module from the prefix has the version that the metadata beside it states, whatever it says itself. One
     from elsewhere counts only if it states another version: the standard library has modules that backports
@@ -365,12 +304,9 @@ NOTES = "bodies"
 
 
 def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[str], Path]:
-    """The interpreter's arguments under which it runs the script several times.
+    """Return the interpreter's arguments under which it runs the script several times.
 
-    Args:
-        arguments: What follows the interpreter, of a command that can be repeated.
-        count: How often.
-        place: A directory that the trial may write to; the runner is put there.
+    The runner is put into `place`, a directory that the trial may write to.
 
     Returns:
         The arguments, and the file for `iterations_begun`.
@@ -378,8 +314,8 @@ def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[st
     Raises:
         ValueError: This command cannot be repeated.
     """
-    end = options_end(arguments)
-    if end is None:
+    options = python_options(arguments)
+    if options is None or (end := options.end) is None:
         raise ValueError("this command cannot be run again in its process: it is no Python script")
     folder = place / "repeat"
     folder.mkdir()
@@ -390,7 +326,7 @@ def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[st
 
 
 def iterations_begun(notes: Path) -> int:
-    """How many iterations were begun; 0 when the interpreter did not come so far."""
+    """Return how many iterations were begun; 0 when the interpreter did not come so far."""
     try:
         return int(notes.read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Runs one process of a trial, here or in a container, until it ends or is ended, and says what was seen."""
+"""Runs one process of a trial until it ends or is ended, and says what was seen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import selectors
 import signal
 import socket
@@ -17,29 +16,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bisect_env.containers.engine import RUN_ARGS, ask
-from bisect_env.containers.trial import (
-    ALIVE,
-    Inside,
-    Parcel,
-    ending,
-    is_closed,
-    open_up_argv,
-    prepare,
-    read_report,
-    read_state,
-    run_argv,
-)
+from bisect_env.containers.trial import ContainerCommands
 from bisect_env.trials.classify import ExitRecord
-from bisect_env.trials.records import TrialSpec
-from bisect_env.trials.workdir import REMOVAL, TRIAL_ID, WorkDir
 
 # --------------------------------------------------------------------------------------------------
 # Keeping the telling part of an output of any length: its beginning and, above all, its end.
@@ -49,11 +34,7 @@ HEAD_SHARE = 4
 
 
 class HeadTail:
-    """Bytes kept from the beginning and the end of a stream, with a bound on the whole.
-
-    Args:
-        limit: Bytes kept in all.
-    """
+    """Bytes kept from the beginning and the end of a stream, with a bound on the whole."""
 
     def __init__(self, limit: int) -> None:
         self._head_limit = limit // HEAD_SHARE
@@ -78,7 +59,7 @@ class HeadTail:
             self._tail_size -= len(self._tail.popleft())
 
     def text(self) -> str:
-        """The bytes that were kept, decoded; a line tells how many are missing, if any.
+        """Return the bytes that were kept, decoded, with a line that says how many are missing, if any.
 
         Invalid UTF-8 and NUL, which no database stores as text, become replacement characters.
         """
@@ -99,7 +80,7 @@ _counters: dict[Path, tuple[float, tuple[str, ...]]] = {}
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """How often the kernel has killed for lack of memory in this process's memory cgroup.
+    """Return how often the kernel has killed for lack of memory in this process's memory cgroup.
 
     In the root cgroup, which keeps no such count, the host's own. Only differences mean anything.
 
@@ -120,7 +101,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def _cgroup_counters(root: Path) -> tuple[str, ...]:
-    """Files that count memory kills in the cgroups of this process, which are the same for most trials."""
+    """Return the files that count memory kills in this process's cgroups; cached, for they seldom change."""
     until, known = _counters.get(root, (0.0, ()))
     if time.monotonic() < until:
         return known
@@ -140,7 +121,7 @@ def _cgroup_counters(root: Path) -> tuple[str, ...]:
 
 
 def _text(path: str) -> str:
-    """A file of the kernel's, without what a text stream costs: this is read twice a trial."""
+    """Read a file of the kernel's without a text stream, which would be slow: every trial does it twice."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = b""
@@ -152,7 +133,7 @@ def _text(path: str) -> str:
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """CPU time, user and system, that the living processes below `pid` have used."""
+    """Return the CPU seconds, user and system, that the living processes below `pid` have used."""
     total = 0.0
     try:
         children = psutil.Process(pid).children(recursive=True)
@@ -168,7 +149,7 @@ def tree_cpu_seconds(pid: int) -> float:
 
 
 def first_child(pid: int | None) -> int | None:
-    """The oldest living child of a process; None when there is none."""
+    """Return the oldest living child of a process; None when there is none."""
     try:
         children = psutil.Process(pid).children() if pid else []
         return min(children, key=lambda child: child.create_time()).pid if children else None
@@ -191,38 +172,16 @@ class LaunchError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerCommands:
-    """How a supervisor reaches a process that does not run below the client which it started: a container.
-
-    Attributes:
-        abort: Command that has it print its stacks and end.
-        kill: Command that ends it at once.
-        state: Command whose output, once it has ended, is reported.
-        remove: Command that leaves nothing of it.
-        hold: File that the supervisor keeps locked as long as it lives: whoever runs elsewhere sees by that
-            whether anybody still waits, even when everything here was killed.
-    """
-
-    abort: Sequence[str]
-    kill: Sequence[str]
-    state: Sequence[str]
-    remove: Sequence[str]
-    hold: Path
-
-
-@dataclass(frozen=True, slots=True)
 class Launch:
     """The process that a supervisor is asked to start.
 
     Attributes:
         argv: `argv[0]` is a path, absolute or relative to `cwd`.
-        env: The whole environment.
-        cwd: Working directory.
         core: Whether a core file may be written (the limit itself is inherited).
         cpus: CPUs that the process may use; empty means those of this process.
         nice: Added to its niceness.
-        scratch: Directory that the supervisor removes if this process dies, since nobody else will then.
-        elsewhere: Set where what is started is but a client of what runs.
+        scratch: Directory that the supervisor removes if this process dies.
+        elsewhere: The container, where the process is only the client of an engine.
     """
 
     argv: Sequence[str]
@@ -235,55 +194,6 @@ class Launch:
     elsewhere: ContainerCommands | None = None
 
 
-def _as_json(elsewhere: ContainerCommands | None) -> dict[str, object] | None:
-    if elsewhere is None:
-        return None
-    return {
-        "abort": list(elsewhere.abort),
-        "kill": list(elsewhere.kill),
-        "state": list(elsewhere.state),
-        "remove": list(elsewhere.remove),
-        "hold": str(elsewhere.hold),
-    }
-
-
-def _started_at(pid: int | str) -> str:
-    """When a process was started, in the kernel's own count; "" if it is gone."""
-    try:
-        stat = Path("/proc", str(pid), "stat").read_bytes()
-    except OSError:
-        return ""
-    return stat[stat.rindex(b")") + 2 :].split()[19].decode()
-
-
-def end_left_behind() -> int:
-    """Kill supervisors whose command is gone and that were stopped, by their trials; returns how many.
-
-    Those that run end by themselves. Each names its command, for a process id alone may be another's by now.
-    """
-    found = 0
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, psutil.Error):
-            words = Path(entry.path, "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-            if str(SUPERVISOR) not in words or entry.stat().st_uid != os.geteuid():
-                continue
-            pid, _, since = words[-2].partition(":")
-            if since and _started_at(pid) != since:
-                supervisor = psutil.Process(int(entry.name))
-                if supervisor.status() == psutil.STATUS_STOPPED:
-                    _kill_tree(supervisor)
-                    found += 1
-    return found
-
-
-def _kill_tree(top: psutil.Process) -> None:
-    for process in (*top.children(recursive=True), top):
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-
-
 class Launcher:
     """Starts supervisors; safe to use from several threads."""
 
@@ -291,15 +201,9 @@ class Launcher:
         self._lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
-        self._has_looked = False
 
     def start(self, launch: Launch, stdout: int, stderr: int) -> socket.socket:
-        """Have a process started.
-
-        Args:
-            launch: What to start.
-            stdout: Write end for its standard output; the caller closes its own copy.
-            stderr: Likewise.
+        """Have a process started, with the given write ends as its output; the caller closes its own copies.
 
         Returns:
             The control socket. Closing it, or the death of this process, ends everything that was started.
@@ -315,7 +219,7 @@ class Launcher:
             "cpus": list(launch.cpus),
             "nice": launch.nice,
             "scratch": str(launch.scratch or ""),
-            "elsewhere": _as_json(launch.elsewhere),
+            "elsewhere": None if launch.elsewhere is None else launch.elsewhere.as_json(),
         }
         body = json.dumps(request).encode()
         ours, theirs = socket.socketpair()
@@ -333,27 +237,24 @@ class Launcher:
             if self.process is None or self.process.poll() is not None:
                 self._start_server()
             assert self._requests is not None
+            self._wake()
             socket.send_fds(self._requests, [b"+"], fds)
 
     def prepare(self) -> None:
-        """Start the server before it is needed; what goes wrong is said by the first `start`."""
+        """Start the server before it is needed; the first `start` reports what goes wrong."""
         with self._lock, contextlib.suppress(OSError):
             if self.process is None:
                 self._start_server()
 
     def _start_server(self) -> None:
         self._discard()
-        if not self._has_looked:
-            self._has_looked = True
-            threading.Thread(target=end_left_behind, name="left behind", daemon=True).start()
-        owner = f"{os.getpid()}:{_started_at(os.getpid())}"
         # Packets, so that one receive is one request with its descriptors.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # Its own session: a Ctrl-C in the terminal is for the command to handle, not for trials.
             # -S and -I: no site packages, no variables of the worker's environment.
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs.fileno()), owner],
+                [sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -363,41 +264,35 @@ class Launcher:
             )
         self._requests = ours
 
+    def _wake(self) -> None:
+        """Continue the server, which a script may have stopped; it then continues its supervisors."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+
     def _discard(self) -> None:
         if self._requests is not None:
             self._requests.close()
         if self.process is not None:
+            self._wake()
             # The server ends when its socket does and the last trial has ended; the wait reaps it.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(END_GRACE)
-            if self.process.returncode is None and _is_stopped(self.process.pid):
-                self.process.kill()
-                self.process.wait()
         self._requests = self.process = None
 
-    def go_on(self) -> None:
-        """Continue the server if it was stopped by a signal."""
-        with self._lock:
-            if self.process is not None and self.process.poll() is None and _is_stopped(self.process.pid):
-                self.process.send_signal(signal.SIGCONT)
+    def kill(self, supervisor: int | None) -> None:
+        """Kill a supervisor that does not answer, everything below it, and the server, which may be stopped.
 
-    def abandon(self, supervisor: int | None) -> None:
-        """Kill a supervisor that does not answer with all that is below it, or the server that started none.
+        Trials that run have supervisors of their own, which go on; the next `start` makes a new server.
 
         Args:
             supervisor: Its process id, None where none was started.
         """
         with self._lock:
-            server = self.process
-            if server is None:
-                return
-            with contextlib.suppress(psutil.Error):
-                if supervisor is not None and (silent := psutil.Process(supervisor)).ppid() == server.pid:
-                    _kill_tree(silent)
-            if supervisor is None or _is_stopped(server.pid):
-                # Trials that run have supervisors of their own, which go on.
-                server.kill()
-                self._discard()
+            if supervisor is not None:
+                _kill_tree(supervisor)
+            if self.process is not None:
+                self.process.kill()
+            self._discard()
 
     def close(self) -> None:
         """End the server; the next `start` makes a new one."""
@@ -405,7 +300,7 @@ class Launcher:
             self._discard()
 
     def forget(self) -> None:
-        """In a forked child: the server and its socket belong to the parent."""
+        """Let go of the server and its socket, which belong to the parent of this forked child."""
         if self._requests is not None:
             self._requests.close()
         if self.process is not None:
@@ -413,9 +308,26 @@ class Launcher:
         self.__init__()  # type: ignore[misc]  # a lock that another thread held stays locked for ever
 
 
-def _is_stopped(pid: int) -> bool:
+def _kill_tree(supervisor: int) -> None:
+    """Kill everything below a supervisor, then the supervisor itself."""
+    deadline = time.monotonic() + END_GRACE
+    with contextlib.suppress(psutil.Error):
+        top = psutil.Process(supervisor)
+        # While it is stopped it inherits every orphan and reaps none, so that nothing escapes from this loop.
+        top.suspend()
+        while time.monotonic() < deadline:
+            living = [one for one in top.children(recursive=True) if _lives(one)]
+            if not living:
+                break
+            for process in living:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        top.kill()
+
+
+def _lives(process: psutil.Process) -> bool:
     try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 
@@ -432,10 +344,6 @@ os.register_at_fork(after_in_child=LAUNCHER.forget)
 
 TICK = 0.1
 """Seconds between two looks at the cancel flag."""
-START_LOOK = 1.0
-"""Seconds without news of a start after which the server is looked at: a trial may have stopped it."""
-START_GRACE = 30.0
-"""Seconds for a process to be started; on a host under load it takes some."""
 ABORT_GRACE = 2.0
 """Seconds that a hanging process gets to print its stacks."""
 KILL_GRACE = 15.0
@@ -470,22 +378,15 @@ class _Process:
     aborted_at: float | None = None
     killed_at: float | None = None
     cancelled: bool = False
-    continued: float = field(default_factory=time.monotonic)
 
     def act(self, cancelled: Callable[[], bool]) -> None:
         """Do what the clock or the cancel flag asks for."""
         now = time.monotonic()
         if self.killed_at is not None:
             if now > self.killed_at + KILL_GRACE + (ENGINE_GRACE if self.contained else 0.0):
-                LAUNCHER.abandon(self.events.get("started", {}).get("supervisor"))
+                LAUNCHER.kill(self.events.get("started", {}).get("supervisor"))
                 raise LaunchError("the trial's supervisor did not answer after the trial was killed")
             return
-        if not self.events and now > self.continued + START_LOOK:
-            LAUNCHER.go_on()
-            self.continued = now
-        if not self.events and now > self.started + START_GRACE:
-            LAUNCHER.abandon(None)
-            raise LaunchError(f"the trial was not started in {START_GRACE:.0f} s: its supervisor is stopped")
         if cancelled():
             self.cancelled = True
             self._kill(now)
@@ -524,7 +425,7 @@ class _Process:
         top = self.contained() if self.contained else self.events.get("started", {}).get("supervisor")
         return 0.0 if top is None else tree_cpu_seconds(top)
 
-    def hear(self) -> bool:
+    def receive(self) -> bool:
         """Read the supervisor's messages; True when there will be no more."""
         data = self.control.recv(65536)
         if not data:
@@ -550,7 +451,7 @@ def run_process(
     """Start a process, wait for it alone, and end everything that it left behind.
 
     Its end is the end of the process itself, not of its pipes: a daemonised grandchild that keeps them open
-    makes nobody wait. When the deadline passes, the stacks are taken, the group gets SIGABRT (on which
+    delays nothing. When the deadline passes, the stacks are taken, the group gets SIGABRT (on which
     faulthandler prints every Python stack), and two seconds later SIGKILL.
 
     Args:
@@ -600,7 +501,7 @@ def _pump(watch: _Process, cancelled: Callable[[], bool]) -> None:
             over = False
             for key, _ in selector.select(TICK):
                 if key.fileobj is watch.control:
-                    over = watch.hear()
+                    over = watch.receive()
                 elif not _read(key.fd, watch.streams[key.fd]):
                     selector.unregister(key.fd)
             if over:
@@ -608,7 +509,7 @@ def _pump(watch: _Process, cancelled: Callable[[], bool]) -> None:
 
 
 def _read(fd: int, sink: HeadTail) -> int:
-    """Bytes taken from a pipe; 0 at its end."""
+    """Read from a pipe; return how many bytes, 0 at its end."""
     data = os.read(fd, 65536)
     sink.add(data)
     return len(data)
@@ -647,136 +548,3 @@ def _exit_record(watch: _Process, output: list[str], kills: int) -> ExitRecord:
         pid=watch.events["started"]["pid"],
         state=exited["state"],
     )
-
-
-# --------------------------------------------------------------------------------------------------
-# Launches one process of a trial in a container, and reads how it ended.
-
-_OPEN_UP_LIMIT = 60.0
-"""Seconds for a container that does next to nothing; a loaded host takes some to start one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contained:
-    """A container that is about to be started.
-
-    Attributes:
-        inside: Image and engine.
-        top: The trial's directory.
-        name: Of the container.
-        control: The directory in which its first process reports.
-        launch: What the supervisor starts.
-    """
-
-    inside: Inside
-    top: Path
-    name: str
-    control: Path
-    launch: Launch
-
-    def first_process(self) -> int | None:
-        """Id, on this host, of the first process in the container; None when it does not run."""
-        answer = self.inside.engine.ask("inspect", "--format", "{{.State.Pid}}", self.name, timeout=5.0)
-        text = answer.stdout.strip()
-        return int(text) if answer.ok and text.isdigit() and text != "0" else None
-
-    def open_up(self) -> None:
-        """Make everything that the trial wrote readable and removable, even files of other users.
-
-        Raises:
-            LaunchError: The engine could not.
-        """
-        if is_closed(self.top):
-            answer = ask(open_up_argv(self.inside, self.top), _OPEN_UP_LIMIT)
-            if not answer.ok:
-                raise LaunchError(f"what the trial wrote in its container cannot be removed: {answer.words}")
-
-    def read(self, record: ExitRecord) -> ExitRecord:
-        """How the script ended, from how the engine's client ended.
-
-        Raises:
-            LaunchError: The engine could not run the container.
-        """
-        if record.stage:
-            raise LaunchError(f"the container engine {self.inside.engine.kind} cannot be started")
-        end = ending(read_report(self.control), read_state(record.state), record.returncode, record.stderr)
-        if end.problem and not record.killed_by_us:
-            if end.stage != "image":
-                raise LaunchError(
-                    "the container engine cannot run the trial (options that this host needs go into "
-                    f"{RUN_ARGS}): {end.problem}"
-                )
-            return replace(record, returncode=None, stage="lookup", state="")
-        # Killed while the engine was still making it: there was no process.
-        code = -9 if end.problem else end.returncode
-        return replace(
-            record,
-            returncode=code,
-            stage=end.stage if not end.problem else "",
-            errno=end.errno,
-            oom_kills=end.oom_kills,
-            left_over=end.left_over,
-            duration=end.wall or record.duration,
-            peak=end.peak,
-        )
-
-
-def contain(
-    spec: TrialSpec,
-    directory: WorkDir,
-    control: Path,
-    inside: Inside,
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    *,
-    gpus: Sequence[str],
-    cpus: Collection[int],
-    core: bool = False,
-) -> Contained:
-    """Make ready to run a command of a trial in a container.
-
-    Args:
-        spec: The trial.
-        directory: Its directories, filled.
-        control: A directory beside them, for what passes between the container and us.
-        inside: Image and engine.
-        argv: The command, as the container sees it.
-        env: Added to the image's environment.
-        gpus: UUIDs of the GPUs that it may see.
-        cpus: CPUs that it may use.
-        core: Whether it may leave a core file.
-    """
-    name = f"bisect-env-{spec.trial_id[:32]}-{secrets.token_hex(3)}"
-    parcel = Parcel(
-        name=name,
-        trial_id=spec.trial_id,
-        argv=argv,
-        env=env,
-        work=directory.work,
-        tmp=directory.tmp,
-        control=control,
-        gpus=gpus,
-        cpus=sorted(cpus),
-        network=spec.network,
-        core=core,
-    )
-    prepare(inside, parcel)
-    engine = inside.engine
-    remove = engine.argv("rm", "--force", "--volumes", name)
-    # Where the container cannot write: it is to be executed.
-    (directory.top / REMOVAL).write_text(json.dumps([remove, open_up_argv(inside, directory.top)]), "utf-8")
-    launch = Launch(
-        run_argv(inside, parcel, [path.name for path in directory.work.iterdir()]),
-        # The engine's client is no trial: it needs what the user set up for it.
-        {**os.environ, TRIAL_ID: spec.trial_id},
-        directory.top,
-        scratch=directory.top,
-        elsewhere=ContainerCommands(
-            abort=engine.argv("kill", "--signal", "ABRT", name),
-            kill=engine.argv("kill", name),
-            state=engine.argv("inspect", name),
-            remove=remove,
-            hold=control / ALIVE,
-        ),
-    )
-    return Contained(inside, directory.top, name, control, launch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -15,8 +15,6 @@ from bisect_env.matrix.grid import Combination
 #
 # They are data that travel with a trial and are stored with a study. Which of them makes a failure more
 # frequent is measured (`bisect-env amplify`), never assumed.
-
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +61,6 @@ class Perturbation:
 
 NONE = Perturbation()
 """The script as it is."""
-
-
-def catalogue(cpus: int, seeds: Sequence[int] = (), *, can_repeat: bool = False) -> tuple[Perturbation, ...]:
-    """Perturbations that are worth trying on a machine. Pure.
-
-    Args:
-        cpus: CPUs that trials may use.
-        seeds: Hash seeds of trials that failed: with one of them a failure may be certain.
-        can_repeat: Whether the script can be run again within its process.
-    """
-    found = [
-        Perturbation("2 copies at once", copies=2),
-        Perturbation(f"{max(4, 2 * cpus)} copies at once", copies=max(4, 2 * cpus)),
-        Perturbation("CPU load beside it", load=max(2, cpus)),
-        Perturbation("CPU load beside it, at low priority", load=max(2, cpus), nice=19),
-        Perturbation("freed memory overwritten", env={"MALLOC_PERTURB_": "165"}),
-        Perturbation("one malloc arena", env={"MALLOC_ARENA_MAX": "1"}),
-        Perturbation("Python's debug allocator", env={"PYTHONMALLOC": "debug"}),
-        Perturbation("Python objects in malloc", env={"PYTHONMALLOC": "malloc"}),
-        Perturbation("garbage collected at every chance", gc_threshold=1),
-        Perturbation("one thread in numeric libraries", env=dict.fromkeys(THREADS, "1")),
-        Perturbation(
-            f"{4 * max(2, cpus)} threads in numeric libraries",
-            env=dict.fromkeys(THREADS, str(4 * max(2, cpus))),
-        ),
-    ]
-    found += [Perturbation(f"hash seed {seed} in every second trial", seeds=(seed,)) for seed in (0, *seeds)]
-    if cpus > 1:
-        found.append(Perturbation("one core", cpus=1))
-    if can_repeat:
-        found += [Perturbation(f"{n} times within a process", repeats=n) for n in (5, 25)]
-    return tuple(found)
 
 
 # --------------------------------------------------------------------------------------------------

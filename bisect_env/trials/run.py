@@ -7,6 +7,7 @@ import os
 import platform
 import random
 import re
+import secrets
 import shutil
 import socket
 import sys
@@ -21,7 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from bisect_env.containers.trial import Inside
+from bisect_env.containers.trial import Contained, ContainerError, Inside, Parcel, prepare
+from bisect_env.matrix.interpreter import is_python
 from bisect_env.trials.classify import IO_ERROR, Classification, ExitRecord, classify
 from bisect_env.trials.cores import Debug
 from bisect_env.trials.harness_marks import (
@@ -35,17 +37,24 @@ from bisect_env.trials.harness_marks import (
     read_marks,
     repeated,
 )
-from bisect_env.trials.launch import Launch, TrialCancelledError, contain, run_process
+from bisect_env.trials.launch import Launch, TrialCancelledError, run_process
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
-from bisect_env.trials.tracebacks import final_traceback, parse_fatal_dump
-from bisect_env.trials.workdir import WorkDir, child_env, container_env, own_bin, work_dir, write_problem
+from bisect_env.trials.workdir import (
+    TRIAL_ID,
+    WorkDir,
+    child_env,
+    container_env,
+    keep_removal,
+    own_bin,
+    work_dir,
+    write_problem,
+)
 
 # --------------------------------------------------------------------------------------------------
 # From the command as the matrix writes it to the file that is executed.
 
-_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _SHEBANG = re.compile(rb"#!\s*(\S+)[ \t]*(\S*)")
 SHELLS = frozenset({"sh", "bash", "dash", "env"})
 """Programs that are the host's in any case: they bring no packages, and look up what they start on the
@@ -53,22 +62,16 @@ child's PATH, where the prefix comes first."""
 
 
 def resolve_program(program: str, *, prefix_bin: Path, python: Path, path: str) -> str | None:
-    """The path of `command[0]`, or None if it is not found.
+    """Return the path of `command[0]`, or None if it is not found.
 
     `python`, `python3` and `python3.11` are the prefix's interpreter, whatever its directory calls it; other
     names are looked up beside it, then on the child's PATH. What contains a slash is taken as it is,
     relative to the trial's working directory.
-
-    Args:
-        program: First word of the command.
-        prefix_bin: The prefix's directory of commands.
-        python: The prefix's interpreter.
-        path: The child's PATH.
     """
     if "/" in program:
         return program
     named = shutil.which(program, path=str(prefix_bin))
-    if _PYTHON.fullmatch(program):
+    if is_python(program):
         # `python2` in a Python 3 prefix must not quietly be Python 3.
         return named or (str(python) if program == "python" else None)
     return named or shutil.which(program, path=path)
@@ -83,7 +86,7 @@ def why_outside(
     cwd: Path,
     allowed: Collection[str] = (),
 ) -> str:
-    """Why a program would run with packages that are not those of the environment; "" if it would not.
+    """Return why a program would run with packages of another environment; "" if it would not.
 
     A program is inside when it lies in the prefix, or is one of the trial's own files, and when the
     interpreter that its first line names is the prefix's or a shell.
@@ -104,7 +107,7 @@ def why_outside(
     if path.name in SHELLS or not path.exists():
         return ""
     package = "pytest" if path.name == "py.test" else path.name
-    if _PYTHON.fullmatch(path.name):
+    if is_python(path.name):
         remedy = "call it `python`, which is the environment's"
     else:
         remedy = f"add the package that brings it, such as `packages: [{package}]`"
@@ -117,7 +120,7 @@ def why_outside(
 def _why_interpreter_outside(
     path: Path, named: str, prefix: Path, python: Path, allowed: Collection[str]
 ) -> str:
-    """The same of the interpreter in the first line of a script that itself is inside."""
+    """Return the same for the interpreter in the first line of a script that itself is inside."""
     try:
         with path.open("rb") as stream:
             match = _SHEBANG.match(stream.readline(512))
@@ -152,11 +155,11 @@ class GpuWatch(Protocol):
     """Watches the GPUs of one trial while it runs."""
 
     def reported(self) -> Sequence[int]:
-        """Xids that the driver has reported of them since the trial began, in order."""
+        """Return the Xids that the driver has reported of them since the trial began, in order."""
         ...
 
     def busy(self) -> float | None:
-        """Share of the last moments in which a kernel ran on any of them; None when that cannot be read."""
+        """Return the share of the last moments in which a kernel ran on any of them; None if unreadable."""
         ...
 
 
@@ -168,12 +171,9 @@ _SPIN = [sys.executable, "-I", "-S", "-c", "while True: pass"]
 
 @contextlib.contextmanager
 def load_beside(processes: int, cpus: Collection[int], limit: float) -> Iterator[None]:
-    """Keep CPUs busy for a while; nothing of it is left afterwards, however this process ends.
+    """Keep CPUs busy with processes that end after `limit` seconds at the latest, however this process ends.
 
-    Args:
-        processes: How many.
-        cpus: CPUs that they may use; empty means those of this process.
-        limit: Seconds after which they end in any case.
+    Without CPUs they use those of this process.
     """
     if not processes:
         yield
@@ -196,12 +196,9 @@ def load_beside(processes: int, cpus: Collection[int], limit: float) -> Iterator
 
 
 def some_cpus(count: int, cpus: Collection[int], trial_id: str) -> list[int]:
-    """Some of the CPUs that a trial may use, chosen by its id so that trials spread over all.
+    """Return some of the CPUs that a trial may use, chosen by its id so that trials spread over all of them.
 
-    Args:
-        count: How many; 0 for all.
-        cpus: Those that it may use; empty means those of this process.
-        trial_id: Of the trial.
+    A count of 0 means all; no CPUs mean those of this process.
     """
     allowed = sorted(cpus or os.sched_getaffinity(0))
     if not count or count >= len(allowed):
@@ -300,7 +297,7 @@ def run_trial(
 def harness_error_record(
     spec: TrialSpec, error: BaseException, started_at: datetime | None = None
 ) -> TrialRecord:
-    """The record of a trial that our own code failed to run."""
+    """Return the record of a trial that our own code failed to run."""
     text = "".join(traceback.format_exception(error))
     return TrialRecord(
         trial_id=spec.trial_id,
@@ -390,7 +387,7 @@ def _run_here(spec: TrialSpec, place: _Execution, directory: WorkDir) -> ExitRec
 
 
 def _not_found(program: str) -> str:
-    if _PYTHON.fullmatch(program):
+    if is_python(program):
         return "command not found: the environment's interpreter is called `python`"
     return (
         "command not found in the environment, nor on this host; add the package that brings it, such as "
@@ -410,7 +407,7 @@ def _outside(spec: TrialSpec, place: _Execution, program: str, cwd: Path) -> str
 
 
 def _arguments(spec: TrialSpec, place: Path) -> tuple[Sequence[str], Path | None]:
-    """What follows the program, and where the number of iterations is noted if they are repeated."""
+    """Return what follows the program, and the file with the number of iterations if they are repeated."""
     if spec.repeats == 1:
         return spec.command[1:], None
     return repeated(spec.command[1:], spec.repeats, place)
@@ -449,13 +446,33 @@ def _run_contained(spec: TrialSpec, place: _Execution, inside: Inside, directory
         env, marks = install(control, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
     arguments, notes = _arguments(spec, control)
     argv = [*spec.under, program, *arguments]
-    core = place.debug is not None
-    contained = contain(
-        spec, directory, control, inside, argv, env, gpus=place.gpus, cpus=place.cpus, core=core
+    parcel = Parcel(
+        name=f"bisect-env-{spec.trial_id[:32]}-{secrets.token_hex(3)}",
+        trial_id=spec.trial_id,
+        argv=argv,
+        env=env,
+        work=directory.work,
+        tmp=directory.tmp,
+        control=control,
+        gpus=place.gpus,
+        cpus=sorted(place.cpus),
+        network=spec.network,
+        core=place.debug is not None,
     )
+    prepare(inside, parcel)
+    contained = Contained(inside, parcel, directory.top)
+    keep_removal(directory.top, contained.removal)
+    # The engine's client is no trial: it needs what the user set up for it.
+    client_env = {**os.environ, TRIAL_ID: spec.trial_id}
     try:
         record = run_process(
-            contained.launch,
+            Launch(
+                contained.argv,
+                client_env,
+                directory.top,
+                scratch=directory.top,
+                elsewhere=contained.commands,
+            ),
             timeout=spec.timeout,
             output_limit=spec.output_limit,
             cancelled=place.cancelled,
@@ -464,10 +481,28 @@ def _run_contained(spec: TrialSpec, place: _Execution, inside: Inside, directory
         )
     finally:
         contained.open_up()
-    seen = contained.read(record)
+    seen = _as_ended_inside(record, contained)
     if place.debug is not None:
         place.debug.after(seen, directory.work, program)
     return _with_notes(seen, marks, notes)
+
+
+def _as_ended_inside(record: ExitRecord, contained: Contained) -> ExitRecord:
+    """Return what was seen of the script in a container, given what was seen of the engine's client."""
+    if record.stage:
+        kind = contained.inside.engine.kind
+        raise ContainerError(f"the container engine {kind} cannot be started")
+    end = contained.ending(record.state, record.returncode, record.stderr, killed=record.killed_by_us)
+    return replace(
+        record,
+        returncode=end.returncode,
+        stage=end.stage,
+        errno=end.errno,
+        oom_kills=end.oom_kills,
+        left_over=end.left_over,
+        duration=end.wall or record.duration,
+        peak=end.peak,
+    )
 
 
 def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elapsed: float) -> TrialRecord:
@@ -511,10 +546,9 @@ def _detail(chosen: Classification, one: ExitRecord, counts: Counter[Outcome], s
 
 
 def _stack(record: ExitRecord) -> str:
-    """The stack that explains a failure; a passing process has none, whatever it logged."""
+    """Return the stack that explains a failure; "" for a passing process, whatever it logged."""
     if record.returncode == 0 and not record.timed_out:
         return ""
-    dump = parse_fatal_dump(record.stderr)
-    final = final_traceback(record.stderr)
-    text = dump.text if dump is not None else final.text if final is not None else ""
+    explains = record.dump or record.traceback
+    text = explains.text if explains is not None else ""
     return "\n".join(part for part in (record.stacks, text) if part)

@@ -12,10 +12,10 @@ import re
 from collections.abc import Sequence
 
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, SignatureParts, as_part, read_signature
-from bisect_env.trials.classify import Classification, ExitRecord, abort_cause, signal_name
-from bisect_env.trials.records import Outcome, Phase, TrialRecord
+from bisect_env.trials.classify import Classification, ExitRecord, abort_cause
+from bisect_env.trials.records import Outcome
 from bisect_env.trials.stacks import native_frames
-from bisect_env.trials.tracebacks import PythonFrame, final_traceback, parse_fatal_dump
+from bisect_env.trials.tracebacks import PythonFrame
 
 FRAMES = 3
 SIMILAR = 0.8
@@ -32,10 +32,10 @@ _FAILURES = _CUDA | {Outcome.HANG, Outcome.CRASH, Outcome.IMPORT_ERROR, Outcome.
 
 
 def signature(record: ExitRecord, found: Classification) -> str:
-    """The signature of a failure; "" for outcomes that are none."""
+    """Return the signature of a failure; "" for outcomes that are none."""
     if found.outcome not in _FAILURES:
         return ""
-    kind = _kind(record, found)
+    kind = f"{found.outcome}:{found.code}" if found.code else str(found.outcome)
     if found.outcome in _CUDA:
         return _write(kind, "", ())
     return _write(kind, str(found.phase), _frames(record, found))
@@ -45,46 +45,13 @@ def _write(kind: str, phase: str, frames: Sequence[str]) -> str:
     return SignatureParts(SIGNATURE_VERSION, as_part(kind), phase, tuple(map(as_part, frames))).stored()
 
 
-def signed_again(record: TrialRecord) -> str:
-    """The signature of a recorded trial by this release's algorithm, from what is stored of it.
-
-    Args:
-        record: With its logs; without them it is another signature.
-    """
-    code = record.returncode
-    seen = ExitRecord(
-        returncode=code,
-        timed_out=record.outcome is Outcome.HANG,
-        killed_by_us=record.killed_by_us,
-        stdout=record.stdout,
-        stderr=record.stderr,
-        stacks=record.stack,
-    )
-    signal_number = -code if code is not None and code < 0 else 0
-    return signature(seen, Classification(record.outcome, record.detail, Phase(record.phase), signal_number))
-
-
-def _kind(record: ExitRecord, found: Classification) -> str:
-    outcome = str(found.outcome)
-    if found.outcome in _CUDA:
-        return f"{outcome}:{found.detail.partition(':')[0]}"
-    if found.outcome is Outcome.CRASH:
-        return f"{outcome}:{signal_name(found.signal)}"
-    if found.outcome is Outcome.HANG:
-        return outcome
-    traceback = final_traceback(record.stderr)
-    if record.returncode == 1 and traceback is not None:
-        return f"{outcome}:{traceback.exception}"
-    return f"{outcome}:{record.returncode}"
-
-
 def _frames(record: ExitRecord, found: Classification) -> tuple[str, ...]:
+    frames: tuple[PythonFrame, ...] = ()
     if found.outcome in (Outcome.CRASH, Outcome.HANG):
-        dump = parse_fatal_dump(record.stderr)
-        frames = dump.current.frames if dump is not None and dump.current is not None else ()
-    else:
-        traceback = final_traceback(record.stderr) if record.returncode == 1 else None
-        frames = traceback.frames if traceback is not None else ()
+        if record.dump is not None and record.dump.current is not None:
+            frames = record.dump.current.frames
+    elif record.returncode == 1 and record.traceback is not None:
+        frames = record.traceback.frames
     named = tuple(normalise_python(frame) for frame in frames if not frame.is_importlib)[:FRAMES]
     if named or found.outcome is not Outcome.CRASH:
         return named
@@ -95,7 +62,7 @@ def _frames(record: ExitRecord, found: Classification) -> tuple[str, ...]:
 
 
 def normalise_python(frame: PythonFrame) -> str:
-    """`package/module.py:function`: no line, no prefix, the same on every host and in every version."""
+    """Return `package/module.py:function`, without line and prefix: the same on every host."""
     file = frame.file
     for mark in ("/site-packages/", "/dist-packages/"):
         if mark in file:
@@ -107,7 +74,7 @@ def normalise_python(frame: PythonFrame) -> str:
 
 
 def normalise_native(name: str) -> str:
-    """A C or C++ function without arguments, template parameters, addresses and lambda numbers."""
+    """Return a C or C++ function without arguments, template parameters, addresses and lambda numbers."""
     name = re.sub(r"\[clone [^\]]*\]|\s*\(\.[^)]*\)|\.(?:isra|constprop|part|cold|llvm)\b[.\d]*", "", name)
     name = re.sub(r"\{lambda\(.*?\)#\d+\}|\{lambda#\d+\}|<lambda_?\w*>", "{lambda}", name)
     name = name.replace("(anonymous namespace)", "{anonymous}").replace("operator()", "operator{}")
@@ -126,7 +93,7 @@ def normalise_native(name: str) -> str:
 
 
 def matches(a: str, b: str) -> bool:
-    """Whether two stored signatures are of the same failure.
+    """Return whether two stored signatures are of the same failure.
 
     Of one version and kind, and: equal frames; or a common run of two frames that includes the innermost of
     one of them (the other has one more inside); or as many frames, each similar by more than 0.8 to its
@@ -150,7 +117,7 @@ def matches(a: str, b: str) -> bool:
 
 
 def _similarity(a: str, b: str) -> float:
-    """Of two frames: the mean of how alike their files are and how many words of their names they share.
+    """Return the mean of two similarities of two frames: of their files, and of the words of their names.
 
     Letters alone would make `step_1` and `step_2` the same.
     """

@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ class ToolOutput:
     """The output of a tool.
 
     Attributes:
-        ok: Whether it ended with success.
         text: Its standard output, the end cut off when there is too much.
         why: Why it failed, one line, or "".
     """
@@ -48,35 +47,30 @@ class ToolOutput:
 
 @functools.cache
 def find_tool(name: str) -> str | None:
-    """The path of a tool, beside our own interpreter or on PATH; None if there is none."""
+    """Find a tool beside our own interpreter or on PATH; None if there is none."""
     beside = Path(sys.executable).parent / name
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
 
 
 def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> ToolOutput:
-    """Run a tool to its end, or to the limit.
-
-    Args:
-        argv: What to run.
-        limit: Seconds.
-    """
+    """Run a tool to its end, or for `limit` seconds."""
     answer = ask(argv, limit)
     if answer.returncode is None:
         return ToolOutput(False, "", f"no answer in {limit:.0f} s")
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
     # A tool says what is wrong first; a traceback says it last.
-    told = lines[-1] if lines and lines[0].startswith("Traceback (") else next(iter(lines), "")
-    why = "" if answer.ok else (told or f"exit code {answer.returncode}")
+    said = lines[-1] if lines and lines[0].startswith("Traceback (") else next(iter(lines), "")
+    why = "" if answer.ok else (said or f"exit code {answer.returncode}")
     return ToolOutput(answer.ok, answer.stdout[:_KEPT].replace("\0", "\ufffd"), why)
 
 
 def unwinds_natively() -> bool:
-    """Whether py-spy sees native frames on this architecture."""
+    """Return whether py-spy sees native frames on this architecture."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process has been stopped by a signal."""
+    """Return whether a process has been stopped by a signal."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.Error:
@@ -94,18 +88,43 @@ def go_on(pid: int) -> None:
 
 _FRAME = re.compile(r"^#\d+\s+(?:0x[0-9a-f]+ in )?(?P<name>.+)$")
 _HANDLER = "<signal handler called>"
-_PLACE = re.compile(r" (?:at (?:(?! at ).)+:\d+|from (?:(?! from ).)+)$")
+_PLACE = re.compile(r" (?:at (?P<source>(?:(?! at ).)+:\d+)|from (?P<library>(?:(?! from ).)+))$")
 _THREAD = re.compile(r"^Thread (\d+) (?P<took>.*received signal )?")
-_ABORTING = re.compile(
-    # How a process brings SIGABRT on itself says nothing about why.
-    r"^_*(?:GI_+)?(?:raise|abort|gsignal|kill|pthread_kill\w*|libc_message\w*|malloc_printerr|fortify_fail"
-    r"|chk_fail|stack_chk_fail|assert_fail\w*|gnu_cxx::.*|cxxabiv1::.*|cxa_(?:throw|rethrow)|std::terminate\b.*"
-    r"|std::__throw_.*)"
+_UNNAMED = "??"
+_DYING = re.compile(
+    r"^_*(?:GI_+)?(?:raise|abort|gsignal|kill|pthread_kill\w*|libc_message\w*|malloc_printerr|fortify_fail\w*"
+    r"|chk_fail|stack_chk_fail|assert_fail\w*|gnu_cxx::.*|cxxabiv1::.*|cxa_(?:throw|rethrow)|std::terminate"
+    r"|std::__throw_.*|faulthandler_\w*|fatal_error\w*|Py_FatalError\w*)(?:\W|$)"
 )
+"""Frames of how a process brings a signal on itself, which are the same whatever the reason."""
 
 
-def native_frames(text: str) -> list[str]:
-    """Functions of the thread that failed, innermost first; none where there is no such stack.
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of a thread.
+
+    Attributes:
+        function: Its name, or an address.
+        file: Name of the source file or library.
+        line: 0 when it is not known.
+        native: Whether it is no Python.
+    """
+
+    function: str
+    file: str = ""
+    line: int = 0
+    native: bool = False
+
+    def __str__(self) -> str:
+        place = f"{self.file}{f':{self.line}' if self.line else ''}"
+        return f"{self.function} ({place})" if place else self.function
+
+
+_HANDLER_FRAME = Frame(_HANDLER, native=True)
+
+
+def failing_frames(text: str) -> list[Frame]:
+    """Return the native frames of the thread that failed, innermost first, without those of dying itself.
 
     That is the thread with a signal handler on its stack, and what is below the handler; where the signal met
     no handler, the thread that gdb says took it, which in a core file is thread 1.
@@ -113,36 +132,48 @@ def native_frames(text: str) -> list[str]:
     Args:
         text: What `thread apply all bt` or `bt` printed.
     """
-    threads: dict[int, list[str]] = {}
+    threads: dict[int, list[Frame]] = {}
     number = took = 1
     for line in text.splitlines():
         if match := _THREAD.match(line):
             number = int(match[1])
             took = number if match["took"] else took
         elif match := _FRAME.match(line):
-            threads.setdefault(number, []).append(_function(match["name"]))
+            threads.setdefault(number, []).append(_native_frame(match["name"]))
     if not threads:
         return []
-    with_handler = next((stack for stack in threads.values() if _HANDLER in stack), None)
+    with_handler = next((stack for stack in threads.values() if _HANDLER_FRAME in stack), None)
     failed = with_handler or threads.get(took) or next(iter(threads.values()))
-    if _HANDLER in failed:
+    if with_handler:
         # The outermost: while faulthandler prints, a second signal may arrive.
-        failed = failed[len(failed) - failed[::-1].index(_HANDLER) :]
-    failed = [name for name in failed if name != "??"]
-    while failed and _ABORTING.match(failed[0]):
-        failed = failed[1:]
-    return failed
+        failed = failed[len(failed) - failed[::-1].index(_HANDLER_FRAME) :]
+    begin = 0
+    for position, frame in enumerate(failed):
+        # Libraries without symbols have unnamed frames among those of dying.
+        if _DYING.match(frame.function):
+            begin = position + 1
+        elif frame.function != _UNNAMED:
+            break
+    return failed[begin:]
 
 
-def _function(text: str) -> str:
+def native_frames(text: str) -> list[str]:
+    """Return the functions of `failing_frames` that have a name."""
+    return [frame.function for frame in failing_frames(text) if frame.function != _UNNAMED]
+
+
+def _native_frame(text: str) -> Frame:
     if text.startswith(_HANDLER):
-        return _HANDLER
-    text = _PLACE.sub("", text)
-    return text[: _arguments_begin(text)].strip()
+        return _HANDLER_FRAME
+    place = _PLACE.search(text)
+    if place is not None:
+        text = text[: place.start()]
+    function = text[: _arguments_begin(text)].strip()
+    return Frame(function, (place["source"] or place["library"]) if place else "", native=True)
 
 
 def _arguments_begin(text: str) -> int:
-    """Where ` (x=1, y=...)` at the end of a frame begins; its length if there is none."""
+    """Return where ` (x=1, y=...)` at the end of a frame begins; its length if there is none."""
     depth = 0
     for position in range(len(text) - 1, -1, -1):
         depth += {")": 1, "(": -1}.get(text[position], 0)
@@ -177,34 +208,12 @@ _MACHINERY = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame of a thread.
-
-    Attributes:
-        function: Its name, or an address.
-        file: Name of the source file or library.
-        line: 0 when it is not known.
-        native: Whether it is no Python.
-    """
-
-    function: str
-    file: str
-    line: int = 0
-    native: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.function} ({self.file}{f':{self.line}' if self.line else ''})"
-
-
-@dataclass(frozen=True, slots=True)
 class Thread:
     """One thread of a process.
 
     Attributes:
         tid: The kernel's id of it.
-        name: Python's.
         frames: Innermost first, native and Python ones.
-        has_gil: Whether it holds the GIL.
         wants_gil: Whether it sleeps until it gets the GIL.
         mutex_owner: Thread that holds the mutex for which it sleeps; None when it sleeps for none.
     """
@@ -235,15 +244,21 @@ class Thread:
         if not inner:
             return None
         # The first that is no mere waiting, and rather a library's than the C library's; else any that has a
-        # name. Whoever keeps the GIL in a driver sleeps in `ioctl`; what one wants to know is `cuMemGetInfo`.
+        # name. A thread that keeps the GIL in a driver sleeps in `ioctl`, called by `cuMemGetInfo`.
         telling = [frame for frame in inner if not _MACHINERY.search(frame.function)]
         apart = [frame for frame in telling if not frame.file.startswith(("libc.so", "libc-"))]
         named = [frame for frame in inner if not frame.function.startswith("0x")]
         return (apart or telling or named or inner)[0]
 
+    @property
+    def place(self) -> str:
+        """Where it is, in words: its native call and the Python frame that made it."""
+        called_from = f", called from {self.python}" if self.native_call and self.python else ""
+        return f"{self.native_call or self.python}{called_from}"
+
 
 def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
-    """The threads in what `py-spy dump --json` printed. Pure.
+    """Return the threads in what `py-spy dump --json` printed. Pure.
 
     Raises:
         KeyError: It has another form.
@@ -266,7 +281,7 @@ def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
 
 
 def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
-    """Add what the kernel knows: for what each thread sleeps. A process that is gone adds nothing."""
+    """Add what each thread sleeps for, as the kernel knows it; nothing if the process is gone."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
         here = {_inner(path): int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()}
@@ -277,26 +292,17 @@ def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
     found = []
     for thread in threads:
         address = addresses.get(thread.tid)
-        # Whoever has it does not wait for it: what lies behind the interpreter's variables may be the heap.
+        # The holder does not wait for it: what lies behind the interpreter's variables may be the heap.
         wants_gil = not thread.has_gil and any(low <= (address or 0) < high for low, high in runtime)
         owner = None if address is None or wants_gil else _owner(pid, address)
         if owner == thread.tid or owner not in here:
             owner = None
-        found.append(
-            Thread(
-                thread.tid,
-                thread.name,
-                thread.frames,
-                thread.has_gil,
-                wants_gil,
-                owner,
-            )
-        )
+        found.append(replace(thread, wants_gil=wants_gil, mutex_owner=owner))
     return found
 
 
 def _addresses(pid: int, tids: Mapping[int, int]) -> dict[int, int]:
-    """On which address each thread sleeps, by its own id.
+    """Map each thread, by its own id, to the address on which it sleeps.
 
     Looked at several times: who waits for the GIL wakes every 5 ms to ask for it, and sleeps again.
     """
@@ -312,7 +318,7 @@ def _addresses(pid: int, tids: Mapping[int, int]) -> dict[int, int]:
 
 
 def _inner(task: Path) -> int:
-    """The id of a thread in its own namespace: in a container another one than here.
+    """Return the id of a thread in its own namespace, which in a container differs from the id here.
 
     It is what py-spy tells, and what a mutex has as its owner.
     """
@@ -324,7 +330,7 @@ def _inner(task: Path) -> int:
 
 
 def interpreter_data(maps: str) -> list[tuple[int, int]]:
-    """Address ranges of the interpreter's own variables, from `/proc/<pid>/maps`. Pure."""
+    """Return the address ranges of the interpreter's own variables, from `/proc/<pid>/maps`. Pure."""
     ranges: list[tuple[int, int]] = []
     last_end = 0
     for line in maps.splitlines():
@@ -352,7 +358,7 @@ def _sleeps_at(pid: int, tid: int) -> int | None:
 
 
 def _owner(pid: int, address: int) -> int | None:
-    """Who holds the mutex at an address, as glibc writes it: lock, count, owner."""
+    """Return the thread that holds the mutex at an address, as glibc lays it out: lock, count, owner."""
     try:
         with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
             memory.seek(address)
@@ -363,11 +369,7 @@ def _owner(pid: int, address: int) -> int | None:
 
 
 def explain(threads: Sequence[Thread]) -> list[str]:
-    """Sentences on what keeps a process from going on; empty if nothing can be seen. Pure.
-
-    Args:
-        threads: All of them, with what they wait for.
-    """
+    """Return sentences on what keeps a process from going on; none if nothing can be seen. Pure."""
     by_id = {thread.tid: thread for thread in threads}
     holder = next((thread for thread in threads if thread.has_gil), None)
     waits: dict[int, tuple[int, str]] = {}
@@ -384,46 +386,39 @@ def explain(threads: Sequence[Thread]) -> list[str]:
             other, what = waits[tid]
             steps.append(f"{by_id[tid]} waits for {what}, which thread {other} holds")
         sentences.append(f"deadlock: {'; '.join(steps)}")
-    if holder is not None and (call := holder.native_call) is not None:
+    if holder is not None and holder.native_call is not None:
         waiting = [thread for thread in threads if thread.wants_gil]
         if waiting:
             names = ", ".join(str(thread) for thread in waiting)
             verb = "waits" if len(waiting) == 1 else "wait"
             sentences.append(
-                f"{names} {verb} for the GIL; {holder} holds it inside the native call {call}"
-                + (f", called from {holder.python}" if holder.python else "")
+                f"{names} {verb} for the GIL; {holder} holds it inside the native call {holder.place}"
             )
-    for thread in threads:
-        if thread.tid in waits and thread is not holder and (frame := thread.native_call or thread.python):
-            where = f"{thread} is in {frame}"
-            if thread.python is not None and thread.python is not frame:
-                where += f", called from {thread.python}"
-            sentences.append(where)
+    sentences += [
+        f"{thread} is in {thread.place}"
+        for thread in threads
+        if thread.tid in waits and thread is not holder and thread.frames
+    ]
     return sentences
 
 
 def where_main_is(threads: Sequence[Thread]) -> list[str]:
-    """Where the main thread is if no thread waits for another, and who keeps the GIL. Pure.
+    """Return sentences on where the main thread is and which thread keeps the GIL. Pure.
 
-    Who waits for a `threading.Lock` waits for nobody that can be seen: Python's locks have no owner. Then a
-    thread that sits in a native call with the GIL is the one to look at.
+    For processes in which no thread waits for another. The owner of a `threading.Lock` cannot be seen; a
+    thread that sits in a native call with the GIL is then the one to look at.
     """
     main = next((thread for thread in threads if thread.name == "MainThread"), None)
     holder = next((t for t in threads if t.has_gil and t is not main and t.native_call is not None), None)
     sentences = []
     for thread, does in ((main, "is in"), (holder, "holds the GIL inside the native call")):
-        frame = None if thread is None else thread.native_call or thread.python
-        if thread is None or frame is None:
-            continue
-        where = f"{thread} {does} {frame}"
-        if thread.python is not None and thread.python is not frame:
-            where += f", called from {thread.python}"
-        sentences.append(where)
+        if thread is not None and thread.frames:
+            sentences.append(f"{thread} {does} {thread.place}")
     return sentences
 
 
 def _cycle(waits: Mapping[int, int]) -> list[int]:
-    """The threads of a cycle in who waits for whom, beginning with the smallest; empty when there is none."""
+    """Return the threads of a cycle of waits, beginning with the smallest; empty when there is none."""
     for start in sorted(waits):
         path: list[int] = []
         at = start
@@ -440,17 +435,14 @@ def _cycle(waits: Mapping[int, int]) -> list[int]:
 
 FAMILY = 8
 """Processes looked at in one trial at most: the interpreter that hangs may be a grandchild."""
-_GDB = ["-batch", "-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off"]
+GDB = ["-batch", "-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off"]
 _BY_PY_SPY = ", by py-spy:"
 
 
 def live_stacks(pid: int) -> str:
-    """Python and native stacks of every thread of a process and of what it started; goes on afterwards.
+    """Return Python and native stacks of every thread of a process and of what it started; it then continues.
 
     py-spy where it is and understands the process, else gdb. What neither can tell is said, not hidden.
-
-    Args:
-        pid: The process.
     """
     return "\n\n".join(filter(None, (_of_one(member) for member in _family(pid))))
 
@@ -482,12 +474,7 @@ def _of_one(pid: int) -> str:
 
 
 def with_py_spy(tool: str, pid: int) -> ToolOutput:
-    """All threads as py-spy sees them, with who waits for whom.
-
-    Args:
-        tool: py-spy.
-        pid: The process.
-    """
+    """Return all threads as py-spy sees them, with the thread that each waits for."""
     native = ["--native"] if unwinds_natively() else []
     said = run_tool([tool, "dump", *native, "--json", "--pid", str(pid)])
     if not said.ok and native:
@@ -502,7 +489,7 @@ def with_py_spy(tool: str, pid: int) -> ToolOutput:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of `live_stacks` on why a process hangs, without the stacks. Pure."""
+    """Return the sentences of `live_stacks` on why a process hangs, without the stacks. Pure."""
     found: list[str] = []
     reading = False
     for line in text.splitlines():
@@ -516,26 +503,21 @@ def sentences(text: str) -> list[str]:
 
 
 def with_gdb(tool: str, pid: int) -> ToolOutput:
-    """All threads as gdb sees them: native frames alone.
-
-    Args:
-        tool: gdb.
-        pid: The process.
-    """
-    said = run_tool([tool, *_GDB, "-p", str(pid), "-ex", "thread apply all bt 40"])
+    """Return all threads as gdb sees them: native frames alone."""
+    said = run_tool([tool, *GDB, "-p", str(pid), "-ex", "thread apply all bt 40"])
     if "#0" not in said.text:
         return ToolOutput(False, "", said.why or "no frames")
     return ToolOutput(True, f"Process {pid}, by gdb:\n{only_threads(said.text)}")
 
 
 def only_threads(text: str) -> str:
-    """The output of gdb from its first thread on. Pure."""
+    """Return the output of gdb from its first thread on. Pure."""
     at = text.find("\nThread ")
     return text[at + 1 :].strip() if at >= 0 else text.strip()
 
 
 def render(pid: int, found: Iterable[Thread]) -> str:
-    """Threads as text: what keeps them, then each with its frames. Pure."""
+    """Write threads as text: what keeps them, then each with its frames. Pure."""
     listed = list(found)
     lines = [f"Process {pid}{_BY_PY_SPY}", *(explain(listed) or where_main_is(listed))]
     for thread in listed:

@@ -16,7 +16,7 @@ or `failed`.
 
 import contextlib
 import ctypes
-import importlib.util
+import fcntl
 import json
 import os
 import resource
@@ -39,12 +39,14 @@ ABORT_LINGER = 2.0
 """The same after an abort: grandchildren are printing their stacks."""
 END_GRACE = 10.0
 """Seconds to wait for killed processes to go; one that a driver holds may never."""
+ENGINE_PATIENCE = 10.0
+"""Seconds for each command of a container engine."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def _wakeup() -> int:
-    """A descriptor that becomes readable on SIGCHLD: `poll` then waits for children and messages at once."""
+    """Return a descriptor that is readable after SIGCHLD, so that `poll` waits for children and messages."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
@@ -62,7 +64,7 @@ def _drain(fd: int) -> None:
 
 
 def _parents() -> dict[int, int]:
-    """Parent of every process visible in /proc."""
+    """Map every process visible in /proc to its parent."""
     parents = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - as cheap as can be, it may run often
         if entry.isdigit():
@@ -76,7 +78,7 @@ def _parents() -> dict[int, int]:
 
 
 def _descendants() -> set[int]:
-    """Every process below this one; direct children too."""
+    """Return every process below this one, direct children included."""
     parents = _parents()
     found: set[int] = set()
     frontier = {os.getpid()}
@@ -93,14 +95,67 @@ def _signal_all(pids: set[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _elsewhere() -> Any:
-    """The module beside this file, which only trials in containers need; isolated mode does not find it."""
-    place = importlib.util.spec_from_file_location("elsewhere", Path(__file__).with_name("elsewhere.py"))
-    assert place is not None
-    assert place.loader is not None
-    module = importlib.util.module_from_spec(place)
-    place.loader.exec_module(module)
-    return module
+class ContainerHold:
+    """The container; see `ContainerCommands` in `containers/trial.py`.
+
+    Args:
+        commands: Of the engine, by what they do, and the file to hold.
+        env: Their environment.
+    """
+
+    def __init__(self, commands: dict[str, Any], env: dict[str, str]) -> None:
+        self._commands = commands
+        self._env = env
+        # Never closed: the kernel gives the lock back when this process ends, however it ends.
+        self._held = os.open(commands["hold"], os.O_RDONLY)
+        fcntl.flock(self._held, fcntl.LOCK_EX)
+        self._is_sure = True
+        self.state = ""
+
+    def close(self, *, kill: bool) -> None:
+        """End the container, read how it ended, and remove it."""
+        if kill:
+            # It fails when the engine is still making the container, and when that has ended by itself.
+            self._is_sure = self.call("kill")[0] == 0
+        self.state = self.call("state")[1]
+        self._is_sure &= self.call("remove")[0] == 0
+
+    def close_again(self) -> None:
+        """Remove the container again if that was unsure; no client can make it any more."""
+        if not self._is_sure:
+            self.call("remove")
+
+    def call(self, name: str) -> tuple[int | None, str]:
+        """Run one of the commands; return its exit code (None when it took too long) and its output."""
+        argv = self._commands[name]
+        output = os.memfd_create("answer")
+        try:
+            actions = [
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+            ]
+            pid = os.posix_spawn(argv[0], argv, self._env, file_actions=actions, setsid=True)
+            code = self._wait(pid)
+            os.lseek(output, 0, os.SEEK_SET)
+            return code, os.read(output, 1_000_000).decode("utf-8", "replace")
+        except OSError:  # the engine was uninstalled meanwhile
+            return 127, ""
+        finally:
+            os.close(output)
+
+    def _wait(self, pid: int) -> int | None:
+        deadline = time.monotonic() + ENGINE_PATIENCE
+        pause = 0.002
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(pause)
+            pause = min(pause * 2, 0.02)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return None
 
 
 class Supervisor:
@@ -115,7 +170,7 @@ class Supervisor:
         self.sent: list[str] = []
         self.started, self.ended = 0.0, 0.0
         self.peak = 0
-        self.elsewhere: Any = None
+        self.elsewhere: ContainerHold | None = None
 
     def run(self) -> bool:
         """Serve one request from start to end; False when processes are left that cannot be ended."""
@@ -123,7 +178,7 @@ class Supervisor:
         self.wakeup = _wakeup()
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if request["elsewhere"]:
-            self.elsewhere = _elsewhere().ContainerHold(request["elsewhere"], request["env"])
+            self.elsewhere = ContainerHold(request["elsewhere"], request["env"])
         if not self._start(request):
             return True
         reported = self._watch()
@@ -256,7 +311,7 @@ class Supervisor:
             pause = min(pause * 2, 0.02)
 
     def end_all(self) -> tuple[int, int]:
-        """Kill and reap everything below; how many had outlived the main process, how many still live."""
+        """Kill and reap everything below; return how many outlived the main process, how many still live."""
         if not self._reap():
             return 0, 0
         # Stop before killing: a fork bomb makes new processes faster than they can be killed one by one,
@@ -278,11 +333,11 @@ class Supervisor:
 
 
 def _become(request: dict[str, Any], stdout: int, stderr: int, report: int, parent: int) -> NoReturn:
-    """Turn this forked process into the trial; reports its failure as `stage:errno`."""
+    """Turn this forked process into the trial; report a failure as `stage:errno`."""
     stage = "setup"
     try:
         os.setsid()
-        # Belt and braces against a supervisor that is itself killed. The signal is tied to the parent
+        # In case the supervisor itself is killed. The signal is tied to the parent
         # *thread*, which is why a worker's thread pool could not do this; the supervisor has but one.
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
@@ -359,7 +414,7 @@ def serve(requests: socket.socket) -> None:
 
 
 def _end_last(supervisors: set[int]) -> None:
-    """The worker is gone: see that every supervisor ends its trial, and end those that do not."""
+    """Wait, once the worker is gone, until every supervisor has ended its trial; kill those that do not."""
     deadline = time.monotonic() + 2 * END_GRACE
     while supervisors and time.monotonic() < deadline:
         _bury(supervisors)
@@ -370,7 +425,7 @@ def _end_last(supervisors: set[int]) -> None:
 
 
 def _bury(supervisors: set[int]) -> bool:
-    """Reap what ended, and let go on who was stopped; whether a supervisor ended without ending its trial."""
+    """Reap what ended, continue what was stopped; return whether a supervisor left its trial behind."""
     orphaned = False
     while True:
         try:
@@ -380,7 +435,7 @@ def _bury(supervisors: set[int]) -> bool:
         if pid == 0:
             return orphaned
         if os.WIFSTOPPED(status):
-            # Nobody but the trial does that: a stopped supervisor could neither watch nor end it.
+            # A script may do that: a stopped supervisor can neither watch nor end it.
             _signal_all({pid} & supervisors, signal.SIGCONT)
             continue
         if pid in supervisors:
@@ -404,7 +459,7 @@ def _supervise(fds: list[int]) -> NoReturn:
         clean = supervisor.run()
     except EOFError:
         clean = True
-    except Exception:  # noqa: BLE001 - the process's outermost frame: the worker is told, and reports it
+    except Exception:  # noqa: BLE001 - the process's outermost frame: the worker reports it
         supervisor.tell({"event": "failed", "stage": "supervisor", "text": traceback.format_exc()})
         supervisor.end_all()
     finally:

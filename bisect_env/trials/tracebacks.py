@@ -11,7 +11,7 @@ from enum import StrEnum
 from bisect_env.trials.records import Phase
 
 # --------------------------------------------------------------------------------------------------
-# Tracebacks of exception groups (Python 3.11 and later), told as that of the first failure inside. Pure.
+# Tracebacks of exception groups (Python 3.11 and later), read as that of the first failure inside. Pure.
 #
 # A group is how `asyncio.TaskGroup` and its like pass on what failed in them. It always says the same, at
 # the same place: what failed, and where, stands in its branches.
@@ -24,7 +24,7 @@ _GROUP_HEADER = "Traceback (most recent call last):"
 
 
 def without_groups(lines: Sequence[str]) -> list[str]:
-    """The output with a plain traceback for each group: its frames, then those of its first leaf."""
+    """Replace each exception group by a plain traceback: its frames, then those of its first leaf."""
     found: list[str] = []
     position = 0
     while position < len(lines):
@@ -39,7 +39,7 @@ def without_groups(lines: Sequence[str]) -> list[str]:
 
 
 def _end(lines: Sequence[str], position: int) -> int:
-    """Behind the last line that belongs to the drawing; further lines of a message may stand between."""
+    """Return the position behind the last line of the drawing; a message may interrupt it."""
     end = position
     for index in range(position, len(lines)):
         if _DRAWN.match(lines[index]) and not _GROUP.match(lines[index]):
@@ -171,7 +171,6 @@ class FatalDump:
     Attributes:
         reason: `Segmentation fault`, `Aborted`…
         threads: In the order printed; the one that got the signal is `current`.
-        text: The dump as printed.
     """
 
     reason: str
@@ -213,7 +212,7 @@ def _waits_for_threads(frame: PythonFrame) -> bool:
 
 
 def parse_tracebacks(text: str) -> list[Traceback]:
-    """Every traceback in an output, in order; chained exceptions are one, that of the last."""
+    """Return every traceback in an output, in order; chained exceptions are one traceback, the last."""
     lines = without_groups(text.splitlines())
     found: list[Traceback] = []
     chain_start: int | None = None
@@ -253,7 +252,7 @@ def _from_header(line: str) -> str:
 
 
 def _frames(lines: list[str], position: int) -> tuple[list[PythonFrame], int]:
-    """Frames from here on, and where the first line that is not indented is."""
+    """Return the frames from here on, and the position of the first line that is not indented."""
     frames = []
     while position < len(lines) and (lines[position].startswith(" ") or not lines[position]):
         match = _FRAME.match(lines[position])
@@ -268,12 +267,12 @@ def _frames(lines: list[str], position: int) -> tuple[list[PythonFrame], int]:
 
 
 def _of_script(frames: list[PythonFrame]) -> list[PythonFrame]:
-    """Without what runs a script again: the stack is then that of the script alone."""
+    """Leave out the frames of the runner that repeats a script."""
     return [frame for frame in frames if not frame.file.endswith("/repeat/repeat.py")]
 
 
 def _chained_to(lines: list[str], position: int) -> int | None:
-    """Where the next traceback of the same chain begins, if there is one."""
+    """Return where the next traceback of the same chain begins; None if there is none."""
     end = _end_of_message(lines, position)
     for index in range(position, end):
         if lines[index].startswith(_CHAIN):
@@ -282,7 +281,7 @@ def _chained_to(lines: list[str], position: int) -> int | None:
 
 
 def _end_of_message(lines: list[str], position: int) -> int:
-    """Messages have no closing mark: they end where another traceback, a dump or the output does."""
+    """Return where a message ends: messages have no closing mark, so at a traceback, a dump or the end."""
     while position < len(lines) and not (
         lines[position].endswith(_HEADER) or "Fatal Python error: " in lines[position]
     ):
@@ -297,12 +296,12 @@ def _origin(lines: list[str], start: int) -> TracebackSource:
 
 
 def final_traceback(text: str) -> Traceback | None:
-    """The last traceback that can be why the process ended."""
+    """Return the last traceback that can be why the process ended."""
     return next((t for t in reversed(parse_tracebacks(text)) if t.origin is TracebackSource.UNCAUGHT), None)
 
 
 def parse_fatal_dump(text: str) -> FatalDump | None:
-    """The last of faulthandler's dumps in an output."""
+    """Parse the last of faulthandler's dumps in an output."""
     lines = text.splitlines()
     found = [(i, match) for i, line in enumerate(lines) if (match := _FATAL.match(line))]
     if not found:

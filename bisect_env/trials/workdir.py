@@ -22,7 +22,7 @@ from bisect_env.temporary import FULL, TRIAL, Once, left_behind, make_held
 from bisect_env.trials.records import TrialFile
 
 # --------------------------------------------------------------------------------------------------
-# A trial's private directories: made fresh, filled, and gone afterwards, whoever then removes them.
+# A trial's private directories: made fresh, filled, and removed afterwards.
 
 REMOVAL = "removal.json"
 """File with commands that remove what a trial has outside of its directory, and make what is in it removable,
@@ -105,6 +105,16 @@ def sweep(*, containers: bool = True) -> None:
             _remove(old)
 
 
+def keep_removal(top: Path, commands: Sequence[Sequence[str]]) -> None:
+    """Write down the commands that `sweep` runs before it removes a trial's directory.
+
+    Args:
+        top: The directory; a trial in a container cannot write to this file in it.
+        commands: Remove what the trial has elsewhere, and make what is in the directory removable.
+    """
+    (top / REMOVAL).write_text(json.dumps(commands), "utf-8")
+
+
 # For a worker that was killed, a new one is started.
 _SWEEP = Once(sweep)
 
@@ -158,7 +168,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What a login shell starts with where PATH is not set."""
 
 TRIAL_ID = "BISECT_ENV_TRIAL_ID"
-"""Names the trial in every process it starts, for whoever looks at a host's process list."""
+"""Variable that names the trial in each of its processes, for people who read a process list."""
 
 
 def child_env(
@@ -172,16 +182,16 @@ def child_env(
     own_bin: Path | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The whole environment of one trial.
+    """Return all environment variables of one trial.
 
     Args:
         outer: The worker's own environment.
         prefix_bin: The prefix's directory of commands; first on PATH.
         tmp: Private directory for temporary files.
         hash_seed: `PYTHONHASHSEED`; random per trial and recorded, so that a trial can be repeated.
-        trial_id: Of the trial.
+        trial_id: The trial's id.
         gpus: UUIDs of the GPUs that the trial may see. With none, it sees none: a script that quietly uses a
-            GPU that another trial was given would spoil both.
+            GPU that another trial was given would falsify both.
         own_bin: Directory of this program's own commands, taken out of PATH: a `pytest` that the prefix
             lacks must be missing, not run under our interpreter.
         extra: The matrix's `trial.env` and `BISECT_ENV_<AXIS>`; wins over everything.
@@ -201,20 +211,12 @@ def container_env(
     gpus: Sequence[str] = (),
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Variables that a trial in a container gets beside the image's own; none come from this host.
-
-    Args:
-        tmp: As in `child_env`.
-        hash_seed: As in `child_env`.
-        trial_id: As in `child_env`.
-        gpus: As in `child_env`.
-        extra: As in `child_env`.
-    """
+    """Return the variables that a trial in a container gets beside the image's; none are this host's."""
     return {**_settings(tmp, hash_seed, trial_id, gpus), **(extra or {})}
 
 
 def _settings(tmp: Path, hash_seed: int, trial_id: str, gpus: Sequence[str]) -> dict[str, str]:
-    """What every trial gets, wherever it runs."""
+    """Return the variables that every trial gets, wherever it runs."""
     env = {"TMPDIR": str(tmp)}
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -230,19 +232,19 @@ def _settings(tmp: Path, hash_seed: int, trial_id: str, gpus: Sequence[str]) -> 
 
 
 def child_path(path: str, prefix_bin: Path, own_bin: Path | None) -> str:
-    """PATH with the prefix's commands first and this program's own left out."""
+    """Return PATH with the prefix's commands first and without this program's own."""
     return os.pathsep.join(_unique([str(prefix_bin), *_without(path, own_bin)]))
 
 
 @functools.lru_cache(16)
 def _without(path: str, own_bin: Path | None) -> tuple[str, ...]:
-    """Directories of PATH but one, whatever links lead there; looked at once, not for each trial."""
+    """Return the directories of PATH except one, also under other names (links); cached."""
     own = None if own_bin is None else os.path.realpath(own_bin)
     return tuple(part for part in path.split(os.pathsep) if part and os.path.realpath(part) != own)
 
 
 def own_bin() -> Path | None:
-    """Directory of this program's own commands, if it lives in a virtual environment."""
+    """Return the directory of this program's own commands, if it lives in a virtual environment."""
     return None if sys.prefix == sys.base_prefix else Path(sys.prefix, "bin")
 
 

@@ -18,9 +18,17 @@ from bisect_env.containers.engine import (
     full_image_name,
     image_repository,
 )
-from bisect_env.containers.trial import INIT, Inside, Parcel, ending, gpu_options, run_argv
+from bisect_env.containers.trial import (
+    INIT,
+    Contained,
+    Inside,
+    Parcel,
+    ending,
+    gpu_options,
+    prepare,
+    run_argv,
+)
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.trials.launch import contain
 from bisect_env.trials.workdir import container_env, work_dir
 from tests.trials.trial_support import make_spec
 
@@ -191,16 +199,17 @@ def test_a_script_in_a_container_sees_its_gpus_by_uuid(tmp_path: Path) -> None:
         control = directory.top / "control"
         control.mkdir()
         env = container_env(tmp=directory.tmp, hash_seed=1, trial_id=spec.trial_id, gpus=UUIDS[:1])
-        contained = contain(
-            spec, directory, control, inside, ["python", "main.py"], env, gpus=UUIDS[:1], cpus=()
-        )
+        argv, work, tmp = ["python", "main.py"], directory.work, directory.tmp
+        parcel = Parcel("name", spec.trial_id, argv, env, work, tmp, control, gpus=UUIDS[:1])
+        prepare(inside, parcel)
+        contained = Contained(inside, parcel, directory.top)
+        command = contained.argv
         request = json.loads((control / "request.json").read_text())
-        removal = json.loads((directory.top / "removal.json").read_text())
-    assert "nvidia.com/gpu=GPU-1" in contained.launch.argv
+    assert "nvidia.com/gpu=GPU-1" in command
     assert request["env"]["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert request["env"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     # What the next trial runs, should this one's worker and supervisor be killed together.
-    removed, opened = removal
-    assert removed == ["/usr/bin/podman", "rm", "--force", "--volumes", contained.name]
+    removed, opened = contained.removal
+    assert removed == ["/usr/bin/podman", "rm", "--force", "--volumes", "name"]
     assert opened[:2] == ["/usr/bin/podman", "run"]
     assert f"type=bind,src={directory.top},dst={directory.top}" in opened

@@ -40,7 +40,7 @@ FLAKY = """
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds, can_repeat: TRIED)
+    monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds, repeats: TRIED)
 
 
 def test_the_study_runs_under_what_makes_it_fail_most(studies: Studies) -> None:
@@ -107,7 +107,7 @@ def test_what_is_amplified_is_what_the_study_then_looks_for(
     from bisect_env.matrix.load import load_matrix
     from bisect_env.matrix.signatures import read_signature
 
-    monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds, can_repeat: TRIED[1:2])
+    monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds, repeats: TRIED[1:2])
     monkeypatch.setattr(amplify, "BASE_TRIALS", 12)
     monkeypatch.setattr(amplify, "FINAL", 12)
     script = f"""

@@ -1,11 +1,22 @@
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from bisect_env.trials import stacks
-from bisect_env.trials.cores import Autopsy, called_from, core_names, find_core, guilty_frame, of_cuda_gdb
+from bisect_env.trials.cores import (
+    Autopsy,
+    called_from,
+    core_names,
+    find_core,
+    guilty_frame,
+    of_cuda_gdb,
+    of_gdb,
+    under_gdb,
+)
 
 HANDLED = """\
 #0  __pthread_kill_implementation (threadid=<optimized out>, signo=11, no_tid=0) at ./nptl/pthread_kill.c:44
@@ -40,6 +51,19 @@ ABORTED = """\
 )
 def test_the_guilty_frame_is_below_how_processes_die(backtrace: str, frame: str) -> None:
     assert guilty_frame(backtrace) == frame
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
+def test_the_guilty_frame_and_the_signature_of_an_abort_are_of_the_same_place() -> None:
+    debugger = under_gdb()
+    assert debugger is not None
+    code = "import ctypes; ctypes.CDLL('libstdc++.so.6')._ZSt17__throw_bad_allocv()"
+    said = stacks.run_tool([*debugger, sys.executable, "-c", code], 60.0)
+    inner = stacks.failing_frames(said.text)[0]
+    assert "libstdc++" in said.text
+    assert "libffi" in inner.file or inner.function == "ffi_call", inner
+    assert of_gdb(said.text).guilty == str(inner)
 
 
 @pytest.mark.parametrize(

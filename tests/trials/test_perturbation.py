@@ -10,18 +10,19 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from bisect_env.trials.records import NONE, Outcome, Perturbation, TrialRecord, catalogue
+from bisect_env.engine.amplify import catalogue
+from bisect_env.trials.records import NONE, Outcome, Perturbation, TrialRecord
 
 Run = Callable[..., TrialRecord]
 
 
 def test_they_are_stored_and_read_back() -> None:
-    for one in catalogue(4, seeds=(7,), can_repeat=True):
+    for one in catalogue(4, seeds=(7,), repeats=True):
         assert Perturbation.from_json(json.loads(json.dumps(one.as_json()))) == one
         assert one != NONE
     assert NONE.as_json() == {}
-    assert len({one.name for one in catalogue(4, (7, 8), can_repeat=True)}) == len(
-        catalogue(4, (7, 8), can_repeat=True)
+    assert len({one.name for one in catalogue(4, (7, 8), repeats=True)}) == len(
+        catalogue(4, (7, 8), repeats=True)
     )
 
 

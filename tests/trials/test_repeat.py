@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.trials.harness_marks import options_end, repeated
+from bisect_env.matrix.interpreter import can_repeat, python_options
+from bisect_env.trials.harness_marks import repeated
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
 from bisect_env.trials.signature import matches
 
@@ -106,14 +107,18 @@ def test_iterations_of_all_copies_are_counted(run: Run) -> None:
         (["-uW", "ignore", "-m", "mod"], 2),
         (["-c", "1"], 0),
         (["-m"], None),
+        (["--check-hash-based-pycs", "never", "s.py"], 2),
         (["-uc", "1"], None),
+        (["-mmodule", "x"], None),
         (["-"], None),
         (["-V"], None),
         ([], None),
     ],
 )
 def test_where_the_options_end(arguments: list[str], end: int | None, tmp_path: Path) -> None:
-    assert options_end(arguments) == end
+    options = python_options(arguments)
+    assert (options and options.end) == end
+    assert can_repeat(["python", *arguments]) is (end is not None)
     if end is None:
         with pytest.raises(ValueError, match="no Python script"):
             repeated(arguments, 2, tmp_path)

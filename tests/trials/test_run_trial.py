@@ -23,7 +23,7 @@ from bisect_env.trials import launch
 from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
 from bisect_env.trials.run import TrialCancelledError, run_trial
 from bisect_env.trials.signature import matches
-from tests.trials.trial_support import PREFIX, Living, make_spec
+from tests.trials.trial_support import PREFIX, Living, make_spec, watched_trials
 
 pytestmark = pytest.mark.integration
 
@@ -155,6 +155,14 @@ def test_a_stopped_process_is_a_hang(run: Run) -> None:
     assert "Fatal Python error: Aborted" in record.stack
 
 
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+"""
 STOP_SUPERVISOR = "import os, signal; os.kill(os.getppid(), signal.SIGSTOP)\n"
 STOP_ALL = (
     STOP_SUPERVISOR
@@ -162,23 +170,6 @@ STOP_ALL = (
     + "os.kill(server, signal.SIGSTOP)\n"
     + "os.kill(os.getppid(), signal.SIGSTOP)\n"
 )
-# A command of its own, which is killed while its trial runs.
-LONE_COMMAND = """
-import sys
-from pathlib import Path
-from bisect_env.trials.run import run_trial
-from tests.trials.trial_support import make_spec
-run_trial(make_spec(sys.argv[1], timeout=100.0), Path(sys.prefix))
-"""
-
-
-def supervisors() -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if str(launch.SUPERVISOR) in process.cmdline():
-                found.append(process)
-    return found
 
 
 def test_a_trial_that_stops_its_supervisor_is_watched_on(run: Run) -> None:
@@ -191,42 +182,29 @@ def test_a_trial_that_stops_its_supervisor_is_watched_on(run: Run) -> None:
 def test_a_trial_that_stops_all_above_it_costs_itself_alone(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "START_GRACE", 0.5)
     monkeypatch.setattr(launch, "KILL_GRACE", 0.5)
-    before = {process.pid for process in supervisors()}
-    lost = run(STOP_ALL + "import time; time.sleep(100)", timeout=1.0)
+    lost = run(f"{DAEMON}{STOP_ALL}time.sleep(100)", timeout=1.0)
     assert lost.outcome is Outcome.HARNESS_ERROR
     again = run("print('fine')")
     assert (again.outcome, again.stdout) == (Outcome.PASS, "fine\n")
-    left = [process for process in supervisors() if process.pid not in before]
-    assert [process.status() for process in left if process.status() == psutil.STATUS_STOPPED] == []
 
 
-def test_what_a_killed_command_left_stopped_is_ended_by_the_next(run: Run, tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    command = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            LONE_COMMAND,
-            STOP_ALL + f"open({str(seen)!r}, 'w'); import time; time.sleep(100)",
-        ],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    with command:
-        deadline = time.monotonic() + 30
-        while not seen.exists():
+def test_a_command_whose_trial_stopped_all_above_it_ends_and_leaves_nothing() -> None:
+    code = """
+import sys, threading, time
+from pathlib import Path
+from bisect_env.trials.run import run_trial
+from tests.trials.trial_support import make_spec
+spec = make_spec(sys.argv[1], timeout=100.0)
+threading.Thread(target=run_trial, args=(spec, Path(sys.prefix)), daemon=True).start()
+time.sleep(1.0)
+"""
+    with watched_trials() as living:
+        subprocess.run([sys.executable, "-c", code, f"{DAEMON}{STOP_ALL}time.sleep(100)"], check=True)
+        deadline = time.monotonic() + 10
+        while living():
             assert time.monotonic() < deadline
-            time.sleep(0.02)
-        ours = [p for p in psutil.Process(command.pid).children(recursive=True) if p.is_running()]
-        assert any(process.status() == psutil.STATUS_STOPPED for process in ours)
-        command.kill()
-    time.sleep(0.2)
-    assert any(process.is_running() for process in ours)
-    assert launch.end_left_behind() >= 1
-    _, alive = psutil.wait_procs(ours, timeout=10)
-    assert alive == []
-    assert run("print('fine')").outcome is Outcome.PASS
+            time.sleep(0.05)
 
 
 def test_a_busy_loop_is_told_from_a_deadlock(run: Run) -> None:
@@ -488,7 +466,7 @@ def test_copies_run_at_once_and_are_classified_each(run: Run, tmp_path: Path) ->
 
 
 def test_cancel_ends_the_trial_at_once(private_temp: Path, living: Living) -> None:
-    spec = make_spec("import subprocess; subprocess.run(['sleep', '600'])", timeout=600)
+    spec = make_spec(f"{DAEMON}import subprocess; subprocess.run(['sleep', '600'])", timeout=600)
     started = time.monotonic()
     with pytest.raises(TrialCancelledError):
         run_trial(spec, PREFIX, cancelled=lambda: time.monotonic() > started + 0.5)
@@ -586,7 +564,10 @@ def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
     script = f"""
 import os, time
 os.environ.clear()
-if os.fork() == 0: os.setsid()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() > 0: os._exit(0)
+    os.fork()
 open({str(pid_file)!r}, "a").write(f"{{os.getpid()}}\\n")
 time.sleep(600)
 """
@@ -602,11 +583,11 @@ run_trial(make_spec({script!r}, timeout=600), PREFIX)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
-                if len(pid_file.read_text().splitlines()) == 2:
+                if len(pid_file.read_text().splitlines()) == 3:
                     break
             time.sleep(0.05)
         pids = [int(line) for line in pid_file.read_text().splitlines()]
-        assert len(pids) == 2
+        assert len(pids) == 3
         worker.kill()
     deadline = time.monotonic() + 20
     while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:

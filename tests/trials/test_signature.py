@@ -70,6 +70,12 @@ def test_cuda_faults_are_grouped_by_kind_alone() -> None:
     assert first == second == '[2,"cuda-fault:CUDA error 716 (cudaErrorMisalignedAddress)",""]'
 
 
+def test_a_note_for_people_changes_no_signature() -> None:
+    alone = sign("", 1, xids=(79,))
+    assert alone.startswith('[2,"gpu-lost:Xid 79 (')
+    assert sign("", 1, xids=(79,), left_over=2, oom_kills=1) == alone
+
+
 def test_aborts_without_a_python_stack_are_told_apart_by_their_last_words() -> None:
     corrupt, thrown = (
         sign("free(): invalid pointer\n", -6),
