@@ -334,41 +334,101 @@ def _run_copy(spec: TrialSpec, place: _Execution) -> ExitRecord:
 
     watched = replace(place, on_deadline=at_deadline)
     with work_dir(spec.files) as directory:
-        if place.inside is not None:
-            seen = _run_contained(spec, watched, place.inside, directory)
-        else:
-            seen = _run_here(spec, watched, directory)
+        seen = _run_in(directory, spec, watched)
         if IO_ERROR.search(seen.stderr):
             seen = replace(seen, disk_error=write_problem(directory.top))
     xids = tuple(place.gpu_watch.reported()) if place.gpu_watch else ()
     return replace(seen, expected=place.expected, gpu_rate=rates[0] if rates else None, xids=xids)
 
 
-def _run_here(spec: TrialSpec, place: _Execution, directory: WorkDir) -> ExitRecord:
-    env = child_env(
-        os.environ,
-        prefix_bin=place.prefix / "bin",
-        tmp=directory.tmp,
-        hash_seed=spec.hash_seed,
-        trial_id=spec.trial_id,
-        gpus=place.gpus,
-        own_bin=own_bin(),
-        extra=spec.env,
-    )
-    program = resolve_program(
-        spec.command[0], prefix_bin=place.prefix / "bin", python=place.python, path=env["PATH"]
-    )
-    if program is None:
-        return ExitRecord(returncode=None, stage="lookup", why=_not_found(spec.command[0]))
-    if why := _outside(spec, place, program, directory.work):
-        return ExitRecord(returncode=None, stage="outside", why=why)
-    arguments, notes = _arguments(spec, directory.top)
+def _run_in(directory: WorkDir, spec: TrialSpec, place: _Execution) -> ExitRecord:
+    """Run the command with the harness around it, on this host or in a container, and read its notes."""
+    notes_in = directory.top
+    if place.inside is None:
+        env = child_env(
+            os.environ,
+            prefix_bin=place.prefix / "bin",
+            tmp=directory.tmp,
+            hash_seed=spec.hash_seed,
+            trial_id=spec.trial_id,
+            gpus=place.gpus,
+            own_bin=own_bin(),
+            extra=spec.env,
+        )
+        program = _program_here(spec, place, env["PATH"], directory.work)
+    else:
+        env = container_env(
+            tmp=directory.tmp,
+            hash_seed=spec.hash_seed,
+            trial_id=spec.trial_id,
+            gpus=place.gpus,
+            extra=spec.env,
+        )
+        program = _program_inside(spec, place, place.inside)
+        notes_in = directory.top / "control"
+        notes_in.mkdir()
+    if isinstance(program, ExitRecord):
+        return program
+    arguments: Sequence[str] = spec.command[1:]
+    iterations = None
+    if spec.repeats > 1:
+        arguments, iterations = repeated(arguments, spec.repeats, notes_in)
     marks = None
     if is_watched(program, spec.command[1:], env, directory.work):
-        env, marks = install(directory.top, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
-    seen = run_process(
+        env, marks = install(notes_in, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
+    argv = [*spec.under, program, *arguments]
+    if place.inside is None:
+        seen = _run_here(spec, place, directory, argv, env)
+    else:
+        seen = _run_contained(spec, place, directory, argv, env)
+    if place.debug is not None:
+        place.debug.after(seen, directory.work, program)
+    if marks is not None:
+        seen = replace(seen, marks=read_marks(marks))
+    return seen if iterations is None else replace(seen, iterations=iterations_begun(iterations))
+
+
+def _program_here(spec: TrialSpec, place: _Execution, path: str, cwd: Path) -> str | ExitRecord:
+    """Return the program to start on this host, or the record of why there is none."""
+    named = spec.command[0]
+    program = resolve_program(named, prefix_bin=place.prefix / "bin", python=place.python, path=path)
+    if program is None:
+        why = "command not found: the environment's interpreter is called `python`"
+        if not is_python(named):
+            why = (
+                "command not found in the environment, nor on this host; add the package that brings it, "
+                f"such as `packages: [{named}]`"
+            )
+        return ExitRecord(returncode=None, stage="lookup", why=why)
+    why = why_outside(
+        program, named, prefix=place.prefix, python=place.python, cwd=cwd, allowed=spec.allow_host
+    )
+    return ExitRecord(returncode=None, stage="outside", why=why) if why else program
+
+
+def _program_inside(spec: TrialSpec, place: _Execution, inside: Inside) -> str | ExitRecord:
+    """Return the program to start in a container, or the record of why there is none."""
+    named = spec.command[0]
+    if inside.prefix is None:
+        return named
+    # Looked up where the prefix is; what it lacks, the image may have.
+    found = resolve_program(named, prefix_bin=place.prefix / "bin", python=place.python, path="")
+    if found is not None or named in SHELLS or named in spec.allow_host:
+        return found or named
+    why = (
+        f"{named} is not in the environment, and an image's own would run with the image's packages; add the "
+        f"package that brings it, such as `packages: [{named}]`, or, if the image's is meant, "
+        f"`allow_host: [{named}]` to `trial`"
+    )
+    return ExitRecord(returncode=None, stage="outside", why=why)
+
+
+def _run_here(
+    spec: TrialSpec, place: _Execution, directory: WorkDir, argv: list[str], env: Mapping[str, str]
+) -> ExitRecord:
+    return run_process(
         Launch(
-            [*spec.under, program, *arguments],
+            argv,
             env,
             directory.work,
             core=place.debug is not None,
@@ -381,71 +441,12 @@ def _run_here(spec: TrialSpec, place: _Execution, directory: WorkDir) -> ExitRec
         cancelled=place.cancelled,
         on_deadline=place.on_deadline,
     )
-    if place.debug is not None:
-        place.debug.after(seen, directory.work, program)
-    return _with_notes(seen, marks, notes)
 
 
-def _not_found(program: str) -> str:
-    if is_python(program):
-        return "command not found: the environment's interpreter is called `python`"
-    return (
-        "command not found in the environment, nor on this host; add the package that brings it, such as "
-        f"`packages: [{program}]`"
-    )
-
-
-def _outside(spec: TrialSpec, place: _Execution, program: str, cwd: Path) -> str:
-    return why_outside(
-        program,
-        spec.command[0],
-        prefix=place.prefix,
-        python=place.python,
-        cwd=cwd,
-        allowed=spec.allow_host,
-    )
-
-
-def _arguments(spec: TrialSpec, place: Path) -> tuple[Sequence[str], Path | None]:
-    """Return what follows the program, and the file with the number of iterations if they are repeated."""
-    if spec.repeats == 1:
-        return spec.command[1:], None
-    return repeated(spec.command[1:], spec.repeats, place)
-
-
-def _with_notes(seen: ExitRecord, marks: Path | None, notes: Path | None) -> ExitRecord:
-    if marks is not None:
-        seen = replace(seen, marks=read_marks(marks))
-    return seen if notes is None else replace(seen, iterations=iterations_begun(notes))
-
-
-def _run_contained(spec: TrialSpec, place: _Execution, inside: Inside, directory: WorkDir) -> ExitRecord:
-    env = container_env(
-        tmp=directory.tmp,
-        hash_seed=spec.hash_seed,
-        trial_id=spec.trial_id,
-        gpus=place.gpus,
-        extra=spec.env,
-    )
-    program = spec.command[0]
-    if inside.prefix is not None:
-        # Looked up where the prefix is; what it lacks, the image may have.
-        found = resolve_program(program, prefix_bin=place.prefix / "bin", python=place.python, path="")
-        if found is None and program not in SHELLS and program not in spec.allow_host:
-            why = (
-                f"{program} is not in the environment, and an image's own would run with the image's "
-                f"packages; add the package that brings it, such as `packages: [{program}]`, or, if the "
-                f"image's is meant, `allow_host: [{program}]` to `trial`"
-            )
-            return ExitRecord(returncode=None, stage="outside", why=why)
-        program = found or program
-    marks = None
-    control = directory.top / "control"
-    control.mkdir()
-    if is_watched(program, spec.command[1:], env, directory.work):
-        env, marks = install(control, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
-    arguments, notes = _arguments(spec, control)
-    argv = [*spec.under, program, *arguments]
+def _run_contained(
+    spec: TrialSpec, place: _Execution, directory: WorkDir, argv: list[str], env: Mapping[str, str]
+) -> ExitRecord:
+    assert place.inside is not None
     parcel = Parcel(
         name=f"bisect-env-{spec.trial_id[:32]}-{secrets.token_hex(3)}",
         trial_id=spec.trial_id,
@@ -453,26 +454,23 @@ def _run_contained(spec: TrialSpec, place: _Execution, inside: Inside, directory
         env=env,
         work=directory.work,
         tmp=directory.tmp,
-        control=control,
+        control=directory.top / "control",
         gpus=place.gpus,
         cpus=sorted(place.cpus),
         network=spec.network,
         core=place.debug is not None,
     )
-    prepare(inside, parcel)
-    contained = Contained(inside, parcel, directory.top)
+    prepare(place.inside, parcel)
+    contained = Contained(place.inside, parcel, directory.top)
     keep_removal(directory.top, contained.removal)
     # The engine's client is no trial: it needs what the user set up for it.
     client_env = {**os.environ, TRIAL_ID: spec.trial_id}
+    client = Launch(
+        contained.argv, client_env, directory.top, scratch=directory.top, elsewhere=contained.commands
+    )
     try:
         record = run_process(
-            Launch(
-                contained.argv,
-                client_env,
-                directory.top,
-                scratch=directory.top,
-                elsewhere=contained.commands,
-            ),
+            client,
             timeout=spec.timeout,
             output_limit=spec.output_limit,
             cancelled=place.cancelled,
@@ -481,10 +479,7 @@ def _run_contained(spec: TrialSpec, place: _Execution, inside: Inside, directory
         )
     finally:
         contained.open_up()
-    seen = _as_ended_inside(record, contained)
-    if place.debug is not None:
-        place.debug.after(seen, directory.work, program)
-    return _with_notes(seen, marks, notes)
+    return _as_ended_inside(record, contained)
 
 
 def _as_ended_inside(record: ExitRecord, contained: Contained) -> ExitRecord:
