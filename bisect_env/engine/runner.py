@@ -577,8 +577,9 @@ class StudyRunner:
         if self._check_until is None:
             seconds = max(CHECK_SECONDS, CHECK_SHARE * (now - self._began_at))
             self._check_until = now + seconds
-            if self.search.checks_left:
-                self._notify(events.Answered(self.document(), self.search.checks_left, seconds, self._axes))
+            # On resuming, a replayed study may have looks that are due before it has an answer.
+            if self.search.checks_left and (document := self.document()).status != "none":
+                self._notify(events.Answered(document, self.search.checks_left, seconds, self._axes))
         elif now >= self._check_until:
             self.search.end_checks()
 

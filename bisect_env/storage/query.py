@@ -49,7 +49,7 @@ def condition(text: str) -> str:
     if operator in ("=", "!="):
         negation = "NOT " if operator == "!=" else ""
         pair = _pattern(f'%["{name}","{value}"]%')
-        return f"(combination {negation}LIKE {pair} ESCAPE '\\')"
+        return f"(lower(combination) {negation}LIKE {pair} ESCAPE '\\')"
     return f"({text})"
 
 
@@ -65,10 +65,10 @@ def package_condition(text: str) -> str | None:
 
 def _compared(name: str, operator: str, value: str) -> str:
     if operator == "~":
-        return f"{name} LIKE {_pattern(f'%{value}%')} ESCAPE '\\'"
+        return f"lower({name}) LIKE {_pattern(f'%{value}%')} ESCAPE '\\'"
     if "*" in value and operator in ("=", "!="):
         negation = "NOT " if operator == "!=" else ""
-        return f"{name} {negation}LIKE {_pattern(value)} ESCAPE '\\'"
+        return f"lower({name}) {negation}LIKE {_pattern(value)} ESCAPE '\\'"
     return f"{name} {operator} {_literal(value)}"
 
 
@@ -77,7 +77,11 @@ def _literal(value: str) -> str:
 
 
 def _pattern(value: str) -> str:
-    """A LIKE pattern in which `*` stands for anything, and `%` at the ends as well."""
+    """Return a LIKE pattern in which `*` stands for anything, and `%` at the ends as well.
+
+    It is in lower case, to be compared with text in lower case: LIKE looks at case in PostgreSQL alone.
+    """
+    value = value.lower()
     inner = value.strip("%")
     escaped = inner.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
     return _literal(value.replace(inner, escaped, 1) if inner else value)

@@ -34,6 +34,7 @@ def test_trials(db: str, run: RunCommand) -> None:
     assert asked("--where", "outcome=crash", "--where", "orjson=1.0") == []
     assert asked("--where", "orjson=2.*") == ["crash"]
     assert asked("--where", "gpu~GPU-1", "--with", "zipp=3.*") == ["crash"]
+    assert asked("--where", "gpu~gpu-1") == asked("--where", "gpu=gPU-*") == ["crash"], "in whatever case"
     assert asked("--with", "zipp=4.*") == []
     assert asked("--where", "returncode<0") == ["crash"]
     code, out, err = run("trials", "--limit", "1")

@@ -163,6 +163,27 @@ def test_not_the_package_itself_but_its_dependency(studies: Studies, index: Inde
     assert ours.trials() == before
 
 
+def test_the_failure_is_that_of_the_bad_end_of_the_study_that_is_explained(
+    studies: Studies, index: IndexServer
+) -> None:
+    """Its own study knows no bad end: every failure was another one there, and the search did not end."""
+    apps(index)
+    path = studies.matrix(
+        FLAKY.format(module="helper", version="1"),
+        axes=APP,
+        trial="bad: {signature: from-bad-end}",
+        rest=f"index: {index.url}\nbad: {{app: '2'}}",
+    )
+    path.write_text(path.read_text().replace(" {level}", ""))
+    ours = Explained(studies, path)
+    ours.tried(("app=1", 12), ("app=2", 12))
+    found = ours.explain("app=1", "app=2")
+    assert found.is_sure
+    assert found.sentence.startswith(
+        "not app itself: its dependency helper 2 → 1 alone carries the failure ("
+    )
+
+
 def test_what_is_pinned_together_is_blamed_together(studies: Studies, index: IndexServer) -> None:
     apps(index)
     ours = matrix(studies, index, FLAKY.format(module="glue", version="2"), APP)

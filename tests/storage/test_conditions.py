@@ -12,13 +12,13 @@ from bisect_env.storage.query import COLUMNS, condition, package_condition
     [
         ("outcome=crash", "(outcome = 'crash')"),
         (" outcome != pass ", "(outcome != 'pass')"),
-        ("gpu_model~H100", "(gpu_model LIKE '%H100%' ESCAPE '\\')"),
-        ("gpu_model~100%_", "(gpu_model LIKE '%100\\%\\_%' ESCAPE '\\')"),
-        ("python=3.1*", "(python LIKE '3.1%' ESCAPE '\\')"),
+        ("gpu_model~H100", "(lower(gpu_model) LIKE '%h100%' ESCAPE '\\')"),
+        ("gpu_model~100%_", "(lower(gpu_model) LIKE '%100\\%\\_%' ESCAPE '\\')"),
+        ("python=3.1*", "(lower(python) LIKE '3.1%' ESCAPE '\\')"),
         ("returncode=-11", "(returncode = -11)"),
         ("duration>5.5", "(duration > 5.5)"),
-        ("torch=2.4.1", "(combination LIKE '%[\"torch\",\"2.4.1\"]%' ESCAPE '\\')"),
-        ("torch!=2.4.*", "(combination NOT LIKE '%[\"torch\",\"2.4.%\"]%' ESCAPE '\\')"),
+        ("torch=2.4.1", "(lower(combination) LIKE '%[\"torch\",\"2.4.1\"]%' ESCAPE '\\')"),
+        ("torch!=2.4.*", "(lower(combination) NOT LIKE '%[\"torch\",\"2.4.%\"]%' ESCAPE '\\')"),
         ("outcome = 'crash'", "(outcome = 'crash')"),
         ("outcome='crash' AND evidence='bad'", "(outcome='crash' AND evidence='bad')"),
         ("outcome = crash or pass", "(outcome = crash or pass)"),
@@ -37,6 +37,6 @@ def test_what_people_type(text: str, sql: str) -> None:
 def test_packages() -> None:
     found = package_condition("Cuml_cu12==24.4.*")
     assert found is not None
-    assert "p.name = 'cuml-cu12' AND p.version LIKE '24.4.%'" in found
+    assert "p.name = 'cuml-cu12' AND lower(p.version) LIKE '24.4.%'" in found
     assert "version" not in (package_condition("torch") or "version")
     assert package_condition("torch'; --") is None
