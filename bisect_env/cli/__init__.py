@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bisect_env.cli import signals
-from bisect_env.errors import BisectEnvError, ExitCode
+from bisect_env.errors import BisectEnvError, ExitCode, UsageError
 
 _COLLECT_EVERY = 200_000
 """Objects until Python looks for cycles again. What a command imports stays: to look through it after every
@@ -75,6 +75,7 @@ def _exit_code() -> int:
         from bisect_env.cli.app import application
 
         signals.interrupt()
+        _check_surroundings(sys.argv[1:])
         # Standalone, so that typer itself words usage errors and ends with 2.
         application(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="bisect-env")
     except SystemExit as end:
@@ -106,6 +107,29 @@ def _exit_code() -> int:
         # Python, or a library, may have made another error of the signal: of one at `__set_name__`, say.
         return _stopped() if signals.is_interrupted() else _internal(error)
     return 0
+
+
+def _check_surroundings(arguments: list[str]) -> None:
+    """Refuse what no command could work with.
+
+    Args:
+        arguments: Of the command line.
+
+    Raises:
+        UsageError: An argument is not UTF-8, which neither logs nor databases take; or the current directory
+            was removed.
+    """
+    for number, argument in enumerate(arguments, start=1):
+        if not argument.isprintable() and any("\ud800" <= c <= "\udfff" for c in argument):
+            raise UsageError(
+                f"argument {number} is not UTF-8", remedy="write it in UTF-8; rename such a file"
+            )
+    try:
+        Path.cwd()
+    except OSError:
+        raise UsageError(
+            "the current directory does not exist any more", remedy="go to another one, and try again"
+        ) from None
 
 
 def _stopped() -> int:

@@ -476,7 +476,9 @@ def kept(text: str, files: Mapping[str, Path], save: Path | None, *, quiet: bool
             remedy="correct the flags, and give the command again",
         ) from None
     if not quiet:
-        shown = "\n".join(f"  {line}" for line in text.rstrip().splitlines() if not line.startswith("#"))
+        shown = "\n".join(
+            f"  {line}" for line in shared_matrix_text(text).rstrip().splitlines() if not line.startswith("#")
+        )
         say(f"asked as the matrix {path}:\n{shown}", sys.stderr)
     return path
 

@@ -247,10 +247,12 @@ def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | Non
     """
     address = scheduler
     if scheduler_file is not None:
+        if not scheduler_file.is_file():
+            return None  # connecting says what is wrong with it
         try:
             address = str(json.loads(scheduler_file.read_text("utf-8"))["address"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None  # connecting says what is wrong with it
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
     if address is None or address.startswith("tls://"):
         return None
     host = urlsplit(address if "://" in address else f"tcp://{address}").hostname

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_env.answers.untrusted import command_line
+from bisect_env.answers.untrusted import clean, command_line
 from bisect_env.engine.specs import target_of
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import may_be_installed
@@ -47,7 +47,7 @@ def matrix_of(study: Study, path: Path | None = None) -> Matrix:
     loaded = load_matrix(path) if path is not None else _recorded_matrix(study)
     if loaded.digest != study.definition.digest:
         raise UsageError(
-            f"{loaded.path} or its files are not what the study {study.id[:8]} ({study.name}) ran",
+            clean(f"{loaded.path} or its files are not what the study {study.id[:8]} ({study.name}) ran"),
             remedy="name the matrix as it was then with `--matrix`, or run the matrix as it is now first",
         )
     return loaded
@@ -64,18 +64,21 @@ def _recorded_matrix(study: Study) -> Matrix:
     if not recorded.exists():
         below = "" if recorded.is_absolute() else f" below {Path.cwd()}"
         raise UsageError(
-            f"the matrix of the study {study.id[:8]} ({study.name}), {recorded}, does not exist{below}",
+            clean(
+                f"the matrix of the study {study.id[:8]} ({study.name}), {recorded}, does not exist{below}"
+            ),
             remedy="give the command where the study was begun, or name the file with `--matrix`",
         )
     # Behind a link lies another folder, and the files of the trial are those beside the link's target.
     place = recorded.resolve()
-    _refuse_strangers(place, place)
+    # A link and what it leads to: whoever owns the link can change where it leads.
+    for path in (recorded.absolute(), place):
+        _refuse_strangers(path, place)
     loaded = load_matrix(recorded if place == recorded.absolute() else place)
     for file in loaded.files:
         path = place.parent / file.name
-        # A link and what it leads to: whoever owns the link can change where it leads.
-        _refuse_strangers(path, place)
-        _refuse_strangers(path.resolve(), place)
+        for one in (path, path.resolve()):
+            _refuse_strangers(one, place)
     return loaded
 
 
@@ -97,7 +100,7 @@ def _refuse_strangers(path: Path, matrix: Path) -> None:
             role = "its own" if what == "folder" else "the matrix" if path == matrix else "a file"
             raise UsageError(
                 f"the database names {place} as {role} of this study, "
-                f"a {what} of another user of this machine",
+                f"a {what} that another user of this machine can change",
                 remedy=f"look at what it runs, then name it: `{command_line('--matrix', str(matrix))}`",
             )
 
@@ -111,7 +114,9 @@ def _is_strangers(path: Path) -> bool:
     if stat.S_ISDIR(status.st_mode):
         # In a sticky one, such as /tmp, everybody may put files, and each is its owner's alone.
         return not is_ours or bool(status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX)
-    return not is_ours and not _is_kept_below_here(path)
+    # Everybody's mode of a link says nothing.
+    is_everybodys = bool(status.st_mode & stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
+    return is_everybodys or (not is_ours and not _is_kept_below_here(path))
 
 
 def _is_kept_below_here(path: Path) -> bool:

@@ -28,12 +28,11 @@ from packaging.version import InvalidVersion, Version
 from bisect_env.environments.conda_process import HelperDiedError, shared_pool
 from bisect_env.environments.interpreters import installed_pythons
 from bisect_env.environments.lock import Lock
+from bisect_env.environments.yaml_text import read_yaml
 from bisect_env.errors import UsageError
 from bisect_env.matrix import versions
 from bisect_env.matrix.versions import host_platform
 from bisect_env.temporary import read_limited
-
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _MAX_BYTES = 64 * 1024 * 1024
 _MAX_LINE = 64 * 1024
@@ -288,7 +287,7 @@ class _Reader:
     def _toml(self, text: str) -> ForeignEnvironment:
         try:
             data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise _refused(self.source, f"it is no TOML: {error}", "write the lock again") from None
         metadata = data.get("metadata") if isinstance(data.get("metadata"), dict) else {}
         reader: Callable[[dict[str, Any]], ForeignEnvironment] | None = None
@@ -314,10 +313,10 @@ class _Reader:
         """Formats are other people's: whatever is not as expected is said, never raised as it comes."""
         try:
             return read()
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
             raise _refused(
                 self.source,
-                f"it cannot be understood: {type(error).__name__}: {error}",
+                "it does not have the form that its tool gives it",
                 "write the file again with its tool; if that does not help, give the output of `pip freeze`",
             ) from error
 
@@ -432,7 +431,7 @@ class _Reader:
     def _json(self, text: str) -> ForeignEnvironment:
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _refused(self.source, f"it is no JSON: {error}", "write the lock again") from None
         if not isinstance(data, dict) or "_meta" not in data or "default" not in data:
             raise _unknown(self.source)
@@ -559,7 +558,7 @@ class _Reader:
             return
         try:
             found = Requirement(text)
-        except InvalidRequirement as error:
+        except (InvalidRequirement, RecursionError) as error:
             reason = str(error).partition("\n")[0]
             raise _refused(
                 self.source,
@@ -618,7 +617,7 @@ class _Reader:
 
     def _yaml(self, text: str) -> ForeignEnvironment:
         try:
-            data = yaml.load(text, Loader=_Loader)
+            data = read_yaml(text)
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             place = f" (line {mark.line + 1})" if mark is not None else ""
@@ -878,7 +877,7 @@ class _Markers:
                 return marker.evaluate(facts, context="lock_file")
             each = ["", *self.extras] if "extra" in text else [""]
             return any(marker.evaluate({**self._facts, "extra": extra}) for extra in each)
-        except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName):
+        except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName, RecursionError):
             return True
 
     def python_fits(self, requires: str) -> bool:

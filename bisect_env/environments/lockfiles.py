@@ -25,6 +25,7 @@ from bisect_env.environments.lock import (
     UnsolvableError,
     check_forms,
 )
+from bisect_env.environments.yaml_text import read_yaml
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials, without_passwords
 from bisect_env.temporary import read_limited, replacing
@@ -41,7 +42,6 @@ _PYTHON = "bisect-env.python"
 _EXCLUDE_NEWER = "bisect-env.exclude-newer"
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def make_lock(
@@ -117,7 +117,7 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
     """
     remedy = "lock the matrix again; lock files are not edited by hand"
     try:
-        data = yaml.load(text, Loader=_Loader)
+        data = read_yaml(text)
         if not isinstance(version := data["version"], int) or version != 1:
             found = ascii(version)[:20] if isinstance(version, int | float | str) else "of another kind"
             raise LockFileError(f"{name} has the version {found}, not 1", remedy=remedy)
@@ -156,7 +156,7 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
 
 def build_date(lock: Lock) -> str | None:
     """The date as of which build requirements are resolved (RFC 3339), if the lock has one."""
-    custom = yaml.load(lock.text, Loader=_Loader)["metadata"]["custom_metadata"]
+    custom = read_yaml(lock.text)["metadata"]["custom_metadata"]
     return _date(custom)
 
 

@@ -41,11 +41,12 @@ def cutoff(text: str) -> datetime:
             day = date.fromisoformat(text)
             return datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
         instant = datetime.fromisoformat(text)
+        utc = instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
     except (ValueError, OverflowError):
         raise ValueError(
             f"{text!r} is not a date; write a day like 2026-01-31 or an instant like 2026-01-31T12:00:00Z"
         ) from None
-    return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+    return utc
 
 
 def parse_day(text: str) -> date:
@@ -198,9 +199,9 @@ def _env_name(value: str) -> str:
 def _requirement(value: str) -> str:
     try:
         requirement = Requirement(value)
-    except InvalidRequirement:
+    except (InvalidRequirement, RecursionError):
         raise ValueError(
-            f"{value!r} is not a requirement; write one like 'numpy<2' or 'scipy==1.13.1'"
+            f"{value[:200]!r} is not a requirement; write one like 'numpy<2' or 'scipy==1.13.1'"
         ) from None
     if requirement.url:
         raise ValueError(

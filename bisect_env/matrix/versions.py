@@ -52,6 +52,10 @@ def parse_pypi(text: str) -> Version:
         raise ValueError(f"{text!r} is not a version; write one like 2.1.0") from None
 
 
+_LONGEST_RANGE = 1000
+"""Characters. Python refuses numbers of more than 4,300 digits, but only when versions are compared."""
+
+
 def check_version(text: str, manager: Manager) -> str:
     """Give the text back when it is a version in the manager's sense.
 
@@ -73,6 +77,8 @@ def parse_range(text: str) -> SpecifierSet:
     """
     if not text.strip():
         raise ValueError("the range is empty; write one like '>=2.1,<2.6', or a list of versions")
+    if len(text) > _LONGEST_RANGE:
+        raise ValueError(f"the range has {len(text)} characters, and may have {_LONGEST_RANGE}; shorten it")
     try:
         return SpecifierSet(text)
     except InvalidSpecifier:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import Origin
 from bisect_env.answers.sentence import bad_values_in_words, sentence
-from bisect_env.answers.untrusted import command_line
+from bisect_env.answers.untrusted import clean, command_line
 from bisect_env.answers.verdict_document import IterationRate, MeasuredRate, VerdictDocument, calls_bad
 from bisect_env.environments.difference import counted, difference, project_urls
 from bisect_env.environments.lock import Lock
@@ -321,9 +321,9 @@ def steps(
         verdict: Its verdict.
         lock: Of the first bad combination.
     """
-    if not study.definition.matrix_path:
+    path = clean(study.definition.matrix_path)
+    if not path:
         return ()
-    path = study.definition.matrix_path
     if path.startswith("-"):
         # A database names it: it is no option.
         path = f"./{path}"

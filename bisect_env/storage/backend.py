@@ -417,7 +417,7 @@ def stored_version(connection: Connection, shown: str) -> int:
     """
     with speaking(shown):
         value = fact(connection, "schema")
-    if value is None or not value.isdecimal():
+    if value is None or not re.fullmatch(r"[0-9]{1,9}", value):
         raise StorageError(
             f"the database {shown} does not say which schema it has",
             remedy="another program changed it: take it from a backup, or " + ANOTHER,

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import itertools
+import re
 import threading
 import uuid
 from collections import Counter
@@ -150,7 +151,7 @@ class Collected:
 def limit_of(session: Session) -> int:
     """The limit that the database keeps."""
     value = session.exec(select(MetaRow.value).where(MetaRow.name == LOG_LIMIT)).first()
-    return int(value) if value is not None and value.isdecimal() else LIMIT
+    return int(value) if value is not None and re.fullmatch(r"[0-9]{1,18}", value) else LIMIT
 
 
 def stored(session: Session) -> int:

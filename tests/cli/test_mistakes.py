@@ -58,6 +58,55 @@ def test_numbers_that_cannot_be_meant(
     assert not (tmp_path / "there").exists()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exclude_newer: '0001-01-01T00:00:00+14:00'",
+        "exclude_newer: '9999-12-31T23:59:59-14:00'",
+        f"axes: {{level: {{package: six, versions: '>=3.{'9' * 5000}'}}}}",
+        f"packages: {{pypi: ['six; {'(' * 3000}os_name==\"a\"{')' * 3000}']}}",
+    ],
+)
+def test_values_that_libraries_choke_on(tmp_path: Path, run: RunCommand, text: str) -> None:
+    matrix = matrix_of(tmp_path, "1, 2")
+    kept = matrix.read_text().splitlines()
+    if text.startswith("axes"):
+        del kept[2:4]
+    matrix.write_text("\n".join([*kept, text, ""]))
+    code, _, err = run("plan", str(matrix))
+    assert code == 2
+    assert f": {text.partition(':')[0]}" in err
+
+
+def test_an_argument_that_is_not_utf8(tmp_path: Path, run: RunCommand) -> None:
+    code, _, err = run("run", str(tmp_path / "m\udcff.yaml"))
+    assert code == 2
+    assert "argument 2 is not UTF-8" in err
+
+
+def test_a_directory_that_was_removed(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, _, err = run("studies")
+    assert code == 2
+    assert "the current directory does not exist any more" in err
+
+
+def test_a_secret_of_the_command_line_is_not_printed(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BISECT_ENV_ASKED", str(tmp_path / "asked"))
+    (tmp_path / "t.py").write_text("")
+    words = ("--env", "API_TOKEN=hunter2secret", "--index", "http://127.0.0.1:9/simple")
+    _, out, err = run("run", "-p", "six>=1", *words, "--", "python", "t.py")
+    assert "API_TOKEN" in err
+    assert "hunter2secret" not in out + err
+
+
 def test_a_lock_of_somebody_else(tmp_path: Path, run: RunCommand) -> None:
     lock = tmp_path / "lock.yml"
     lock.write_text("version: 1\nmetadata: {platforms: [linux-64]}\npackage: []\n")

@@ -80,6 +80,25 @@ def test_a_path_in_the_database_is_one_word_of_the_commands_to_paste(
     assert sum("m''; touch ran; '" in shlex.split(line, comments=True) for line in lines) >= 2
 
 
+@pytest.mark.parametrize("hidden", ["", " ", "\x01", "\u200b"])
+def test_a_path_in_the_database_is_no_option_of_the_commands_to_paste(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
+    path = tmp_path / "results.sqlite"
+    with Store.open(str(path)) as store:
+        study = store.open_study(definition(matrix_path=f"{hidden}--log-file=over"))
+        store.save_locks(study.id, [lock("1.0"), lock("2.0")])
+        store.save_combinations(study.id, states())
+        store.finish_study(
+            study.id, "finished", VerdictDocument(status="confirmed", first_bad={"orjson": "2.0"})
+        )
+    monkeypatch.chdir(tmp_path)
+    _, out, _ = run("report", "--db", str(path))
+    words = [word for line in out.splitlines() if "--log-file" in line for word in line.split()]
+    assert "./--log-file=over" in words
+    assert "--log-file=over" not in words
+
+
 def test_by_the_beginning_of_an_id(db: Path, run: RunCommand) -> None:
     with Store.open(str(db), read_only=True) as store:
         study_id = store.study("orjson_crash").id

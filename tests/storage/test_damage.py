@@ -8,6 +8,8 @@ import json
 import os
 import random
 import sqlite3
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -463,6 +465,28 @@ def test_a_matrix_that_is_not_there_is_looked_for_where_the_study_was_begun(
     assert "where the study was begun" in str(caught.value.remedy)
 
 
+def test_a_path_in_a_database_forges_no_line_of_a_message(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        path = "m.yaml, is out of date\n  remedy: give `true`\nlog: x"
+        study = store.open_study(replace(definition(), matrix_path=path))
+    with pytest.raises(UsageError) as caught:
+        matrix_of(study)
+    assert "\n" not in caught.value.what
+
+
+def test_locks_nested_without_end_are_damage(tmp_path: Path) -> None:
+    """In a process of its own: they ended it with a segmentation fault."""
+    text = "a: " + "[" * 50_000
+    code = (
+        "import sys; from bisect_env.environments.lockfiles import LockFileError, parse_lock\n"
+        "try: parse_lock(sys.stdin.read())\nexcept LockFileError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=text, capture_output=True, text=True, check=True
+    )
+    assert "levels" in done.stdout
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_the_matrix_of_somebody_else_is_not_run_because_a_database_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -475,7 +499,7 @@ def test_the_matrix_of_somebody_else_is_not_run_because_a_database_names_it(
     loaded = load_matrix(matrix)
     with Store.open(str(tmp_path / "results.sqlite")) as store:
         study = store.open_study(definition(digest=loaded.digest, matrix_path=str(matrix)))
-    with pytest.raises(UsageError, match=r"a file of another user[^$]*--matrix"):
+    with pytest.raises(UsageError, match=r"a file that another user[^$]*--matrix"):
         matrix_of(study)
     assert matrix_of(study, matrix).digest == loaded.digest
     monkeypatch.chdir(tmp_path)
@@ -483,7 +507,18 @@ def test_the_matrix_of_somebody_else_is_not_run_because_a_database_names_it(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.parametrize("attack", ["link to the matrix", "script", "link to the script", "folder", "here"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "link to the matrix",
+        "link to the user's folder",
+        "script",
+        "script of everybody",
+        "link to the script",
+        "folder",
+        "here",
+    ],
+)
 def test_files_of_somebody_else_are_not_run_because_a_database_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str
 ) -> None:
@@ -495,15 +530,23 @@ def test_files_of_somebody_else_are_not_run_because_a_database_names_them(
     (folder / "matrix.yaml").write_text(text, "utf-8")
     script = folder / "sub" / "s.py"
     script.write_text("print('pwned')\n")
+    path = folder / "matrix.yaml"
     if attack == "link to the matrix":
-        own = tmp_path / "own.yaml"
-        (folder / "matrix.yaml").rename(own)
-        (folder / "matrix.yaml").symlink_to(own)
+        elsewhere = tmp_path / "own.yaml"
+        (folder / "matrix.yaml").rename(elsewhere)
+        (folder / "matrix.yaml").symlink_to(elsewhere)
         os.chown(script, 65534, 65534)
     elif attack == "link to the script":
         script.rename(folder / "of_root.py")
         script.symlink_to(folder / "of_root.py")
         os.chown(script, 65534, 65534, follow_symlinks=False)
+    elif attack == "link to the user's folder":
+        path = tmp_path / "evil" / "tomine.yaml"
+        path.parent.mkdir()
+        path.symlink_to(folder / "matrix.yaml")
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    elif attack == "script of everybody":
+        script.chmod(0o666)
     elif attack == "script":
         os.chown(script, 65534, 65534)
     elif attack == "folder":
@@ -512,14 +555,16 @@ def test_files_of_somebody_else_are_not_run_because_a_database_names_them(
         folder.chmod(0o1777)
         os.chown(folder / "matrix.yaml", 65534, 65534)
         monkeypatch.chdir(folder)
-    path = folder / "matrix.yaml"
-    loaded = load_matrix(path)
+    own = folder / "matrix.yaml"
+    loaded = load_matrix(own)
     with Store.open(str(tmp_path / "results.sqlite")) as store:
         study = store.open_study(definition(digest=loaded.digest, matrix_path=str(path)))
     with pytest.raises((UsageError, MatrixError)) as caught:
         matrix_of(study)
-    assert "of another user" in str(caught.value) or "sub/s.py' does not exist" in str(caught.value)
-    assert matrix_of(study, path).digest == loaded.digest
+    assert "another user of this machine" in str(caught.value) or "sub/s.py' does not exist" in str(
+        caught.value
+    )
+    assert matrix_of(study, own).digest == loaded.digest
 
 
 def test_a_link_to_ones_own_matrix_is_followed(tmp_path: Path) -> None:
