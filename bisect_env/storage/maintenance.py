@@ -15,6 +15,7 @@ from bisect_env.storage import backend, rows
 from bisect_env.storage.backend import open_database, speaking
 from bisect_env.storage.tables import (
     METADATA,
+    ChangedRow,
     CombinationRow,
     DecisionRow,
     LockRow,
@@ -75,6 +76,7 @@ def _damages(connection: Connection) -> list[str]:
             (CombinationRow, rows.combination_of),
             (TrialRow, rows.check_trial),
             (MemberRow, rows.check_member),
+            (ChangedRow, rows.change_of),
             (DecisionRow, rows.decision_of),
         ]
         for table, look in looks:

@@ -32,6 +32,7 @@ from bisect_env.storage.entries import (
     WholeTrial,
 )
 from bisect_env.storage.tables import (
+    ChangedRow,
     CombinationRow,
     DecisionRow,
     LockRow,
@@ -49,7 +50,7 @@ from bisect_env.storage.values import (
     read_json,
     shortened,
 )
-from bisect_env.trials.judge import Target
+from bisect_env.trials.judge import ChangedEnvironment, Target
 from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialRecord
 
 # --------------------------------------------------------------------------------------------------
@@ -427,6 +428,16 @@ def stored_trial(of_study: MemberRow, row: TrialRow, key: str) -> StoredTrial:
         matched=of_study.matched,
         recorded_at=row.recorded_at,
     )
+
+
+def change_of(row: ChangedRow) -> ChangedEnvironment:
+    """Return the change of an environment that a row holds.
+
+    Raises:
+        DamageError: It is not what we store.
+    """
+    check_row(row, f"change {shortened(row.id)} of an environment")
+    return ChangedEnvironment(row.lock_hash, row.host, row.since, row.until)
 
 
 def check_member(row: MemberRow) -> None:

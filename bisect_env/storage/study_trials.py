@@ -76,9 +76,9 @@ class StudyTrials:
 
     def _ask(self, session: Session) -> None:
         """Begin with a judge that was told nothing."""
-        rows_ = session.exec(select(ChangedRow).order_by(col(ChangedRow.id))).all()
-        self.changes = rows_[-1].id or 0 if rows_ else 0
-        changed = [ChangedEnvironment(row.lock_hash, row.host, row.since, row.until) for row in rows_]
+        found = session.exec(select(ChangedRow).order_by(col(ChangedRow.id))).all()
+        self.changes = found[-1].id or 0 if found else 0
+        changed = [rows.change_of(row) for row in found]
         self.judge = Judge(*_question(session, self._study_id), changed)
         self.last = 0
         self._known: list[StoredTrial] = []

@@ -25,6 +25,7 @@ from bisect_env.storage.store import Store
 from bisect_env.storage.tables import (
     ArtefactRow,
     BlobRow,
+    ChangedRow,
     CombinationRow,
     DecisionRow,
     LockRow,
@@ -85,6 +86,7 @@ def merge(
         copier = _Copier(reading, target)
         wanted = _with_origins(reading, chosen)
         copied = [study.id for study in _studies(reading, wanted) if copier.study(study)]
+        copier.changes(copied)
         for study_id in copied:
             copier.members(study_id)
         return copier.merged
@@ -261,6 +263,26 @@ class _Copier:
                 session.add(BlobRow(**_values(blob, "data")))
                 session.flush()
             session.add(ArtefactRow(trial_sequence=ours, name=name, content_hash=blob.content_hash))
+
+    def changes(self, study_ids: Sequence[str]) -> None:
+        """Copy what is known of changed environments: their trials say nothing here either.
+
+        Args:
+            study_ids: Studies whose locks are here already.
+        """
+        wanted = {lock_hash for study_id in study_ids for lock_hash in self._locks_of(study_id)}
+        with self.writing() as session:
+            known = [rows.change_of(row) for row in session.exec(select(ChangedRow))]
+        for row in self._reading.exec(select(ChangedRow).order_by(col(ChangedRow.id))):
+            if row.lock_hash not in wanted:
+                continue
+            try:
+                changed = rows.change_of(row)
+            except DamageError as error:
+                self.merged.damaged.append(_in_words(error))
+                continue
+            if changed not in known:
+                Store(self._target).study_trials(study_ids[0]).note_change(changed)
 
     def members(self, study_id: str) -> None:
         """Give a study the trials that it has in the source and does not have in the target yet."""

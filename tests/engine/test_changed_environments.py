@@ -11,6 +11,7 @@ import pytest
 from bisect_env.engine import events
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
+from bisect_env.storage.transfer import merge_databases
 from bisect_env.trials.records import Evidence
 from tests.engine.studies import PYTHON, Studies
 from tests.environments.index_server import IndexServer, serve
@@ -77,6 +78,17 @@ def check(studies: Studies, first_bad: str) -> None:
         assert any(trial.evidence is Evidence.VOID for trial in trials)
     with ask(str(studies.db), "SELECT trial_id, evidence FROM v_trials") as (_, rows):
         assert {row[0]: row[1] for row in rows} == {t.trial_id: str(t.evidence) for t in trials}
+    # A database that takes them over knows of the change, too.
+    other = str(studies.folder / "other.sqlite")
+    for _ in range(2):
+        merge_databases(other, str(studies.db))
+        with closing(Store.open(other, read_only=True)) as store:
+            assert {t.trial_id: t.evidence for t in store.trials(study.id)} == {
+                t.trial_id: t.evidence for t in trials
+            }
+    changes = "SELECT lock_hash, host, since, until FROM changed_environments ORDER BY id"
+    with ask(other, changes) as (_, here), ask(str(studies.db), changes) as (_, there):
+        assert [*here] == [*there]
 
 
 def test_a_change_that_makes_later_trials_fail_is_not_taken_for_a_bad_version(

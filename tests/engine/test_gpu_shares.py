@@ -74,7 +74,8 @@ class Shared:
         with Store.open(str(self.studies.db)) as store:
             (study,) = store.studies()
             decisions = [one.payload for one in store.decisions(study.id) if one.kind == "alone"]
-        return [(str(one["combination"]["level"]), str(one["evidence"])) for one in decisions]
+            evidence = {trial.trial_id: trial.evidence.value for trial in store.trials(study.id)}
+        return [(str(one["combination"]["level"]), evidence[str(one["trial"])]) for one in decisions]
 
 
 def test_an_answer_is_confirmed_once_both_sides_were_tried_without_neighbours(

@@ -44,7 +44,7 @@ def fill(reference: str) -> tuple[str, str]:
             "2.0",
             Outcome.CRASH,
             detail=HOSTILE,
-            signature=f"segv {HOSTILE}",
+            signature=json.dumps([1, "crash:SIGSEGV", "body", HOSTILE]),
             stdout=HOSTILE * 3,
             stderr=f"naïve \udc80 \0 {HOSTILE}",
             stack=HOSTILE,
