@@ -680,7 +680,7 @@ def start_log(command: str, options: ShownOptions) -> None:
         logger.addHandler(shown)
     try:
         path = options.log_file or _new_file(command)
-        written = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        written = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         if options.log_file is not None:
             raise UsageError(
@@ -689,12 +689,29 @@ def start_log(command: str, options: ShownOptions) -> None:
             ) from None
         typer.echo(f"no log is written: {error}", err=True)
         return
-    path.chmod(0o600)
+    if path.is_file():  # the modes of /dev/null are not ours to change
+        path.chmod(0o600)
     written.setFormatter(form)
     logger.addHandler(written)
     _log.info("%s: %s", __version__, without_passwords_in_code(own_command(sys.argv[1:])))
     if not options.quiet:
         typer.echo(f"log: {path}", err=True)
+
+
+class _LogFile(logging.FileHandler):
+    """Writes the log; a disk that is full costs the log, and is said once."""
+
+    _has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging gave it
+        """Say why nothing more is written.
+
+        Args:
+            record: Lost.
+        """
+        if not self._has_failed:
+            self._has_failed = True
+            typer.echo(f"the log is not whole: {sys.exc_info()[1]}", err=True)
 
 
 def _new_file(command: str) -> Path:

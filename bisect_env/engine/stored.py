@@ -71,7 +71,7 @@ def _recorded_matrix(study: Study) -> Matrix:
         )
     # Behind a link lies another folder, and the files of the trial are those beside the link's target.
     place = recorded.resolve()
-    # A link and what it leads to: whoever owns the link can change where it leads.
+    # The owner of a link can change where it leads.
     for path in (recorded.absolute(), place):
         _refuse_strangers(path, place)
     loaded = load_matrix(recorded if place == recorded.absolute() else place)

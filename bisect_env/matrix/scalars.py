@@ -236,6 +236,7 @@ def _index_url(value: str) -> str:
     try:
         url = urlsplit(value)
         host = url.hostname
+        _ = url.port  # of one above 65535 it raises
     except ValueError:
         url, host = urlsplit(""), None
     is_address = url.scheme == "file" or (url.scheme in {"http", "https"} and host)

@@ -61,6 +61,7 @@ def test_numbers_that_cannot_be_meant(
 @pytest.mark.parametrize(
     "text",
     [
+        "index: http://a:99999/",
         "exclude_newer: '0001-01-01T00:00:00+14:00'",
         "exclude_newer: '9999-12-31T23:59:59-14:00'",
         f"axes: {{level: {{package: six, versions: '>=3.{'9' * 5000}'}}}}",
@@ -76,6 +77,16 @@ def test_values_that_libraries_choke_on(tmp_path: Path, run: RunCommand, text: s
     code, _, err = run("plan", str(matrix))
     assert code == 2
     assert f": {text.partition(':')[0]}" in err
+
+
+def test_a_log_that_cannot_be_written_to_the_end(tmp_path: Path, run: RunCommand) -> None:
+    full = Path("/dev/full")
+    before = full.stat().st_mode
+    code, _, err = run("run", str(matrix_of(tmp_path, "1, 2")), "--log-file", str(full))
+    assert code in (0, 1)
+    assert err.count("the log is not whole") == 1
+    assert "Traceback" not in err
+    assert full.stat().st_mode == before
 
 
 def test_an_argument_that_is_not_utf8(tmp_path: Path, run: RunCommand) -> None:
