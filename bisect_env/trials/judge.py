@@ -97,8 +97,8 @@ class Target:
         """Read what `as_json` returned; missing keys have their defaults.
 
         Raises:
-            ValueError: A value is none that `as_json` returns.
-            TypeError: Likewise.
+            ValueError: A name or number is none that `as_json` returns.
+            TypeError: A value has another type.
         """
         signature = data.get("signature", "")
         return cls(
@@ -189,7 +189,7 @@ class Places:
     Attributes:
         good: The good end, stated or given by the directions, with all combinations that are the same
             measurement; empty if there is none.
-        bad: The bad end, likewise.
+        bad: The bad end, with all combinations that are the same measurement; empty if there is none.
         line: Position of each combination along the only axis with several values, counted from the bad end
             towards the good one; empty where there is no such axis, or its values have no order.
     """
