@@ -299,19 +299,22 @@ def moving_packages(
 
 
 def inseparable(explanation: Explanation) -> tuple[int, ...]:
-    """The changes of which no environment has one without the others; none where one answer stands alone."""
+    """Return the indices of the changes that could not be tested apart, because they occur only together.
+
+    Empty if one change, or one set of changes, is to blame alone.
+    """
     if not explanation.tied:
         return ()
     return tuple(sorted({i for one in (explanation.culprits, *explanation.tied) for i in one}))
 
 
 def _names(text: str, package: str) -> bool:
-    """Whether a package is named in what a failure said, by the name by which it is mostly imported."""
+    """Return whether the output of a failure names a package, by its usual import name."""
     return re.search(rf"(?<![\w-]){re.escape(package.replace('-', '_'))}(?![\w-])", text) is not None
 
 
 def withdrawn(provider: EnvironmentProvider, index: str | None) -> Callable[[str, Collection[str]], bool]:
-    """Asks the index whether one of some versions was withdrawn."""
+    """Return a function that asks the index whether one of some versions of a package was withdrawn."""
 
     def ask(package: str, versions: Collection[str]) -> bool:
         releases = provider.catalogue.versions(package, manager=Manager.PYPI, index=index)

@@ -168,9 +168,9 @@ class Runner:
         return answers
 
     def gather(self) -> list[Completion]:
-        """As `wait`, and what comes while more trials are submitted than can run at the same time.
+        """Wait for answers as `wait` does, then a little longer while enough trials are queued.
 
-        To record answers, to learn from them and to decide costs about the same for one as for twenty.
+        Recording answers, learning from them and deciding costs about the same for one as for twenty.
         """
         answers = self.wait()
         until = time.monotonic() + GATHER

@@ -474,13 +474,13 @@ class StudyState:
         return self.running.pop(trial_id)
 
     def nothing_runs(self) -> None:
-        """Whatever ran was ended."""
+        """Note that no trial runs any more, because all were ended."""
         self.running.clear()
         self.ending.clear()
         self._began.clear()
 
     def lost(self, index: Index, host: str) -> None:
-        """Note that a host, if it is known which, went away while a trial ran on it."""
+        """Note that a host, if it is known which, was lost while a trial ran on it."""
         if host:
             self.tallies[index].lost_on.add(host)
 

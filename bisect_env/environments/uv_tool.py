@@ -129,17 +129,12 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def giving_way() -> Iterator[None]:
-    """Whatever this thread runs meanwhile leaves the cores to what is waited for."""
+    """Run the tools of this thread at a low priority, so that tools that somebody waits for get the cores."""
     _here.nice = _NICE
     try:
         yield
     finally:
         _here.nice = 0
-
-
-def is_any_running() -> bool:
-    """Whether this process has a tool running."""
-    return bool(_running)
 
 
 def end_running() -> None:

@@ -198,14 +198,14 @@ class _Limit:
         return row
 
     def too_long(self) -> UsageError:
-        """What to say."""
+        """Return the error for a question that took longer than its timeout."""
         return UsageError(
             f"the question was not answered within {self.timeout:g} s",
             remedy="ask for less, or give it more time with `--timeout SECONDS`",
         )
 
     def too_large(self) -> UsageError:
-        """What to say."""
+        """Return the error for an answer that takes more memory than allowed."""
         return UsageError(
             f"the answer takes more than {MEMORY // 2**20} MiB",
             remedy="ask for fewer rows (`LIMIT 1000`) or columns, or let the database count",
