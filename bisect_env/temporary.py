@@ -137,7 +137,7 @@ def _make_own(prefix: str) -> tuple[Path, int]:
 
 
 def make_held(prefix: str) -> tuple[Path, int]:
-    """A fresh directory for temporary files, and a descriptor that keeps it locked until it is closed.
+    """Return a fresh directory for temporary files, and a descriptor that keeps it locked until it is closed.
 
     Args:
         prefix: Of its name.
@@ -160,7 +160,7 @@ def make_held(prefix: str) -> tuple[Path, int]:
 
 
 def _lock(path: Path, fd: int) -> bool:
-    """Whether the open directory could be locked, and is still there.
+    """Return whether the open directory could be locked, and is still there.
 
     Raises:
         OSError: This file system has no locks.
@@ -220,7 +220,7 @@ _importing = threading.Lock()
 
 
 def file_locks() -> Any:
-    """The module `filelock`, imported when it is wanted: it takes a tenth of a second, and asyncio.
+    """Return the module `filelock`, imported when it is wanted: it takes a tenth of a second, and asyncio.
 
     While it is imported it tries in a nameless directory what links can do: a kill would leave that.
     """
@@ -288,7 +288,7 @@ _SWEEP = Once(lambda: threading.Thread(target=remove_left_behind, name="left beh
 
 
 def full_file_system(*candidates: Path) -> Path | None:
-    """The first of several places whose file system has no room for a file; None where each has.
+    """Return the first of several places whose file system has no room for a file; None where each has.
 
     Args:
         candidates: Where something was to be written; the place of temporary files is looked at, too.

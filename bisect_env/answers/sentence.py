@@ -67,7 +67,7 @@ def sentence(
 
 
 def _whole_table(verdict: VerdictDocument, table: CompatibilityTable) -> str:
-    """How many combinations work and fail, and the rule that describes them if there is one."""
+    """Return how many combinations work and fail, and the rule that describes them if there is one."""
     good, bad = table.good, table.bad
     number = good + bad
     if not table.complete:
@@ -89,7 +89,7 @@ def _whole_table(verdict: VerdictDocument, table: CompatibilityTable) -> str:
 def bad_values_in_words(
     kind: str, bad_values: Mapping[str, Sequence[str]], axes: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """The values that an answer calls bad, such as `orjson ≥ 3.9.11` or `numpy ≥ 2 with python < 3.8`.
+    """Return the values that an answer calls bad, such as `orjson ≥ 3.9.11` or `numpy ≥ 2 with python < 3.8`.
 
     Args:
         kind: `all`, `any`, `never` or `always`.
@@ -104,7 +104,7 @@ def bad_values_in_words(
 
 
 def noun(kind: str) -> str:
-    """The noun for a value of an axis of this kind."""
+    """Return the noun for a value of an axis of this kind."""
     return _NOUN.get(kind, "version")
 
 
@@ -181,7 +181,7 @@ def _untried_before(verdict: VerdictDocument, axis: str) -> list[str]:
 
 
 def _combined(values: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> str:
-    """A combination without what is the same everywhere."""
+    """Return a combination without what is the same everywhere."""
     several = {
         axis: value for axis, value in values.items() if len(kinds.get(axis, {}).get("values", ())) != 1
     }
@@ -255,7 +255,7 @@ def _window(
 
 
 def _values(verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str, Any]]) -> str:
-    """The bad values of one axis of several: `numpy ≥ 2.0.0`, `python < 3.8`, `cuda = 12.1`."""
+    """Return the bad values of one axis of several: `numpy ≥ 2.0.0`, `python < 3.8`, `cuda = 12.1`."""
     bad = verdict.bad_values.get(axis, ())
     if not bad:
         return f"{axis} {(verdict.first_bad or {}).get(axis, '?')}"
@@ -280,7 +280,7 @@ def _values(verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str
 
 
 def _good_neighbour(verdict: VerdictDocument, axis: str, values: Sequence[str], last_bad: str) -> str | None:
-    """The first good value above the bad ones, where nothing untried lies between."""
+    """Return the first good value above the bad ones, where nothing untried lies between."""
     if last_bad in values:
         above = values.index(last_bad) + 1
         return values[above] if above < len(values) else None

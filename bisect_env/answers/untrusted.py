@@ -26,7 +26,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
 def clean_lines(text: str) -> str:
-    """The text without escape sequences and control characters; its lines stay lines.
+    """Return the text without escape sequences and control characters; its lines stay lines.
 
     A carriage return ends a line: what it would have hidden on a terminal is shown.
     """

@@ -56,7 +56,7 @@ def _root(
 
 
 def application(word: str | None = None) -> typer.Typer:
-    """The command line as typer knows it.
+    """Return the command line as typer knows it.
 
     Args:
         word: The first word that was given. Where it names a command, only that one is read, since the

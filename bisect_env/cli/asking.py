@@ -184,7 +184,7 @@ class Flags(TrialFlags):
 
 
 def names_matrix(word: str, *, alone: bool) -> bool:
-    """Whether a word is meant as the path of a matrix file, and no range of a package.
+    """Return whether a word is meant as the path of a matrix file, and no range of a package.
 
     Args:
         word: The first of a command.
@@ -286,7 +286,7 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
 
 
 def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
-    """The matrix of a question about commits.
+    """Return the matrix of a question about commits.
 
     Raises:
         UsageError: What was asked cannot be.
@@ -333,7 +333,7 @@ def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
 
 
 def built_package(repository: str, flags: Flags) -> str:
-    """The package that a repository builds, as it says itself at the newer end.
+    """Return the package that a repository builds, as it says itself at the newer end.
 
     Raises:
         UsageError: It does not.
@@ -358,7 +358,7 @@ def built_package(repository: str, flags: Flags) -> str:
 
 
 def asked_command(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, dict[str, Path]]:
-    """The command to run without the words of the question, and the files that it takes along.
+    """Return the command to run without the words of the question, and the files that it takes along.
 
     Args:
         flags: As given.
@@ -417,7 +417,7 @@ def _gpus_of_a_trial(text: str | None) -> float:
 
 
 def devices(flags: Flags) -> str | None:
-    """The devices that `--gpus` names, if it names any."""
+    """Return the devices that `--gpus` names, if it names any."""
     return None if flags.asks and flags.gpus is not None and _is_number(flags.gpus) else flags.gpus
 
 
@@ -514,5 +514,5 @@ def _own_folder(text: str, contents: Mapping[str, bytes], files: Mapping[str, Pa
 
 
 def _meaning(text: str) -> str:
-    """A matrix without its comments: the same question given in other words is the same."""
+    """Return a matrix without its comments: the same question given in other words is the same."""
     return "\n".join(line for line in text.splitlines() if not line.startswith("#"))

@@ -210,7 +210,7 @@ class _Comparison:
     # -- the pair ------------------------------------------------------------------------------------------
 
     def _matrix(self, save: Path | None, *, hashes: bool) -> Matrix:
-        """The matrix of both ends, each of which can be made again."""
+        """Return the matrix of both ends, each of which can be made again."""
         from bisect_env.engine.between import no_environment, other_archives, unsolvable_ends
         from bisect_env.engine.study import study_date
         from bisect_env.errors import NoEnvironmentError
@@ -293,7 +293,7 @@ class _Comparison:
             return explanation, found
 
     def _releases(self, explanation: Explanation, failure: str) -> tuple[dict[str, Any], Study] | str:
-        """The report over the culprit's releases and its study, or why there is none.
+        """Return the report over the culprit's releases and its study, or why there is none.
 
         Args:
             explanation: What carries the failure.
@@ -447,7 +447,7 @@ def _cell(state: PackageState | None) -> str:
 
 
 def _note(change: PackageChange) -> str:
-    """What versions do not show: another source, other archives, and the project's page."""
+    """Return what versions do not show: another source, other archives, and the project's page."""
     parts = []
     old, new = change.before, change.after
     if old is not None and new is not None:

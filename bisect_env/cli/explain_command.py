@@ -178,7 +178,7 @@ def find_culprits(
 
 
 def text_of(found: Explanation) -> str:
-    """The sentence, and what was tried. Pure."""
+    """Return the sentence, and what was tried. Pure."""
     lines = [found.sentence, ""]
     marked = set(found.culprits)
     for position, change in enumerate(found.changes):
@@ -312,7 +312,7 @@ def narrow(
 
 
 def _between(releases: Releases, git: str, first: str, last: str, cache: Path | None) -> CommitRange:
-    """The commits of two releases, by their tags where none are named.
+    """Return the commits of two releases, by their tags where none are named.
 
     Raises:
         UsageError: A release has no tag.

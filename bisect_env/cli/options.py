@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def share(text: str | float) -> float:
-    """A share of one, written as `0.01` or as `1%`.
+    """Return a share of one, written as `0.01` or as `1%`.
 
     Raises:
         UsageError: It is neither.
@@ -258,7 +258,7 @@ class ExecutionOptions:
         return self.scheduler is None and self.scheduler_file is None
 
     def open(self, matrix: Matrix) -> tuple[LazyExecutor, EnvironmentProvider]:
-        """The place for trials of a matrix, to be closed by the caller, and who makes environments.
+        """Return the place for trials of a matrix, to be closed by the caller, and who makes environments.
 
         Raises:
             UsageError: Options that exclude each other, or a size that is none.

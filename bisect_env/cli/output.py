@@ -184,7 +184,7 @@ Rows = Sequence[Sequence[object]]
 
 
 def as_text(names: Sequence[str], rows: Rows, *, as_json: bool = False, as_csv: bool = False) -> str:
-    """The text that is printed.
+    """Return the text that is printed.
 
     Args:
         names: Of the columns.
@@ -213,7 +213,7 @@ def as_text(names: Sequence[str], rows: Rows, *, as_json: bool = False, as_csv: 
 
 
 def named(combination: str) -> str:
-    """A combination's JSON as people read it; what is none stays as it is."""
+    """Return a combination's JSON as people read it; what is none stays as it is."""
     try:
         return ", ".join(f"{axis} {value}" for axis, value in json.loads(combination))
     except (ValueError, TypeError):

@@ -146,7 +146,7 @@ def _forecast(
 
 
 def _document(matrix: Matrix, prepared: Prepared, *, listed: bool) -> dict[str, Any]:
-    """The plan without its forecasts, which follow under `forecast`."""
+    """Return the plan without its forecasts, which follow under `forecast`."""
     from bisect_env.matrix.rules import RuleSet
 
     grid = prepared.grid
@@ -212,7 +212,7 @@ def _document(matrix: Matrix, prepared: Prepared, *, listed: bool) -> dict[str, 
 def _cost(
     matrix: Matrix, forecast: Forecast, environments: int, trial_seconds: float | None
 ) -> dict[str, Any]:
-    """A forecast as the document tells it; `environments` is how many distinct ones there are."""
+    """Return a forecast as the document tells it; `environments` is how many distinct ones there are."""
     seconds, gpus = trial_seconds or float(matrix.file.trial.timeout), matrix.file.trial.gpus
     distinct = float(environments)
     return {
@@ -242,7 +242,7 @@ _WORDS = {
 
 
 def one_line(reason: str) -> str:
-    """A solver's text without the tree that it draws over several lines."""
+    """Return a solver's text without the tree that it draws over several lines."""
     lines = [line.strip(" │├└─╰▶\t").removesuffix(":") for line in reason.splitlines()]
     for heading in _HEADINGS:
         lines = [line.removeprefix(heading).lstrip(": ") for line in lines]
@@ -257,7 +257,7 @@ _HEADINGS = (
 
 
 def _printer() -> Callable[..., None]:
-    """What prints a line: its indent, its text and perhaps a style."""
+    """Return what prints a line: its indent, its text and perhaps a style."""
     from rich.console import Console
     from rich.text import Text
 

@@ -394,7 +394,7 @@ def answer(
 
 
 def lacked(missing: MissingModules, exit_code: int) -> str | None:
-    """The module for want of which a study ended, None if that is not why."""
+    """Return the module for want of which a study ended, None if that is not why."""
     from bisect_env.errors import ExitCode
 
     return missing.module or (missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None)
@@ -435,7 +435,7 @@ def ask_index(loaded: Matrix, provider: EnvironmentProvider) -> None:
 
 
 def forgotten(module: str, *, everywhere: bool) -> Exception:
-    """The warning about environments that lack a module which the command imports.
+    """Return the warning about environments that lack a module which the command imports.
 
     Args:
         module: Its name.

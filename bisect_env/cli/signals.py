@@ -114,12 +114,12 @@ _watches: list[Callable[[], None]] = []
 
 
 def is_interrupted() -> bool:
-    """Whether a signal was raised as `KeyboardInterrupt` in this command."""
+    """Return whether a signal was raised as `KeyboardInterrupt` in this command."""
     return _raised
 
 
 def is_stopping() -> bool:
-    """Whether the user has asked this command to stop."""
+    """Return whether the user has asked this command to stop."""
     return _asked is not None and _asked.is_set()
 
 

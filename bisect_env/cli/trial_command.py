@@ -280,7 +280,7 @@ def verify(
 
 
 def told(found: Verification) -> str:
-    """The outcome of a test as people read it. Pure."""
+    """Return the outcome of a test as people read it. Pure."""
     from bisect_env.answers.phrases import interval, percent
     from bisect_env.search.rate_test import RateClaim
 
@@ -394,7 +394,7 @@ def diagnose(
 
 
 def _gpus(matrix: Matrix, selection: str | None) -> tuple[str, ...]:
-    """The GPUs of this host that a trial gets."""
+    """Return the GPUs of this host that a trial gets."""
     import os
 
     count = matrix.file.trial.gpus

@@ -132,7 +132,7 @@ class Timings:
         return {what: round(value, 3) for what, value in (*self._reached.items(), *self._sums.items())}
 
     def lines(self) -> list[str]:
-        """The timings as lines for people."""
+        """Return the timings as lines for people."""
         return [f"{what:24} {seconds:8.2f} s" for what, seconds in self.seconds.items()]
 
 
@@ -187,7 +187,7 @@ class PlainView(View):
             yield text
 
     def _due(self, event: events.Event, text: str | None) -> str | None:
-        """A line about how far things are, if it is news or has not been said for long."""
+        """Return a line about how far things are, if it is news or has not been said for long."""
         is_doing = not isinstance(event, events.Progress) or not (event.trials or event.running)
         # Before the first trial, what is done for it is all that there is to say.
         if is_doing and (self._doing.text or isinstance(event, events.Progress)):
@@ -338,7 +338,7 @@ def _percent(share: float) -> str:
 
 
 def _what_is_left(progress: events.Progress) -> str:
-    """What would end a study, in words."""
+    """Return what would end a study, in words."""
     if progress.ends_after is None and progress.passing is not None:
         # How many trials that takes has to be played; those that would settle where a failure is are fewer.
         return f"more passes are to exclude a crash rate of {_percent(progress.passing[2])} everywhere"
@@ -372,14 +372,14 @@ class JsonView(View):
 
 
 def timed(event: events.Event) -> dict[str, Any]:
-    """An event as a JSON object with the moment, UTC, behind its kind."""
+    """Return an event as a JSON object with the moment, UTC, behind its kind."""
     document = as_json(event)
     kind = document.pop("event")
     return {"event": kind, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **document}
 
 
 def as_json(event: events.Event) -> dict[str, Any]:
-    """An event as a JSON object."""
+    """Return an event as a JSON object."""
     match event:
         case events.StudyOpened():
             return {
@@ -532,7 +532,7 @@ class LiveView(View):
         self._live.update(self.drawn())
 
     def drawn(self) -> RenderableType:
-        """The text that is on the screen now."""
+        """Return the text that is on the screen now."""
         from rich.console import Group
         from rich.text import Text
 
@@ -585,7 +585,7 @@ class LiveView(View):
 def interesting(
     progress: events.Progress, rows: int, failing: Collection[Combination] = ()
 ) -> list[tuple[Combination, float]]:
-    """The combinations whose answer is most open, and those that run now, in the grid's order.
+    """Return the combinations whose answer is most open, and those that run now, in the grid's order.
 
     Args:
         progress: Where the study stands.
@@ -608,7 +608,7 @@ _BAR = 20
 
 
 def bar(fraction: float) -> str:
-    """A bar that is filled up to `fraction`."""
+    """Return a bar that is filled up to `fraction`."""
     filled = round(fraction * _BAR)
     return "█" * filled + "░" * (_BAR - filled) + f" {fraction:4.0%}"
 

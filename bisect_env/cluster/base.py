@@ -58,7 +58,7 @@ from bisect_env.trials.records import Machine
 def outcome(
     lock_hash: str, answers: Mapping[str, object], *, told: Collection[str] = ()
 ) -> PrefixReady | BuildFailed:
-    """The result of building a prefix on several hosts.
+    """Return the result of building a prefix on several hosts.
 
     Where one of them has it the environment can be made, and its trials run there: that it could not be made
     on another one (which may lack a compiler, or have a full disk) says something of that host.
@@ -281,7 +281,7 @@ class DaskExecutor:
         return max(1, slots(self._whereabouts.at_work(self.look()), self._gpus_per_trial))
 
     def look(self, max_age: float = OFFERS_AGE) -> list[WorkerOffer]:
-        """The workers as they were at most so many seconds ago."""
+        """Return the workers as they were at most so many seconds ago."""
         now = time.monotonic()
         if now > self._offers_at + max_age and self.client.status == "running":
             with _despite_lost_connection():

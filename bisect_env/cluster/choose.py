@@ -59,7 +59,7 @@ class LazyExecutor:
         self._is_remote = is_remote
 
     def executor(self) -> Executor:
-        """The executor.
+        """Return the executor.
 
         Raises:
             BisectEnvError: It could not be started.
@@ -115,7 +115,7 @@ def executor_maker(
     offline: Path | None = None,
     dask: bool = False,
 ) -> Callable[[], Executor]:
-    """A function that starts the executor of a study, or connects to it.
+    """Return a function that starts the executor of a study, or connects to it.
 
     Options and GPUs are looked at now, before minutes are spent on solving; nothing is started.
 
@@ -239,7 +239,7 @@ def _spawn_mute(path: str | bytes, words: Sequence[str | bytes], kept: Sequence[
 
 
 def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | None:
-    """The warning about a scheduler on another host that is used without TLS; None if there is none.
+    """Return the warning about a scheduler on another host that is used without TLS; None if there is none.
 
     Args:
         scheduler: `--scheduler`.
@@ -339,7 +339,7 @@ class Starting:
         self._done.set()
 
     def get(self) -> Executor:
-        """The executor, as soon as it stands.
+        """Return the executor, as soon as it stands.
 
         Raises:
             BisectEnvError: It could not be started.

@@ -61,7 +61,7 @@ def _usable(variable: str | None, present: Sequence[Gpu]) -> list[Gpu]:
 
 
 def choose_gpus(present: Sequence[Gpu], selection: str | None, variable: str | None) -> list[Gpu]:
-    """The GPUs of this host that a study may use.
+    """Return the GPUs of this host that a study may use.
 
     Args:
         present: All that can be read.
@@ -96,7 +96,7 @@ def choose_gpus(present: Sequence[Gpu], selection: str | None, variable: str | N
 
 
 def group_gpus(gpus: Sequence[Gpu], per_trial: float, workers: int | None) -> list[tuple[str, ...]]:
-    """Which GPUs each worker hands out: one worker for as many GPUs as one trial needs.
+    """Return which GPUs each worker hands out: one worker for as many GPUs as one trial needs.
 
     Args:
         gpus: As chosen.
@@ -213,14 +213,14 @@ class GpuFault:
 
 
 def before_trial(reading: Reading) -> GpuFault | None:
-    """Whether a GPU can be given to a trial at all."""
+    """Return whether a GPU can be given to a trial at all."""
     if reading.error in _GONE:
         return GpuFault(reading.uuid, _GONE[reading.error], aside=True)
     return None
 
 
 def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> GpuFault | None:
-    """Whether what a trial did on a GPU can be believed.
+    """Return whether what a trial did on a GPU can be believed.
 
     Args:
         before: Taken before it.
@@ -300,7 +300,7 @@ class Nvml:
             ) from error
 
     def gpus(self) -> list[Gpu]:
-        """Every GPU of this host that can be read, by index."""
+        """Return every GPU of this host that can be read, by index."""
         found = []
         for index in range(self._nvml.nvmlDeviceGetCount()):
             # A lost GPU keeps its index and answers nothing; the others are still good.
@@ -442,7 +442,7 @@ def open_nvml() -> Nvml:
 
 
 def visible_to_this_worker(environ: Mapping[str, str], count: int) -> tuple[tuple[str, ...], Nvml | None]:
-    """The GPUs that this worker may hand out, and NVML where it is installed.
+    """Return the GPUs that this worker may hand out, and NVML where it is installed.
 
     Args:
         environ: Of the worker.

@@ -105,7 +105,7 @@ class HostExecutor(DaskExecutor):
             self._undo = undo.pop_all()
 
     def _make_cluster(self, workers: int, options: dict[str, Any]) -> Any:
-        """The cluster with its workers, given the options that every cluster on a host takes."""
+        """Return the cluster with its workers, given the options that every cluster on a host takes."""
         raise NotImplementedError
 
     def _complete(self) -> None:
@@ -180,7 +180,7 @@ class HostExecutor(DaskExecutor):
 
 
 def _certificate(folder: Path) -> Any:
-    """A certificate for one cluster, in a directory that nobody but its owner can read.
+    """Return a certificate for one cluster, in a directory that nobody but its owner can read.
 
     Of one that it is given in memory Dask makes files in a nameless directory whenever it uses it, which stay
     where it is killed meanwhile.
@@ -390,7 +390,7 @@ class GpuExecutor(HostExecutor):
 
 
 def refuse_without_dask_cuda() -> Any:
-    """The module `dask_cuda`.
+    """Return the module `dask_cuda`.
 
     Raises:
         InfrastructureError: It is not installed.

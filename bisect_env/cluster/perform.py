@@ -129,7 +129,7 @@ class BytecodeQueue:
                 prefix.release()
 
     def _next(self) -> Prefix:
-        """What to look at next: what was used again at once, other things when it is quiet."""
+        """Return what to look at next: what was used again at once, other things when it is quiet."""
         while True:
             try:
                 prefix = self._queue.get(timeout=_QUIET if self._waiting else None)
@@ -289,7 +289,7 @@ def prepare(
 def _build_failed(
     request: TrialRequest | PrefixRequest, error: Exception, trial_id: str
 ) -> BuildFailed | None:
-    """What a failure says about the environment; None for what is no failure but a defect."""
+    """Return what a failure says about the environment; None for what is no failure but a defect."""
     match error:
         case UnbuildableError():
             message, transient = error.message, error.transient

@@ -58,12 +58,12 @@ class WorkerOffer:
 
 
 def trials_per_gpu(gpus: float) -> int:
-    """How many trials that ask for so much of a GPU run on one at the same time."""
+    """Return how many trials that ask for so much of a GPU run on one at the same time."""
     return int(1.0 / gpus + 1e-6) if 0 < gpus < 1 else 1
 
 
 def promised(gpus: float) -> float:
-    """The amount of Dask's GPU resource that a trial takes.
+    """Return the amount of Dask's GPU resource that a trial takes.
 
     Shares are multiples of a power of two, so that taking and giving them back leaves exactly what was there:
     with thirds of one, a trial that needs all of it would wait for ever.
@@ -72,7 +72,7 @@ def promised(gpus: float) -> float:
 
 
 def slots(offers: Iterable[WorkerOffer], gpus: float) -> int:
-    """How many trials with that many GPUs, or such a share of one, can run at the same time."""
+    """Return how many trials with that many GPUs, or such a share of one, can run at the same time."""
 
     def of(offer: WorkerOffer) -> int:
         places = offer.gpus * trials_per_gpu(gpus) if gpus < 1 else int(offer.gpus // gpus)

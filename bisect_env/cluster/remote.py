@@ -174,7 +174,7 @@ def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) ->
 
 
 def _address_in(scheduler_file: Path) -> str:
-    """The address in a scheduler's file, "" if there is none: Dask says what is wrong with it."""
+    """Return the address in a scheduler's file, "" if there is none: Dask says what is wrong with it."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads(scheduler_file.read_text())["address"])
     return ""

@@ -152,7 +152,7 @@ class HostGpus:
         return {self._monitor.describe(group) for group in groups}
 
     def enough(self, gpus: float) -> bool:
-        """Whether as many GPUs as that still work."""
+        """Return whether as many GPUs as that still work."""
         return len(self._healthy) >= gpus
 
     def run(self, spec: TrialSpec, trial: GpuTrial) -> TrialRecord:

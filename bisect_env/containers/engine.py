@@ -68,7 +68,7 @@ class Engine:
     run_args: tuple[str, ...] = ()
 
     def argv(self, *args: str) -> list[str]:
-        """The argument vector of one of its commands."""
+        """Return the argument vector of one of its commands."""
         return [*self.command, *args]
 
     def ask(self, *args: str, timeout: float = _QUICK) -> CommandResult:
@@ -106,7 +106,7 @@ def ask(argv: Sequence[str], timeout: float = _QUICK) -> CommandResult:
 
 
 def find_engine(environ: Mapping[str, str] | None = None) -> Engine:
-    """The engine of this host; looked for once in the life of the process.
+    """Return the engine of this host; looked for once in the life of the process.
 
     Args:
         environ: Environment variables; this process's own if None.
@@ -188,14 +188,14 @@ def full_image_name(name: str) -> str:
 
 
 def image_repository(name: str) -> str:
-    """The name without tag and digest. Pure."""
+    """Return the name without tag and digest. Pure."""
     bare = name.partition("@")[0]
     head, colon, tag = bare.rpartition(":")
     return head if colon and "/" not in tag else bare
 
 
 def resolve_image(engine: Engine, name: str) -> str:
-    """The content that a name stands for now: `repository@sha256:…`, or the ID of a local image.
+    """Return the content that a name stands for now: `repository@sha256:…`, or the ID of a local image.
 
     An image that is here is taken as it is. Otherwise the registry is asked, through skopeo where that is
     installed, so that nothing large is fetched before it is needed, or else by pulling.

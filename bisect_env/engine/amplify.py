@@ -111,7 +111,7 @@ class Amplified:
     signature: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The document that is stored."""
+        """Return the document that is stored."""
         return {
             "perturbation": self.perturbation.as_json(),
             "reason": self.reason,
@@ -230,7 +230,7 @@ class Amplifier:
     def _rounds(
         self, bad: tuple[Combination, Lock], arms: list[Perturbation]
     ) -> tuple[list[tuple[Perturbation, Arm]], list[tuple[Perturbation, Arm]]]:
-        """What all came to, and those that were in to the end."""
+        """Return what all came to, and those that were in to the end."""
         known = [Arm() for _ in arms]
         alive = list(range(len(arms)))
         for trials in ROUNDS:
@@ -354,7 +354,7 @@ def settle(
     notify: Callable[[str], None],
     stopped: Callable[[], bool],
 ) -> Perturbation:
-    """The circumstances of a study's trials: those settled before, or settled now.
+    """Return the circumstances of a study's trials: those settled before, or settled now.
 
     Args:
         matrix: As loaded.

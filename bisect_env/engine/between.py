@@ -67,7 +67,7 @@ class Ends:
         return found or (("conda-forge",) if self.good.uses_conda else ())
 
     def changed(self) -> int:
-        """How many packages differ between both ends."""
+        """Return how many packages differ between both ends."""
         good, bad = (
             {p.name: (p.manager, p.version, p.build) for p in e.packages} for e in (self.good, self.bad)
         )
@@ -108,7 +108,7 @@ def read_ends(
 
 
 def stored_environment(store: Store, text: str) -> ForeignEnvironment | None:
-    """The environment of a study's combination, such as `quickstart:last-good`.
+    """Return the environment of a study's combination, such as `quickstart:last-good`.
 
     Args:
         store: Where studies are.
@@ -194,7 +194,7 @@ def _minor(version: str) -> str:
 
 
 def unsolvable_ends(matrix: Matrix, provider: EnvironmentProvider, as_of: Any) -> dict[str, str]:
-    """Which ends have no environment, and the solver's words.
+    """Return which ends have no environment, and the solver's words.
 
     Args:
         matrix: Of the pair.
@@ -238,7 +238,7 @@ def other_archives(matrix: Matrix, ends: Ends, provider: EnvironmentProvider, as
 
 
 def no_environment(ends: Ends, problems: dict[str, str]) -> NoEnvironmentError:
-    """The message that an end cannot be made."""
+    """Return the message that an end cannot be made."""
     sources = {GOOD: ends.good.source, BAD: ends.bad.source}
     name, words = next(iter(problems.items()))
     return NoEnvironmentError(
@@ -380,7 +380,7 @@ def _loose(whole: Whole) -> Whole:
 
 
 def answer(explanation: Explanation, verdict: VerdictDocument | None, why_not: str = "") -> str:
-    """All of it in one sentence. Pure.
+    """Return all of it in one sentence. Pure.
 
     Args:
         explanation: What carries the failure.

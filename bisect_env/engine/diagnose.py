@@ -247,7 +247,7 @@ def _again_in_gdb(debug: Debug, run: Callable[[], TrialRecord | None], limit: in
 
 
 def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
-    """The trial as it is run under what was asked for.
+    """Return the trial as it is run under what was asked for.
 
     Raises:
         UsageError: compute-sanitizer is not here.
@@ -266,7 +266,7 @@ def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
 
 
 def _in_toolkit(name: str) -> str | None:
-    """A program of the CUDA toolkit, whose folder is seldom on PATH."""
+    """Return a program of the CUDA toolkit, whose folder is seldom on PATH."""
     return shutil.which(name, path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer")
 
 
@@ -288,7 +288,7 @@ def _guilty(frame: PythonFrame) -> str:
 
 
 def _of_sanitizer(stdout: str) -> list[str]:
-    """The first finding that compute-sanitizer printed."""
+    """Return the first finding that compute-sanitizer printed."""
     marked = [line for line in stdout.splitlines() if line.startswith(_SANITIZER_MARK.strip())]
     lines = [line.removeprefix(_SANITIZER_MARK).strip() for line in marked]
     for i, line in enumerate(lines):

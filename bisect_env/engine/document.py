@@ -143,7 +143,7 @@ def _boundary(grid: Grid, boundary: Boundary, missing: Mapping[Index, tuple[str,
 
 
 def axes_document(grid: Grid) -> list[dict[str, Any]]:
-    """The axes of a grid, which a verdict is told with; what an axis does not list is there, too."""
+    """Return the axes of a grid, which a verdict is told with; what an axis does not list is there, too."""
     return [
         {
             "name": axis.name,
@@ -271,7 +271,7 @@ def chapter(
     between: Sequence[CommitDetails],
     forge: str,
 ) -> dict[str, Any]:
-    """The chapter of a report on the first bad commit.
+    """Return the chapter of a report on the first bad commit.
 
     Args:
         axis: Of the matrix.
@@ -303,13 +303,13 @@ def chapter(
 
 
 def pull_request(subject: str) -> int | None:
-    """The number of the pull request that a subject names."""
+    """Return the number of the pull request that a subject names."""
     found = _PULL_REQUEST.search(subject)
     return int(next(group for group in found.groups() if group)) if found else None
 
 
 def comparison(forge: str, good: str, bad: str) -> str:
-    """The address at which a forge compares two commits, "" where it has none.
+    """Return the address at which a forge compares two commits, "" where it has none.
 
     Args:
         forge: Address of the repository, as git has it.
@@ -331,7 +331,7 @@ def comparison(forge: str, good: str, bad: str) -> str:
 def bisect_log(
     tried: Sequence[tuple[str, str, str]], first_bad: str, labels: Mapping[str, str], *, is_sure: bool
 ) -> list[str]:
-    """The trials as a log that `git bisect replay` reads.
+    """Return the trials as a log that `git bisect replay` reads.
 
     Args:
         tried: Commit, `bad`, `good` or `skip`, and a few words, oldest commit first.

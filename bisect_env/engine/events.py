@@ -239,7 +239,7 @@ class Failed:
 
     @classmethod
     def of(cls, error: BisectEnvError) -> Failed:
-        """The event of an error that the user is told."""
+        """Return the event of an error that the user is told."""
         problems = error.problems if isinstance(error, MatrixError) else ()
         return cls(int(error.exit_code), error.what, error.tried, error.remedy, problems)
 

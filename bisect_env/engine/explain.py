@@ -107,12 +107,12 @@ class Between:
         return found
 
     def python(self, intermediate: Changes) -> str:
-        """The interpreter of an intermediate environment, as a lock names it."""
+        """Return the interpreter of an intermediate environment, as a lock names it."""
         moved = any(self.changes[position].name == "python" for position in intermediate)
         return (self.bad if moved else self.good).python
 
     def request_for(self, intermediate: Changes) -> EnvironmentRequest:
-        """An intermediate environment, every package pinned."""
+        """Return an intermediate environment, every package pinned."""
         packages = self.packages(intermediate)
         wheels = {p.name: p.version for p in packages.values() if p.manager == "pip"}
         return replace(
@@ -135,7 +135,7 @@ class Between:
         )
 
     def check(self, intermediate: Changes, result: LockResult) -> Lock | None:
-        """The lock of an intermediate environment, None if nothing was solved, or another one."""
+        """Return the lock of an intermediate environment, None if nothing was solved, or another one."""
         if not isinstance(result, Lock):
             return None
         asked = {name: (p.version, p.build) for name, p in self.packages(intermediate).items()}
@@ -173,7 +173,7 @@ class Between:
         return replace(request, pins={package.name: package.version}, conda=conda_part)
 
     def _free(self, intermediate: Changes, name: str) -> tuple[str, ...]:
-        """Every wheel by name, so that none is dropped; its version is for the solver to choose."""
+        """Return every wheel by name, so that none is dropped; its version is for the solver to choose."""
         return tuple(
             sorted(p.name for n, p in self.packages(intermediate).items() if n != name and p.manager == "pip")
         )
@@ -248,7 +248,7 @@ class Demands:
         return None if good is None or bad is None else cls(between, good, bad)
 
     def _binding(self, text: str, packages: Mapping[str, LockedPackage]) -> Requirement | None:
-        """A demand that counts: for this interpreter, of no extra, and met where it comes from."""
+        """Return a demand that counts: for this interpreter, of no extra, and met where it comes from."""
         try:
             asked = Requirement(text)
         except InvalidRequirement:  # of a time when anything was written there
@@ -268,7 +268,7 @@ class Demands:
         ]
 
     def lock(self, intermediate: Changes) -> Lock:
-        """A sound intermediate environment: archives that the ends have, put together."""
+        """Return a sound intermediate environment: archives that the ends have, put together."""
         ends = self._between.good, self._between.bad
         return make_lock(ends[0].python, ends[0].platform, self._between.packages(intermediate).values())
 
@@ -664,7 +664,7 @@ class CulpritStudy:
         return Single(self._combination(intermediate), lock, key, self._values(intermediate))
 
     def _values(self, intermediate: Changes) -> Combination:
-        """What the command sees of the axes: of each package the version that is there."""
+        """Return what the command sees of the axes: of each package the version that is there."""
         moved = {self._between.changes[i].name for i in intermediate}
         still = {c.name for i, c in enumerate(self._between.changes) if i not in intermediate} - moved
         axes = self.matrix.file.axes

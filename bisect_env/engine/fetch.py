@@ -177,7 +177,7 @@ def _archives(
 
 
 def addresses_of(packages: Iterable[LockedPackage]) -> dict[str, list[str]]:
-    """The addresses from which this host fetches archives, by the addresses in a lock.
+    """Return the addresses from which this host fetches archives, by the addresses in a lock.
 
     conda packages come from the mirrors that the user's conda configuration names, and with its credentials.
     """

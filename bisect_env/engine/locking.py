@@ -56,7 +56,7 @@ class Prepared:
         return len({lock.content_hash for lock in self.locks.values()})
 
     def state(self, index: Index) -> CombinationState:
-        """The state of a combination as it is stored."""
+        """Return the state of a combination as it is stored."""
         combination = self.grid.combination(index)
         if index in self.grid.excluded:
             return CombinationState(combination, CombinationStatus.EXCLUDED, self.grid.excluded[index])
@@ -74,7 +74,7 @@ class Prepared:
 def environment_request(
     matrix: Matrix, combination: Combination, as_of: datetime, images: Mapping[str, str] | None = None
 ) -> EnvironmentRequest:
-    """The environment that a combination asks for. Pure.
+    """Return the environment that a combination asks for. Pure.
 
     Args:
         matrix: Where the axes are explained.
@@ -133,7 +133,7 @@ def environment_request(
 
 
 def commit_source(matrix: Matrix, axis: CommitAxis, commit: str) -> CommitSource:
-    """The package to build from the commit of an axis. Pure."""
+    """Return the package to build from the commit of an axis. Pure."""
     build = axis.build
     newest = cutoff(build.exclude_newer).strftime("%Y-%m-%dT%H:%M:%SZ") if build.exclude_newer else ""
     return CommitSource(
@@ -154,7 +154,7 @@ def commit_source(matrix: Matrix, axis: CommitAxis, commit: str) -> CommitSource
 
 
 def _pinned(override: str, pins: Mapping[str, str]) -> str:
-    """An override; the bare name of an axis is that axis's value, whatever other packages ask for."""
+    """Return an override; the bare name of an axis is that axis's value, whatever other packages ask for."""
     versions = {str(canonicalize_name(name)): version for name, version in pins.items()}
     version = versions.get(str(canonicalize_name(override)))
     return override if version is None else f"{override}=={version}"
@@ -526,12 +526,12 @@ def lock_all(
 
 
 def of_commits(grid: Grid) -> bool:
-    """Whether combinations name commits: to lock one may mean to build it. Pure."""
+    """Return whether combinations name commits: to lock one may mean to build it. Pure."""
     return any(axis.kind is AxisKind.COMMIT for axis in grid.axes)
 
 
 def unlocked(grid: Grid) -> Prepared:
-    """The states of all combinations before any is locked. Pure."""
+    """Return the states of all combinations before any is locked. Pure."""
     return Prepared(grid, {}, {}, {index: index for index in grid.indices() if index not in grid.excluded})
 
 
@@ -558,7 +558,7 @@ def lock_one(
 
 
 def is_lazy(grid: Grid) -> bool:
-    """Whether combinations can be locked one at a time, when the search asks for them. Pure.
+    """Return whether combinations can be locked one at a time, when the search asks for them. Pure.
 
     Days may name the same environment under many names, which is known only once all of them are locked.
     """
@@ -573,7 +573,7 @@ def environment_warnings(request: EnvironmentRequest, lock: Lock) -> tuple[str, 
 
 
 def group(grid: Grid, locks: Mapping[Index, Lock]) -> dict[Index, Index]:
-    """Which combinations are one measurement: equal locks and equal values on the value axes. Pure."""
+    """Return which combinations are one measurement: equal locks and equal values on the value axes. Pure."""
     values = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.VALUE]
     # No value stands twice on an axis, so that positions will do.
     first: dict[tuple[str, Index], Index] = {}

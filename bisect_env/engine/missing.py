@@ -83,7 +83,7 @@ _NO_ANSWER = {
 
 
 def missing_module(record: TrialRecord) -> str | None:
-    """The module for want of which a trial failed, None if it did not."""
+    """Return the module for want of which a trial failed, None if it did not."""
     if record.outcome not in (Outcome.IMPORT_ERROR, Outcome.EXIT_FAIL):
         return None
     found = _NO_MODULE.search(record.detail)
@@ -91,12 +91,12 @@ def missing_module(record: TrialRecord) -> str | None:
 
 
 def is_of(module: str, packages: Collection[str]) -> bool:
-    """Whether one of the packages brings a module, by its name."""
+    """Return whether one of the packages brings a module, by its name."""
     return package_of_module(module) in {str(canonicalize_name(package)) for package in packages}
 
 
 def package_of_module(module: str) -> str:
-    """The package that a module mostly comes from: `yaml` from `pyyaml`."""
+    """Return the package that a module mostly comes from: `yaml` from `pyyaml`."""
     # Imported here: only a study in which a module is missing needs the index.
     from bisect_env.environments.index import IMPORTED_AS
 

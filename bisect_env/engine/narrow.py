@@ -44,12 +44,12 @@ class Releases:
 
 
 def is_of_commits(study: Study) -> bool:
-    """Whether a study asks about commits already."""
+    """Return whether a study asks about commits already."""
     return any(axis.get("kind") == AxisKind.COMMIT for axis in study.definition.grid)
 
 
 def releases_of(matrix: Matrix, verdict: VerdictDocument) -> Releases:
-    """The releases between which a study's answer lies.
+    """Return the releases between which a study's answer lies.
 
     Args:
         matrix: Of the study.
@@ -124,7 +124,7 @@ def _version_in(tag: str, names: set[str]) -> Version | None:
 
 
 def commits_text(matrix: Matrix, releases: Releases, commits: CommitRange, *, command_line: str = "") -> str:
-    """The text of a matrix over the commits between two releases; all other keys are copied. Pure.
+    """Return the text of a matrix over the commits between two releases; all other keys are copied. Pure.
 
     Args:
         matrix: Of the study of releases.

@@ -77,7 +77,7 @@ class BundleFile:
 def reproduction(
     matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, *, index: str = ""
 ) -> dict[str, BundleFile]:
-    """All files, by relative path.
+    """Return all files, by relative path.
 
     Args:
         matrix: With the files of its trial.
@@ -227,7 +227,7 @@ def _contrast(lock: Lock, good: Contrast | None) -> list[str]:
 
 
 def _elsewhere(lock: Lock) -> list[str]:
-    """What whoever has not the same disk must know of packages that are built from commits."""
+    """Return what whoever has not the same disk must know of packages that are built from commits."""
     places = {
         package.name: package.url.removeprefix("git+file://").rpartition("@")[0]
         for package in lock.packages

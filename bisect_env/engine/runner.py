@@ -445,7 +445,7 @@ class StudyRunner:
             self._notify(events.Reused(reused, tuple(self._store.origins(self._study_id))))
 
     def _group_of(self, combination: Combination) -> Index | None:
-        """What stands for a stored combination; None where this command does not look at it."""
+        """Return what stands for a stored combination; None where this command does not look at it."""
         found = self.grid.find(combination)
         return None if found is None else self._prepared.groups.get(found)
 
@@ -721,12 +721,12 @@ class StudyRunner:
         return all(won)
 
     def _run_now(self) -> Counter[Combination]:
-        """How many trials of each combination run."""
+        """Return how many trials of each combination run."""
         running = Counter(self.state.running.values())
         return Counter({self.grid.combination(index): number for index, number in running.items()})
 
     def _claims(self) -> dict[str, Combination]:
-        """What runs, as others are to know it."""
+        """Return what runs, as others are to know it."""
         return {trial: self.grid.combination(index) for trial, index in self.state.running.items()}
 
     def _wind_down(self) -> None:
@@ -879,7 +879,7 @@ class StudyRunner:
         )
 
     def _only_passing(self) -> tuple[Combination, int, float] | None:
-        """What is known of a failure that nobody has seen yet: see `events.Progress.passing`."""
+        """Return what is known of a failure that nobody has seen yet: see `events.Progress.passing`."""
         tallies = self.state.tallies
         if self.state.hits or not tallies:
             return None
@@ -888,7 +888,7 @@ class StudyRunner:
         return self.grid.combination(end), tallies[end].good, self._matrix.file.search.min_crash_rate
 
     def _ends_after(self, now: float) -> tuple[int, float] | None:
-        """What would end a study in which nothing fails; played seldom, and on small grids alone."""
+        """Return what would end a study in which nothing fails; played seldom, and on small grids alone."""
         search = self.search
         if self.state.hits or not search.trials or not isinstance(search, Search):
             return None

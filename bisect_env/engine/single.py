@@ -509,7 +509,7 @@ class Verification:
     why_stopped: str = ""
 
     def document(self) -> dict[str, Any]:
-        """The verification as a JSON object."""
+        """Return the verification as a JSON object."""
         return {
             "event": "verified",
             "combination": self.combination,
@@ -589,7 +589,7 @@ class Verifier:
         return max(0, end - self._test.trials - running)
 
     def end(self, why: str = "") -> Verification:
-        """The result so far; it is stored if the test has ended."""
+        """Return the result so far; it is stored if the test has ended."""
         test = self._test
         if test.claim is None and not why and test.trials >= self.limit:
             why = f"the limit of {self.limit} trials is reached"

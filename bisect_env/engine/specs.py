@@ -14,7 +14,7 @@ from bisect_env.trials.records import NONE, Outcome, Perturbation, Phase, TrialF
 
 
 def trial_files(matrix: Matrix) -> tuple[TrialFile, ...]:
-    """The files that every trial of a matrix finds in its working directory."""
+    """Return the files that every trial of a matrix finds in its working directory."""
     return tuple(TrialFile(file.name, file.content, file.executable) for file in matrix.files)
 
 
@@ -29,7 +29,7 @@ def trial_spec(
     perturbation: Perturbation = NONE,
     gpus: float | None = None,
 ) -> TrialSpec:
-    """A trial of a combination.
+    """Return a trial of a combination.
 
     Args:
         matrix: What is run.
@@ -75,7 +75,7 @@ def target_of(matrix: Matrix) -> Target:
 
 
 def allowed_sources(matrix: Matrix) -> bool | frozenset[str]:
-    """Which packages may be built from their sources: all, none, or these."""
+    """Return which packages may be built from their sources: all, none, or these."""
     allow = matrix.file.solver.allow_source
     return allow if isinstance(allow, bool) else frozenset(allow)
 
@@ -83,7 +83,7 @@ def allowed_sources(matrix: Matrix) -> bool | frozenset[str]:
 def lost_record(
     trial_id: str, combination: Combination, lock_hash: str, reason: str, host: str
 ) -> TrialRecord:
-    """The record of a trial whose worker or host went away.
+    """Return the record of a trial whose worker or host went away.
 
     Args:
         trial_id: Of the trial.

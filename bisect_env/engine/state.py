@@ -171,7 +171,7 @@ def build_cost(build_seconds: float | None, trial_seconds: float | None) -> floa
 
 
 def in_vain(place: int, failed: Collection[int], built: Collection[int]) -> float:
-    """How many builds one that succeeds is likely to take at a place near to others that failed.
+    """Return how many builds one that succeeds is likely to take at a place near to others that failed.
 
     Commits that cannot be built come in intervals of unknown length: of those at a distance d from one about
     d in d + L can be built. Beyond one that was built another interval would have to begin.
@@ -190,7 +190,7 @@ def in_vain(place: int, failed: Collection[int], built: Collection[int]) -> floa
 
 
 def in_flight(slots: int, trial_seconds: float | None, *, flaky: bool = True) -> int:
-    """How many trials to keep submitted.
+    """Return how many trials to keep submitted.
 
     Short trials need a second one waiting at each worker, or workers idle while the search thinks; long ones
     do not, and every trial asked too early is asked knowing less. Where failures look certain each trial
@@ -597,7 +597,7 @@ class StudyState:
     # -- decisions -----------------------------------------------------------------------------------------
 
     def is_ready(self, index: Index) -> bool:
-        """Whether trials of a combination can be sent off."""
+        """Return whether trials of a combination can be sent off."""
         lock = self._prepared.locks.get(index)
         return lock is not None and lock.content_hash in self.ready
 
@@ -651,7 +651,7 @@ class StudyState:
         return list(dict.fromkeys([*long[: max(0, wanted)], *overdue]))
 
     def _places_wanted(self, slots: int, in_vain: int) -> int:
-        """How many places that trials in vain have would be used by others.
+        """Return how many places that trials in vain have would be used by others.
 
         Args:
             slots: Places for trials.
@@ -684,7 +684,7 @@ class StudyState:
         return Wanted(now.start, build, (*lock, *self._after(ahead, pending, costs)))
 
     def decide_ahead(self, slots: int) -> Wanted:
-        """What to prepare beside what `decide_now` has decided, which is under way by now.
+        """Return what to prepare beside what `decide_now` has decided, which is under way by now.
 
         To think about it takes longer than to decide which trials to start, and these need not wait for it.
 
@@ -768,7 +768,7 @@ class StudyState:
         return {index: price * in_vain(index[place], failed, built) for index in unpaid}
 
     def _backfill(self, count: int, pending: Mapping[Index, int], slots: int) -> list[Index]:
-        """What is worth trying in environments that exist, until those that were wanted do."""
+        """Return what is worth trying in environments that exist, until those that were wanted do."""
         ready = {index for index in self.members if self.is_ready(index)}
         if count <= 0 or not ready or not self.search.trials or self.looks_certain:
             return []
@@ -799,7 +799,7 @@ class StudyState:
     def _after(
         self, ahead: Sequence[Index], pending: Counter[Index], costs: Mapping[Index, float]
     ) -> list[Index]:
-        """What may be wanted after what comes next: locking it costs little but waiting."""
+        """Return what may be wanted after what comes next: locking it costs little but waiting."""
         if not ahead or not self.looks_certain:
             return []
         then = self.search.foresee(pending + Counter(ahead), costs)

@@ -34,7 +34,7 @@ class StoredCombination:
 
 
 def matrix_of(study: Study, path: Path | None = None) -> Matrix:
-    """The matrix of a study, with its files, as the study ran it.
+    """Return the matrix of a study, with its files, as the study ran it.
 
     Args:
         study: As stored.
@@ -120,7 +120,7 @@ def _is_strangers(path: Path) -> bool:
 
 
 def _is_kept_below_here(path: Path) -> bool:
-    """Whether a file lies below the current directory where nobody else can have put it."""
+    """Return whether a file lies below the current directory where nobody else can have put it."""
     here = Path.cwd()
     if not path.is_relative_to(here):
         return False
@@ -152,7 +152,7 @@ def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
 
 
 def stored_combination(store: Store, study: Study, text: str | None, flag: str = "") -> StoredCombination:
-    """The combination of a study that a user means, with its lock.
+    """Return the combination of a study that a user means, with its lock.
 
     Args:
         store: Where the study is.

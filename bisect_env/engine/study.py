@@ -267,7 +267,7 @@ def _goes_on(matrix: Matrix, goal: Goal) -> str:
 
 
 def _told(matrix: Matrix, added: Mapping[str, Sequence[str]]) -> str:
-    """What is looked at around an answer: releases by name, commits by number."""
+    """Return what is looked at around an answer: releases by name, commits by number."""
     texts = []
     for name, values in added.items():
         if isinstance(matrix.file.axes[name], CommitAxis):
@@ -291,7 +291,7 @@ def _around(matrix: Matrix, grid: Grid, verdict: Verdict) -> dict[str, tuple[str
 
 
 def _to_lay_out(grid: Grid, search: StudySearch) -> dict[str, tuple[str, ...]]:
-    """Which commits a search wants as the values of its axis, if it wants others."""
+    """Return which commits a search wants as the values of its axis, if it wants others."""
     values = search.laid_out if isinstance(search, Search) else None
     return {} if values is None else {axis.name: values for axis in grid.axes if len(axis.values) > 1}
 
@@ -307,7 +307,7 @@ def settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
 
 
 def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
-    """The grid with the releases that an earlier command added around its answer."""
+    """Return the grid with the releases that an earlier command added around its answer."""
     known = {str(axis["name"]): list(axis["values"]) for axis in study.definition.grid}
     # Commits may stand in an order of their own.
     grid = laid_out(
@@ -355,7 +355,7 @@ def _end_with(error: BisectEnvError, store: Store, study_id: str) -> None:
 def study_date(
     matrix: Matrix, store: Store, fixed: datetime | None = None, user: str | None = None
 ) -> datetime:
-    """The date of a study: what was uploaded later does not exist for it.
+    """Return the date of a study: what was uploaded later does not exist for it.
 
     A new study takes the present moment, one that goes on keeps its own, so that the same matrix gives the
     same locks tomorrow.
@@ -386,12 +386,12 @@ def _now() -> datetime:
 
 
 def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
-    """The axes of a study as they are stored with it."""
+    """Return the axes of a study as they are stored with it."""
     return [{**axis, "package": _package(matrix, axis["name"])} for axis in axes_document(grid)]
 
 
 def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool = False) -> StudyDefinition:
-    """The definition that is stored when a study is opened.
+    """Return the definition that is stored when a study is opened.
 
     Args:
         matrix: Its matrix.
@@ -417,7 +417,7 @@ def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool
 
 
 def _package(matrix: Matrix, axis: str) -> str:
-    """The package that an axis moves, "" if it moves none."""
+    """Return the package that an axis moves, "" if it moves none."""
     found = matrix.file.axes[axis]
     return found.canonical_package if isinstance(found, PackageAxis | CommitAxis) else ""
 
@@ -439,7 +439,7 @@ def open_locking(
     every: bool = False,
     known: Mapping[Index, Lock] | None = None,
 ) -> Locking:
-    """The locking of a study's combinations: all now, or each when the search asks for it.
+    """Return the locking of a study's combinations: all now, or each when the search asks for it.
 
     Args:
         matrix: As loaded.
@@ -499,7 +499,7 @@ def _write_locks(folder: Path, matrix: Matrix, prepared: Prepared) -> None:
 
 
 def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str]:
-    """The images that names stood for when a study began, and that it keeps."""
+    """Return the images that names stood for when a study began, and that it keeps."""
     if matrix.file.executor is None:
         return {}
     found = {}

@@ -115,7 +115,7 @@ class Bundle:
         _write(self._study_path(answers.matrix), json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
     def read(self, matrix: str) -> BundledAnswers:
-        """The answers that were stored for a study.
+        """Return the answers that were stored for a study.
 
         Raises:
             UsageError: The directory holds nothing for it.
@@ -151,7 +151,7 @@ class Bundle:
             ) from error
 
     def lock(self, content_hash: str) -> Lock:
-        """A lock of the directory.
+        """Return a lock of the directory.
 
         Raises:
             LockFileError: It is not there, or damaged.
@@ -166,7 +166,7 @@ class Bundle:
         return lock
 
     def result(self, answer: str | UnsolvableError) -> LockResult:
-        """The lock behind an answer, or the answer itself.
+        """Return the lock behind an answer, or the answer itself.
 
         Raises:
             LockFileError: The lock is not there, or damaged.
@@ -174,11 +174,11 @@ class Bundle:
         return self.lock(answer) if isinstance(answer, str) else answer
 
     def folder(self, sha256: str) -> Path:
-        """The folder of an archive."""
+        """Return the folder of an archive."""
         return self.archives / sha256
 
     def has(self, sha256: str, name: str, size: int) -> bool:
-        """Whether an archive is there in full length, whole or in pieces."""
+        """Return whether an archive is there in full length, whole or in pieces."""
         return sum(p.stat().st_size for p in self._pieces(sha256, name)) == size
 
     def missing(self, answers: BundledAnswers, *, pythons: bool = True) -> list[str]:
@@ -243,7 +243,7 @@ class Bundle:
                 piece.unlink()
 
     def path(self, package: LockedPackage, joined: Path) -> Path:
-        """The archive of a package on this host, compared with its hash.
+        """Return the archive of a package on this host, compared with its hash.
 
         Args:
             package: Of a lock.
@@ -267,7 +267,7 @@ class Bundle:
         return path
 
     def here(self, package: LockedPackage, python: str) -> LockedPackage:
-        """The package with the address of its archive in this directory.
+        """Return the package with the address of its archive in this directory.
 
         What lies in pieces has an address at which `served_pieces` has to serve it; who fetches it compares
         it with its hash.
@@ -299,11 +299,11 @@ class Bundle:
         return self._pieces(package.sha256, archive_name(package))
 
     def built(self, sha256: str, python: str) -> Path:
-        """The path of the wheel that was built from a source distribution."""
+        """Return the path of the wheel that was built from a source distribution."""
         return self.folder(sha256) / f"built-{python}"
 
     def _others(self, answers: BundledAnswers) -> dict[str, tuple[int, str]]:
-        """What the directory holds beside archives and locks."""
+        """Return what the directory holds beside archives and locks."""
         built = (path for sha256 in answers.archives for path in self.folder(sha256).glob("built-*/*.whl"))
         pythons = (path for path in self.pythons.rglob("*") if not path.name.startswith("."))
         return {
@@ -440,7 +440,7 @@ _HOST = "pieces.bisect-env.invalid"
 
 
 def piece_address(sha256: str, name: str) -> str:
-    """The address at which uv asks for an archive."""
+    """Return the address at which uv asks for an archive."""
     return f"http://{_HOST}/{sha256}/{quote(name)}"
 
 

@@ -167,7 +167,7 @@ def bare_modules(place: Path) -> list[str]:
 
 
 def is_small(place: Path) -> bool:
-    """Whether the modules of a prefix without bytecode are compiled after a second trial only."""
+    """Return whether the modules of a prefix without bytecode are compiled after a second trial only."""
     return sum(Path(path).stat().st_size for path in bare_modules(place)) <= SMALL
 
 

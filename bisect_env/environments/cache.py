@@ -68,7 +68,7 @@ class Lease:
 
 
 def use_path(folder: Path, content_hash: str) -> Path:
-    """The file whose lock says that a prefix is in use, and whose time says when it last was."""
+    """Return the file whose lock says that a prefix is in use, and whose time says when it last was."""
     return folder / f".{content_hash}.use"
 
 
@@ -250,7 +250,7 @@ class Pruned:
 
 
 def entries(cache: Path) -> list[Entry]:
-    """The prefixes of a cache, used longest ago first."""
+    """Return the prefixes of a cache, used longest ago first."""
     found = []
     bytes_of: Inodes = {}
     files = {path: _inodes(path, bytes_of) for path in _prefixes(cache)}
@@ -572,7 +572,7 @@ def _files(path: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def requirements_here(lock: Lock, cache_dir: Path) -> dict[str, tuple[str, ...]] | None:
-    """The requirements of each wheel of a lock, from the metadata in its prefix.
+    """Return the requirements of each wheel of a lock, from the metadata in its prefix.
 
     Args:
         lock: Of wheels alone.

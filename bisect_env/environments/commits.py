@@ -79,7 +79,7 @@ class BuiltWheel:
         return self.path.name.split("-")[1]
 
     def locked(self, package: LockedPackage) -> LockedPackage:
-        """The package of a lock as the installer is to have it."""
+        """Return the package of a lock as the installer is to have it."""
         return LockedPackage(package.name, package.version, "pip", self.path.as_uri(), self.sha256)
 
 
@@ -96,7 +96,7 @@ class CommitBuilder:
         self._uv = uv
 
     def wheel(self, source: CommitSource, interpreter: Interpreter) -> BuiltWheel:
-        """The wheel of a commit: kept, or built now; safe from any number of processes at once.
+        """Return the wheel of a commit: kept, or built now; safe from any number of processes at once.
 
         Raises:
             UnbuildableError: It cannot be built; `transient` tells whether that says anything about the
@@ -129,7 +129,7 @@ class CommitBuilder:
             raise
 
     def stand_in(self, source: CommitSource, interpreter: Interpreter, folder: Path) -> tuple[Path, str]:
-        """A wheel with the metadata of a commit, for the solver, and its version.
+        """Return a wheel with the metadata of a commit, for the solver, and its version.
 
         What the commit states in `pyproject.toml` needs no build; for what a build back end works out it is
         built.
@@ -418,7 +418,7 @@ def _failed(finished: Finished, source: CommitSource) -> UnbuildableError:
 
 
 def _reason(words: str) -> str:
-    """What is known of a failure that has nothing to do with the commit."""
+    """Return what is known of a failure that has nothing to do with the commit."""
     if "missing an upload date" in words:
         return " (the index gives no upload dates, so that nobody knows what is as old as the commit)"
     return ""

@@ -87,7 +87,7 @@ class _Credentials:
             self.mirrors[url] = [self._without(place) for place in places]
 
     def header(self, host: str, path: str) -> dict[str, str] | None:
-        """What a request gets on top."""
+        """Return what a request gets on top."""
         for known, start, value in self._headers:
             if host == known and path.startswith(start):
                 return {"Authorization": value}
@@ -270,7 +270,7 @@ class Helper:
         }
 
     async def answer(self, request: Message) -> Message:
-        """What a request comes to; `failed` says why it came to nothing."""
+        """Return what a request comes to; `failed` says why it came to nothing."""
         try:
             return await self._operations[request["op"]](request)
         except InvalidMatchSpecError as error:
@@ -291,11 +291,11 @@ class Helper:
         return self._channels[key]
 
     async def _alias(self, _request: Message) -> Message:
-        """What stands before a channel's bare name, unless the user says otherwise."""
+        """Return what stands before a channel's bare name, unless the user says otherwise."""
         return {"alias": str(rattler.Channel("name").base_url).rstrip("/").removesuffix("/name")}
 
     async def _read_lock(self, request: Message) -> Message:
-        """A lock file of pixi, as plain data."""
+        """Return a lock file of pixi, as plain data."""
         try:
             lock = rattler.LockFile.from_path(Path(request["path"]))
         except Exception as error:  # noqa: BLE001 -- its errors share no class of their own
@@ -312,7 +312,7 @@ class Helper:
         return {"records": [describe(record) for record in records]}
 
     async def _missing(self, request: Message) -> Message | None:
-        """Which of the packages that were asked for by name no channel has at all."""
+        """Return which of the packages that were asked for by name no channel has at all."""
         channels = self._channels_of(request)
         names = [rattler.MatchSpec(spec).name.normalized for spec in request["specs"]]
         known = {record.name.normalized for record in await channels.records(names)}
@@ -368,7 +368,7 @@ class Helper:
 
 
 def _locked(environment: rattler.Environment, platform: str) -> Message:
-    """An environment of a lock file: its platforms, and for one of them its packages."""
+    """Return an environment of a lock file: its platforms, and for one of them its packages."""
     wanted = next((p for p in environment.platforms() if str(p.name) == platform), None)
     packages = []
     for package in (environment.packages(wanted) or []) if wanted is not None else []:
@@ -396,7 +396,7 @@ def _stated_sha256(package: rattler.LockedPackage) -> str:
 
 
 def describe(record: rattler.RepoDataRecord) -> Message:
-    """A record in the form of a lock, and the whole record as JSON."""
+    """Return a record in the form of a lock, and the whole record as JSON."""
     facts = json.loads(record.to_json())
     return {
         "name": record.name.normalized,
@@ -489,7 +489,7 @@ def _build_number(build: str) -> int:
 
 
 def _wrong_hash(record: rattler.RepoDataRecord, verified: Path) -> str | None:
-    """What is wrong with an archive on disk, whose content rattler takes on trust."""
+    """Return what is wrong with an archive on disk, whose content rattler takes on trust."""
     parts = urlsplit(record.url)
     if parts.scheme != "file":
         return None

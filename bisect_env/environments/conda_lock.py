@@ -41,7 +41,7 @@ _DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 def find_solver() -> Path:
-    """The executable that conda-lock is to use.
+    """Return the executable that conda-lock is to use.
 
     Raises:
         InfrastructureError: There is none.
@@ -88,7 +88,7 @@ def solve_by_conda(
 
 
 def read_packages(text: str, platform: str) -> tuple[LockedPackage, ...]:
-    """The conda packages of a file that conda-lock wrote. Pure.
+    """Return the conda packages of a file that conda-lock wrote. Pure.
 
     Raises:
         InfrastructureError: A package has no sha256.
@@ -124,7 +124,7 @@ def read_packages(text: str, platform: str) -> tuple[LockedPackage, ...]:
 
 
 def environment_text(request: EnvironmentRequest, places: ChannelPlaces) -> str:
-    """A request as the `environment.yml` that conda-lock reads. Pure."""
+    """Return a request as the `environment.yml` that conda-lock reads. Pure."""
     import yaml
 
     assert request.conda is not None
@@ -141,7 +141,7 @@ def _conda_spec(spec: str) -> str:
 
 
 def virtual_packages_text(request: EnvironmentRequest) -> str:
-    """The virtual packages of a host, as the file that conda-lock reads. Pure."""
+    """Return the virtual packages of a host, as the file that conda-lock reads. Pure."""
     import yaml
 
     assert request.conda is not None
@@ -268,7 +268,7 @@ class CondaSolver:
         return self.ask(message, f"listing the versions of {package}", places)
 
     def places(self, channels: Sequence[str]) -> ChannelPlaces:
-        """The addresses of channels by their names in a matrix."""
+        """Return the addresses of channels by their names in a matrix."""
         if self._config is None:
             self._config = read_conda_config()
         if not all("://" in name or name.startswith("/") for name in channels):
@@ -276,7 +276,7 @@ class CondaSolver:
         return channel_places(channels, self._config)
 
     def base(self, places: ChannelPlaces, platform: str) -> dict[str, Any]:
-        """The part that every request about channels has."""
+        """Return the part that every request about channels has."""
         # Its locks are for processes of this user alone; a helper says what is wrong with the cache.
         with contextlib.suppress(OSError):
             (self._cache_dir / "conda").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -329,7 +329,7 @@ def virtual_package_facts(packages: Mapping[str, str]) -> list[tuple[str, str, s
 
 
 def milliseconds(moment: datetime | None) -> int | None:
-    """A moment as repodata counts them."""
+    """Return a moment as repodata counts them."""
     return None if moment is None else round(moment.timestamp() * 1000)
 
 

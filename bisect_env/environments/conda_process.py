@@ -41,7 +41,7 @@ _SILENT = re.compile(r"operation timed out|deadline has elapsed")
 
 
 def answered(answer: dict[str, Any], channels: Sequence[str], tried: str) -> dict[str, Any]:
-    """The answer of a helper, unless it failed.
+    """Return the answer of a helper, unless it failed.
 
     Raises:
         IndexUnavailableError: A channel cannot be used.
@@ -116,7 +116,7 @@ def unknown_package(name: str, near: Sequence[str], channels: Sequence[str]) -> 
 
 
 def last_words(text: str) -> str:
-    """The innermost cause of an error of rattler's."""
+    """Return the innermost cause of an error of rattler's."""
     return text.splitlines()[-1].removeprefix("Caused by: ") if text else "no reason given"
 
 
@@ -356,14 +356,14 @@ class HelperPool:
 
 @functools.cache
 def shared_pool() -> HelperPool:
-    """The pool of this process."""
+    """Return the pool of this process."""
     pool = HelperPool()
     atexit.register(pool.close)
     return pool
 
 
 def with_usual_alias(config: CondaConfig, pool: HelperPool) -> CondaConfig:
-    """The configuration with the alias that rattler knows, where the user has none.
+    """Return the configuration with the alias that rattler knows, where the user has none.
 
     Raises:
         InfrastructureError: The helper cannot say.

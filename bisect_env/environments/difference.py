@@ -188,7 +188,7 @@ def _source(package: LockedPackage) -> str:
 
 
 def counted(changes: Sequence[PackageChange]) -> str:
-    """The difference in a few words: `2 of the axes, 5 along with them`."""
+    """Return the difference in a few words: `2 of the axes, 5 along with them`."""
     own = sum(change.of_axis for change in changes)
     rest = len(changes) - own
     if not changes:

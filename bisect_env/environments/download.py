@@ -22,7 +22,7 @@ _CHUNK = 1 << 20
 
 
 def archive_name(package: LockedPackage) -> str:
-    """The file name of a package's archive, as its URL ends."""
+    """Return the file name of a package's archive, as its URL ends."""
     return PurePosixPath(unquote(urlsplit(package.url).path)).name
 
 

@@ -138,7 +138,7 @@ class ForeignEnvironment:
         return any(package.manager == "conda" for package in self.packages)
 
     def of(self, manager: str) -> tuple[ForeignPackage, ...]:
-        """The packages of one manager, `pip` or `conda`; Python itself is left to the interpreter."""
+        """Return the packages of one manager, `pip` or `conda`; Python itself is left to the interpreter."""
         return tuple(p for p in self.packages if p.manager == manager and p.name != "python")
 
     def summary(self) -> str:
@@ -181,7 +181,7 @@ def read_environment(path: str | Path, *, python: str = "", platform: str = "") 
 
 
 def environment_of_lock(lock: Lock, source: str) -> ForeignEnvironment:
-    """A lock of our own, in the words of this module.
+    """Return a lock of our own, in the words of this module.
 
     Args:
         lock: Of a study's combination.
@@ -789,7 +789,7 @@ class _Reader:
         return sorted(path for path in found if path.is_dir())
 
     def _distributions(self, site: Path, owned: Iterable[str]) -> list[ForeignPackage]:
-        """What pip or uv installed into a directory; what conda put there is conda's."""
+        """Return what pip or uv installed into a directory; what conda put there is conda's."""
         theirs = {name.partition(".dist-info/")[0].rpartition("/")[2] for name in owned}
         found: dict[str, ForeignPackage] = {}
         needed: set[str] = set()
@@ -881,7 +881,7 @@ class _Markers:
             return True
 
     def python_fits(self, requires: str) -> bool:
-        """Whether the Python is in a range."""
+        """Return whether the Python is in a range."""
         try:
             return not requires or SpecifierSet(requires).contains(_whole(self.python), prereleases=True)
         except InvalidSpecifier:
@@ -968,7 +968,7 @@ def _sha256s(files: Iterable[Mapping[str, Any]], key: str) -> tuple[str, ...]:
 
 
 def _pinned(specifier: SpecifierSet) -> str | None:
-    """The one version that a specifier allows, None if it is not that kind."""
+    """Return the one version that a specifier allows, None if it is not that kind."""
     pins = [one for one in specifier if one.operator in ("==", "===") and not one.version.endswith(".*")]
     return pins[0].version if len(pins) == 1 else None
 

@@ -31,7 +31,7 @@ _SHARED = (Path("/"), Path("/usr"), Path("/usr/local"))
 
 
 def image_package(reference: str) -> LockedPackage:
-    """An image as a package of a lock. Pure.
+    """Return an image as a package of a lock. Pure.
 
     Args:
         reference: `repository@sha256:…`, or the ID of an image that only this host has.
@@ -42,7 +42,7 @@ def image_package(reference: str) -> LockedPackage:
 
 
 def locked_image(name: str) -> LockedPackage:
-    """The image that a name stands for now, as a package of a lock.
+    """Return the image that a name stands for now, as a package of a lock.
 
     Raises:
         UnsolvableError: There is no such image.
@@ -55,13 +55,13 @@ def locked_image(name: str) -> LockedPackage:
 
 
 def without_image(lock: Lock) -> Lock:
-    """A lock without its image: the packages that it holds beside it. Pure."""
+    """Return a lock without its image: the packages that it holds beside it. Pure."""
     packages = [package for package in lock.packages if not package.is_image]
     return make_lock(lock.python, lock.platform, packages, build_date(lock))
 
 
 def moved_tag(name: str, recorded: str) -> str | None:
-    """The warning about a name that stands for another image now than when the study began.
+    """Return the warning about a name that stands for another image now than when the study began.
 
     Args:
         name: As the matrix says.
@@ -113,7 +113,7 @@ def ensure_environment(lock: Lock, **options: Any) -> Prefix:
 
 
 def _interpreter(prefix: Prefix) -> Path | None:
-    """Where the prefix's Python lies, None for the prefix itself.
+    """Return where the prefix's Python lies, None for the prefix itself.
 
     Raises:
         InfrastructureError: In a place that cannot be mounted into an image.

@@ -55,7 +55,7 @@ def host_platforms() -> tuple[str, ...]:
 
 @functools.cache
 def tag_ranks(interpreter: Interpreter, platforms: Sequence[str] | None = None) -> Ranks:
-    """The tags that an interpreter accepts, in its order of preference.
+    """Return the tags that an interpreter accepts, in its order of preference.
 
     The interpreter is not asked for them: that of a conda environment is not there yet.
     """
@@ -71,7 +71,7 @@ def tag_ranks(interpreter: Interpreter, platforms: Sequence[str] | None = None) 
 
 
 def choose_wheel(filenames: Iterable[str], ranks: Ranks) -> str | None:
-    """The wheel that an installer would take: best tag, then highest build number, then name.
+    """Return the wheel that an installer would take: best tag, then highest build number, then name.
 
     Names that are no wheels are passed over, so that a page's whole listing can be given.
     """
@@ -91,7 +91,7 @@ def choose_wheel(filenames: Iterable[str], ranks: Ranks) -> str | None:
 
 
 def fits_platform(filename: str, platforms: Sequence[str] | None = None) -> bool:
-    """Whether a wheel can be used on this host by some interpreter."""
+    """Return whether a wheel can be used on this host by some interpreter."""
     parts = _split(filename)
     accepted = {"any", *(host_platforms() if platforms is None else platforms)}
     return parts is not None and any(tag.platform in accepted for tag in parts[1])
@@ -209,7 +209,7 @@ def slips(name: str) -> Iterator[str]:
 
 
 def _listed(base: str) -> frozenset[str] | None:
-    """All names of a small index; None of a large one."""
+    """Return all names of a small index; None of a large one."""
     if urlsplit(base).scheme == "file":
         folder = Path(unquote(urlsplit(base).path))
         return frozenset(path.name for path in folder.iterdir() if path.is_dir())
@@ -300,7 +300,7 @@ class PypiCatalogue:
     def versions(
         self, package: str, *, manager: Manager = Manager.PYPI, index: str | None = None
     ) -> list[Release]:
-        """Every release of a package, oldest version first, withdrawn and pre-releases included.
+        """Return every release of a package, oldest version first, withdrawn and pre-releases included.
 
         Versions that PEP 440 cannot order are left out: no requirement could name them. `uploaded` is the
         time of a release's first file, and `has_wheel` means one that this host's platform can use.
@@ -323,7 +323,7 @@ class PypiCatalogue:
             return []
 
     def files(self, package: str, *, index: str | None = None) -> tuple[IndexFile, ...]:
-        """Every file of a package, in the index's order.
+        """Return every file of a package, in the index's order.
 
         Raises:
             PackageNotFoundError: The index does not know the package.

@@ -139,7 +139,7 @@ def keys(lock: Lock, cache: Path, interpreter: Interpreter | None) -> dict[str, 
 
 
 def load(cache: Path, key: str) -> InstallManifest | None:
-    """A manifest, None if there is none that can be read as it was written."""
+    """Return a manifest, None if there is none that can be read as it was written."""
     place = cache / FOLDER / key
     try:
         digest, _, text = (place / _LIST).read_bytes().partition(b"\n")
@@ -426,7 +426,7 @@ class Contents:
 
 
 def contents(place: Path) -> Contents:
-    """The files and directories in a directory."""
+    """Return the files and directories in a directory."""
     found = _scan(place)
     folders = frozenset(path for path, known in found.items() if known is None)
     return Contents(frozenset(found) - folders, folders)

@@ -125,13 +125,13 @@ def note_misstated(cache: Path, sha256: str, archive: Path, package: Installed) 
 
 
 def _installed_as(member: str) -> str:
-    """The end of the path that a member of a wheel gets: `x.data/purelib/a.py` becomes `a.py`."""
+    """Return the end of the path that a member of a wheel gets: `x.data/purelib/a.py` becomes `a.py`."""
     parts = member.split("/")
     return "/".join(parts[2:] if parts[0].endswith(".data") and len(parts) > 2 else parts)
 
 
 def corrected(package: Installed, known: Misstated) -> Installed:
-    """A package with the facts of its archive in place of those that the archive states wrongly."""
+    """Return a package with the facts of its archive in place of those that the archive states wrongly."""
     if not any(name == package.name for name, _ in known):
         return package
     files: list[StatedFile] = []
@@ -172,7 +172,7 @@ def conda_packages_in(prefix: Path) -> Iterator[Installed]:
 
 
 def conda_archive(folder: Path) -> Installed | None:
-    """The conda package that lies unpacked in a directory, None if there is none."""
+    """Return the conda package that lies unpacked in a directory, None if there is none."""
     listing = folder / "info" / "paths.json"
     if not listing.exists():
         return None
@@ -255,7 +255,7 @@ several that look at once hand the interpreter to and fro, and take far longer t
 
 
 def is_unchanged(prefix: Path, expected: str, *, ignore: Iterable[str] = ()) -> bool:
-    """Whether a prefix is as it was when its snapshot was made.
+    """Return whether a prefix is as it was when its snapshot was made.
 
     Bytecode that nobody shares is passed over if need be: Python writes it by itself, wherever it may.
 

@@ -182,12 +182,12 @@ class Interpreters:
         self._lock = threading.Lock()
 
     def installed(self) -> tuple[Interpreter, ...]:
-        """Every usable interpreter, most trusted place first."""
+        """Return every usable interpreter, most trusted place first."""
         with self._lock:
             return self._installed()
 
     def find(self, version: str) -> Interpreter:
-        """An interpreter of a version.
+        """Return an interpreter of a version.
 
         Args:
             version: `3.11.7` for exactly that, `3.11` for its newest patch release on this machine.
@@ -236,7 +236,7 @@ class Interpreters:
 
 
 def _probed(paths: Sequence[Path]) -> list[Interpreter | None]:
-    """What `probe` says of each, asked once as long as the file stays the same.
+    """Return what `probe` says of each, asked once as long as the file stays the same.
 
     Starting a dozen interpreters takes longer than a trial. What they said is kept in the cache of this host,
     by path, file and time; whatever is wrong with that, they are asked again.
@@ -264,7 +264,7 @@ def _probed(paths: Sequence[Path]) -> list[Interpreter | None]:
 
 
 def _fingerprint(path: Path) -> str:
-    """What changes when another interpreter stands at a path; "" where there is none."""
+    """Return what changes when another interpreter stands at a path; "" where there is none."""
     try:
         real = path.resolve(strict=True)
         facts = real.stat()
@@ -337,7 +337,7 @@ def uv_python_versions() -> tuple[str, ...]:
 
 @functools.cache
 def machine_interpreters() -> Interpreters:
-    """The one `Interpreters` of this process."""
+    """Return the one `Interpreters` of this process."""
     return Interpreters()
 
 
@@ -352,7 +352,7 @@ def installed_pythons() -> list[str]:
 
 @functools.cache
 def offline_interpreters(root: Path) -> Interpreters:
-    """The interpreters of this machine, and those that a directory brings."""
+    """Return the interpreters of this machine, and those that a directory brings."""
     return Interpreters(fetch=lambda version: fetch_with_uv(version, environ=offline_environment(root)))
 
 

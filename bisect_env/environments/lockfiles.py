@@ -155,7 +155,7 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
 
 
 def build_date(lock: Lock) -> str | None:
-    """The date as of which build requirements are resolved (RFC 3339), if the lock has one."""
+    """Return the date as of which build requirements are resolved (RFC 3339), if the lock has one."""
     custom = read_yaml(lock.text)["metadata"]["custom_metadata"]
     return _date(custom)
 
@@ -224,7 +224,7 @@ def _render(
 
 
 def text(packages: Iterable[LockedPackage], index: str) -> str:
-    """The packages as a `pylock.toml` (PEP 751) with one file each.
+    """Return the packages as a `pylock.toml` (PEP 751) with one file each.
 
     Args:
         packages: Wheels and source distributions.
@@ -249,7 +249,7 @@ def text(packages: Iterable[LockedPackage], index: str) -> str:
 
 
 def requirements_text(packages: Sequence[LockedPackage]) -> str:
-    """The wheels of a lock with their hashes, for `pip install --no-deps` or `uv pip sync`."""
+    """Return the wheels of a lock with their hashes, for `pip install --no-deps` or `uv pip sync`."""
     wheels = [package for package in packages if package.manager == "pip"]
     if any(wheel.is_commit for wheel in wheels):
         # What is built has no hash, and beside one that has none pip takes no other.
@@ -266,20 +266,20 @@ def requirements_text(packages: Sequence[LockedPackage]) -> str:
 
 
 def _as_pip_has_it(url: str) -> str:
-    """The address of a commit without what only we read in it."""
+    """Return the address of a commit without what only we read in it."""
     address, _, fragment = url.partition("#")
     kept = [one for one in fragment.split("&") if one.startswith("subdirectory=")]
     return "#".join([address, *kept])
 
 
 def explicit_text(packages: Sequence[LockedPackage]) -> str:
-    """The conda packages of a lock, for `conda create --file`."""
+    """Return the conda packages of a lock, for `conda create --file`."""
     lines = [f"{p.url}#{p.md5}" if p.md5 else p.url for p in packages if p.is_conda]
     return "\n".join(["# For `conda create --file`.", "@EXPLICIT", *lines]) + "\n"
 
 
 def plain_lists(packages: Sequence[LockedPackage]) -> dict[str, str]:
-    """The lists that a lock needs, by the name that files with them mostly have."""
+    """Return the lists that a lock needs, by the name that files with them mostly have."""
     lists = {}
     if any(package.is_conda for package in packages):
         lists["explicit.txt"] = explicit_text(packages)
@@ -340,7 +340,7 @@ def write_locks(folder: Path, matrix: str, results: Mapping[str, LockResult]) ->
 
 
 def records_text(lock: Lock) -> str:
-    """The side file of a lock: the whole record of each conda package, in the lock's order. Pure."""
+    """Return the side file of a lock: the whole record of each conda package, in the lock's order. Pure."""
     return "[\n" + ",\n".join(lock.records) + "\n]\n"
 
 
@@ -402,7 +402,7 @@ def note_solved(lock: Lock) -> None:
 
 
 def may_be_installed(lock: Lock) -> bool:
-    """Whether a lock from a database may be installed: it names the web alone, or was solved here."""
+    """Return whether a lock from a database may be installed: it names the web alone, or was solved here."""
     return not lock.local_addresses or _solved(lock).exists()
 
 

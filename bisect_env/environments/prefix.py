@@ -376,7 +376,7 @@ def ensure_prefix(
     cache_limit: int | None = None,
     offline: Path | None = None,
 ) -> Prefix:
-    """The prefix of a lock, built if need be; safe from any number of processes at once.
+    """Return the prefix of a lock, built if need be; safe from any number of processes at once.
 
     It is leased to the caller, who releases it after use. What it holds is compared with what it held when
     it was made, once in the life of this process: a prefix that was written to is made anew.
@@ -493,7 +493,7 @@ def _mark_anew(place: Path, text: str) -> None:
 
 
 def lacks_bytecode(prefix: Prefix) -> bool:
-    """Whether `count_use` has something to note or to do."""
+    """Return whether `count_use` has something to note or to do."""
     return _bare_marker(prefix.path) is not None and str(prefix.path) not in _FAILED
 
 
@@ -558,7 +558,7 @@ class _Builder:
         return Prefix(self.final, python)
 
     def _may_start(self, python: Path) -> bool:
-        """Whether the interpreter is there and may be executed.
+        """Return whether the interpreter is there and may be executed.
 
         Raises:
             InfrastructureError: Not by this user, who cannot make another environment in its place either.
@@ -855,7 +855,7 @@ class _Builder:
         return {p.url: bundle.path(p, joined) for p in packages}
 
     def _wheels(self) -> tuple[LockedPackage, ...]:
-        """What is not conda's, with the addresses that the archives are to be taken from."""
+        """Return what is not conda's, with the addresses that the archives are to be taken from."""
         packages = tuple(package for package in self.packages if not package.is_conda)
         if self.offline is None:
             return packages
@@ -901,7 +901,7 @@ def _bundle(root: Path) -> Bundle:
 
 
 def _lock_path(folder: Path, key: str) -> Path:
-    """The lock of an environment's hash, or of a place where they are built."""
+    """Return the lock of an environment's hash, or of a place where they are built."""
     return folder / f".{key}.lock"
 
 

@@ -111,7 +111,7 @@ class Archives:
 
 
 def shown_bytes(count: int) -> str:
-    """An amount as people read it."""
+    """Return an amount as people read it."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 

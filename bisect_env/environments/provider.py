@@ -90,7 +90,7 @@ class Catalogue:
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None = None
     ) -> list[Release]:
-        """Every version of a conda package in the first channel that has it, oldest build first.
+        """Return every version of a conda package in the first channel that has it, oldest build first.
 
         `uploaded` is the time of a version's first build, where one is stated.
 
@@ -213,7 +213,7 @@ class Locker:
         )
 
     def _image(self, request: EnvironmentRequest) -> list[LockedPackage]:
-        """The image of a request; a name stands for one image as long as this object lives."""
+        """Return the image of a request; a name stands for one image as long as this object lives."""
         if not request.image:
             return []
         with self._looking_up:
@@ -561,7 +561,7 @@ class OfflineEnvironments:
         return results
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
-        """The lock that was made with the network, which took `prefer` into account.
+        """Return the lock that was made with the network, which took `prefer` into account.
 
         Raises:
             InfrastructureError: The directory was fetched for another matrix.

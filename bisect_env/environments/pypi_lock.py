@@ -275,7 +275,7 @@ class PypiSolver:
 
 
 def _links(archives: Iterable[str]) -> str:
-    """A page that leads to archives, as indexes have it."""
+    """Return a page that leads to archives, as indexes have it."""
     lines = (f'<a href="{html.escape(url)}">{html.escape(_filename(url))}</a>' for url in archives)
     return "\n".join(("<!DOCTYPE html>", "<html><body>", *lines, "</body></html>", ""))
 
@@ -285,7 +285,7 @@ def _filename(url: str) -> str:
 
 
 def _of_conda(version: str) -> Interpreter:
-    """An interpreter that does not exist yet, for its tags."""
+    """Return an interpreter that does not exist yet, for its tags."""
     major, minor = version.split(".")[:2]
     flags = "m" if int(minor) < 8 else ""
     return Interpreter(Path("/nowhere/python"), version, f"cp{major}{minor}{flags}", Path("/nowhere"))

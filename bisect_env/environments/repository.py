@@ -73,7 +73,7 @@ class Repository:
     # -- what is there --------------------------------------------------------------------------------------
 
     def has(self, commit: str) -> bool:
-        """Whether the mirror has a commit, by its full hash."""
+        """Return whether the mirror has a commit, by its full hash."""
         if not self.mirror.is_dir():
             return False
         return self._git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
@@ -145,7 +145,7 @@ class Repository:
         return found
 
     def history(self, first: str, last: str, *, every: bool = False) -> History:
-        """The commits between two; see `VersionCatalogue.commits`."""
+        """Return the commits between two; see `VersionCatalogue.commits`."""
         old, new = self.resolve(first, last)
         args = ["log", "--format=%H%x00%P%x00%s", "--no-show-signature"]
         args += [] if every else ["--first-parent"]
@@ -180,7 +180,7 @@ class Repository:
         return History(begin, new, commits, every, subject)
 
     def details(self, commit: str) -> CommitDetails:
-        """A commit of the mirror as git describes it."""
+        """Return a commit of the mirror as git describes it."""
         form = "--format=%an%x00%aI%x00%cI%x00%s%x00%P"
         author, authored, committed, subject, parents = (
             self._read("log", "-1", form, "--no-show-signature", "--no-mailmap", commit, "--")
@@ -207,12 +207,12 @@ class Repository:
         )
 
     def committed(self, commit: str) -> datetime:
-        """When a commit came to where it is, in UTC."""
+        """Return when a commit came to where it is, in UTC."""
         text = self._read("log", "-1", "--format=%ct", "--no-show-signature", commit, "--").strip()
         return datetime.fromtimestamp(int(text), UTC)
 
     def forge(self) -> str:
-        """The web address of the repository: its own, or that which a clone was made from."""
+        """Return the web address of the repository: its own, or that which a clone was made from."""
         if "://" in self.source:
             return self.shown
         for config in (Path(self.source) / ".git" / "config", Path(self.source) / "config"):
@@ -228,7 +228,7 @@ class Repository:
         return [name for name in text.split("\n") if name]
 
     def file(self, commit: str, path: str) -> str | None:
-        """The text of a file of a commit, None where it has none."""
+        """Return the text of a file of a commit, None where it has none."""
         finished = self._git("cat-file", "blob", f"{commit}:{path}")
         return finished.stdout if finished.returncode == 0 else None
 

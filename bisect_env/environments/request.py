@@ -56,7 +56,7 @@ class CondaRequest:
         return (own, *pins, *self.packages)
 
     def facts(self) -> dict[str, object]:
-        """All of it, for a canonical text."""
+        """Return all of it, for a canonical text."""
         return {
             "channels": list(self.channels),
             "pins": sorted(self.pins.items()),
@@ -151,7 +151,7 @@ class EnvironmentRequest:
         )
 
     def may_build(self, name: str) -> bool:
-        """Whether this package may be built from its source distribution."""
+        """Return whether this package may be built from its source distribution."""
         if isinstance(self.allow_source, bool):
             return self.allow_source
         return canonicalize_name(name) in {canonicalize_name(allowed) for allowed in self.allow_source}
@@ -275,7 +275,7 @@ class CommitSource:
         return hashlib.sha256(f"{self.commit}#{self.build.fragment}".encode()).hexdigest()
 
     def locked(self, version: str) -> LockedPackage:
-        """The source as a package of a lock."""
+        """Return the source as a package of a lock."""
         return LockedPackage(self.name, version, "pip", self.url, self.digest)
 
     @classmethod

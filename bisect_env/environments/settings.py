@@ -78,7 +78,7 @@ def parse_size(text: str, name: str) -> int:
 
 
 def configured_index(environ: Mapping[str, str] | None = None) -> str:
-    """The package index to use when a matrix names none.
+    """Return the package index to use when a matrix names none.
 
     uv's configuration comes first (environment, then `uv.toml`), then pip's (environment, then
     `pip.conf`), then the public index as the library pypi-simple knows it.
@@ -103,7 +103,7 @@ def configured_index(environ: Mapping[str, str] | None = None) -> str:
 
 @functools.cache
 def _default_index() -> str:
-    """The index of everybody who configured none, as pypi-simple names it.
+    """Return the index of everybody who configured none, as pypi-simple names it.
 
     It is read from its sources, for importing that package brings an HTML parser, which takes longer than the
     first trial.
@@ -259,7 +259,7 @@ def channel_places(names: Sequence[str], config: CondaConfig) -> ChannelPlaces:
 
 
 def mirrors_of_urls(urls: Sequence[str], config: CondaConfig) -> dict[str, list[str]]:
-    """The mirrors of this host for the addresses in a lock. Pure.
+    """Return the mirrors of this host for the addresses in a lock. Pure.
 
     The lock knows no channel names; every name that the configuration knows is tried on it.
 

@@ -281,7 +281,7 @@ def _told_once(pipe: Path, text: str) -> Iterator[None]:
 
 
 def _is_open_in_uv_alone(pipe: int) -> bool:
-    """Whether no other process than one of uv has the pipe open that this one writes to."""
+    """Return whether no other process than one of uv has the pipe open that this one writes to."""
     ours, program = os.fstat(pipe), os.path.realpath(uv.find_uv_bin())
     found = False
     for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 -- names
@@ -384,7 +384,7 @@ class Uv:
             ) from error
 
     def variables(self) -> dict[str, str]:
-        """The environment variables that uv is run with."""
+        """Return the environment variables that uv is run with."""
         env = {
             name: value
             for name, value in self._environ.items()
@@ -411,7 +411,7 @@ class Uv:
         return env
 
     def _for_builds(self, env: Mapping[str, str]) -> tuple[dict[str, str], str]:
-        """What of uv's environment the code of a source distribution may see.
+        """Return what of uv's environment the code of a source distribution may see.
 
         Returns:
             The variables; and what uv alone is to know, in the form of a netrc file, "" if nothing.
@@ -438,7 +438,7 @@ class Uv:
         return kept, "".join(lines)
 
     def _public(self, word: str, env: Mapping[str, str], logins: list[tuple[str, str, str]]) -> str:
-        """An address, `name=address` or path of uv's settings without its login, which is noted."""
+        """Return an address, `name=address` or path of uv's settings without its login, which is noted."""
         name, equals, address = word.partition("=")
         if not equals or "://" in name:
             name, equals, address = "", "", word
@@ -491,7 +491,7 @@ _TRANSIENT = re.compile(
 
 
 def is_transient(words: str) -> bool:
-    """Whether uv's or rattler's words tell of the network, the disk or a corrupted download.
+    """Return whether uv's or rattler's words tell of the network, the disk or a corrupted download.
 
     A file that is gone for good (404, 410) is not transient: no other attempt would find it.
     """
@@ -584,7 +584,7 @@ class Room:
         return found
 
     def _what(self) -> str:
-        """The largest file that is being written, as its archive calls it."""
+        """Return the largest file that is being written, as its archive calls it."""
         named = []
         for top in self.unfinished():
             for path in self._open():

@@ -106,7 +106,7 @@ def virtual_packages(
 
 
 def cuda_version(pins: Mapping[str, str], specs: Iterable[str]) -> str | None:
-    """The version of CUDA (major and minor) that packages pin, None if none does.
+    """Return the version of CUDA (major and minor) that packages pin, None if none does.
 
     Args:
         pins: conda package to exact version.

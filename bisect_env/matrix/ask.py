@@ -200,7 +200,7 @@ def stated_ends(texts: Iterable[str], axes: Sequence[str], flag: str) -> dict[st
 
 
 def package_name(spec: str) -> str:
-    """The name that a `-p` is about.
+    """Return the name that a `-p` is about.
 
     Raises:
         UsageError: It is no package with a range.
@@ -209,7 +209,7 @@ def package_name(spec: str) -> str:
 
 
 def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
-    """The command as it is run: a script alone gets its interpreter.
+    """Return the command as it is run: a script alone gets its interpreter.
 
     Args:
         words: As given.
@@ -256,7 +256,7 @@ def matrix_text(
     here: str = "",
     installed: Callable[[], Iterable[str]] = tuple,
 ) -> str:
-    """The text of a matrix file that asks a question. Pure.
+    """Return the text of a matrix file that asks a question. Pure.
 
     With neither a good nor a bad version, nobody knows where along an axis the failure lies: it may have come
     and gone (`either`). With both, the axis goes from one to the other.
@@ -318,12 +318,12 @@ def matrix_text(
 
 
 def runs_pytest(command: Sequence[str]) -> bool:
-    """Whether a command is pytest."""
+    """Return whether a command is pytest."""
     return command[:1] == ("pytest",) or tuple(command[:3]) == ("python", "-m", "pytest")
 
 
 def _trial(question: AskedQuestion, axes: Iterable[str]) -> list[str]:
-    """The keys `trial` and `search`."""
+    """Return the keys `trial` and `search`."""
     words = ", ".join(_q(_literal(word, axes)) for word in question.command)
     lines = ["trial:", f"  command: [{words}]"]
     if question.files:
@@ -341,7 +341,7 @@ def _trial(question: AskedQuestion, axes: Iterable[str]) -> list[str]:
 
 
 def search_lines(rate: float | None, confidence: float | None) -> list[str]:
-    """The key `search`, if there is something to say. Pure.
+    """Return the key `search`, if there is something to say. Pure.
 
     Args:
         rate: About how often it fails where it does.
@@ -360,7 +360,7 @@ def search_lines(rate: float | None, confidence: float | None) -> list[str]:
 def travelling(
     command: Sequence[str], extra: Iterable[str], folder: Path
 ) -> tuple[tuple[str, ...], dict[str, Path]]:
-    """Which files a command takes along.
+    """Return which files a command takes along.
 
     Args:
         command: Its words; those that name a file that exists take it along, also as `FILE::TEST`.
@@ -473,7 +473,7 @@ def _package_axis(axis: _AskedAxis, question: AskedQuestion) -> list[str]:
 
 
 def _ends(axes: Sequence[_AskedAxis], question: AskedQuestion) -> list[str]:
-    """The stated ends, where they say something of every axis that has several values."""
+    """Return the stated ends, where they say something of every axis that has several values."""
     lines = []
     for flag, stated in (("good", question.good), ("bad", question.bad)):
         names = {str(canonicalize_name(axis.name)): axis for axis in axes}
@@ -505,7 +505,7 @@ def _key(name: str) -> str:
 
 
 def _literal(word: str, axes: Iterable[str]) -> str:
-    """A word whose braces mean themselves, unless all that they hold are axes."""
+    """Return a word whose braces mean themselves, unless all that they hold are axes."""
     try:
         named = placeholders(word)
     except ValueError:
@@ -621,7 +621,7 @@ ENVIRONMENT = "environment"
 
 
 def pair_text(pair: Pair, *, command_line: str = "") -> str:
-    """The text of a matrix file that asks which of two environments fails. Pure.
+    """Return the text of a matrix file that asks which of two environments fails. Pure.
 
     What both have stands under `packages`; the axis has what differs.
 
@@ -780,7 +780,7 @@ class TemplateAnswers:
 
 
 def template(answers: TemplateAnswers) -> str:
-    """The text of a matrix file."""
+    """Return the text of a matrix file."""
     names = " × ".join(package.name for package in answers.packages)
     first = answers.packages[0]
     lines = [
@@ -860,7 +860,7 @@ def _quoted(text: str) -> str:
 
 
 def script_template(packages: Sequence[str]) -> str:
-    """A script to begin with, where there is none yet."""
+    """Return a script to begin with, where there is none yet."""
     imports = "\n".join(f"import {name.replace('-', '_')}" for name in packages if name != "python")
     return f'''"""Shows the failure: the exit status counts, and nothing else (0 passes, 125 skips)."""
 

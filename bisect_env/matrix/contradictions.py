@@ -72,7 +72,7 @@ def listed_values(axis: Axis) -> tuple[str, ...] | None:
 
 
 def cross_checks(parts: Parts, lines: Mapping[Path, int]) -> list[Problem]:
-    """All problems between the parts."""
+    """Return all problems between the parts."""
     found = [
         *_axes_among_themselves(parts),
         *_packages_and_axes(parts),
@@ -256,7 +256,7 @@ def value_problem(name: str, axis: Axis, condition: str) -> str | None:
 
 
 def _names_a_value(axis: Axis, values: tuple[str, ...], text: str) -> bool:
-    """Whether a text names values of an axis; a comparison that is no value itself does not."""
+    """Return whether a text names values of an axis; a comparison that is no value itself does not."""
     if is_comparison(text) and text not in values:
         return False
     try:
@@ -307,7 +307,7 @@ def _target(parts: Parts) -> Iterator[Contradiction]:
 def end_value_problem(
     end: str, name: str, values: tuple[str, ...] | None, axis: Axis, value: str | None
 ) -> str | None:
-    """The problem with one value of `good` or `bad`; None if there is none.
+    """Return the problem with one value of `good` or `bad`; None if there is none.
 
     Args:
         end: `good` or `bad`.

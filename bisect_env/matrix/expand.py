@@ -130,7 +130,7 @@ def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str,
 
 
 def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> Grid:
-    """A grid with more values on some axes; rules and stated ends hold as before.
+    """Return a grid with more values on some axes; rules and stated ends hold as before.
 
     Args:
         matrix: Which the grid was expanded from.
@@ -171,7 +171,7 @@ def laid_out(matrix: Matrix, grid: Grid, values: Mapping[str, Sequence[str]]) ->
 
 
 def _with_axes(matrix: Matrix, grid: Grid, axes: Sequence[GridAxis]) -> Grid:
-    """A grid with other values on its axes; rules and stated ends hold as before."""
+    """Return a grid with other values on its axes; rules and stated ends hold as before."""
     other = Grid(tuple(axes))
 
     def moved(index: Index | None) -> Index | None:
@@ -181,7 +181,7 @@ def _with_axes(matrix: Matrix, grid: Grid, axes: Sequence[GridAxis]) -> Grid:
 
 
 def commit_axis(name: str, direction: Direction, history: History, values: Iterable[str]) -> GridAxis:
-    """An axis of some commits of a history.
+    """Return an axis of some commits of a history.
 
     Args:
         name: Of the axis.
@@ -219,7 +219,7 @@ def _range_values(
     as_of: datetime | None,
     pythons: Sequence[str] | None,
 ) -> tuple[Chosen, str | None]:
-    """What the range stands for, and a problem when nothing is left."""
+    """Return what the range stands for, and a problem when nothing is left."""
     file = matrix.file
     if axis.manager is Manager.CONDA or (axis.is_python and file.uses_conda):
         releases = catalogue.conda_versions(

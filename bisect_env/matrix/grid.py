@@ -160,7 +160,7 @@ class Grid:
         return itertools.product(*(range(size) for size in self.shape))
 
     def combination(self, index: Index) -> Combination:
-        """The combination at an index."""
+        """Return the combination at an index."""
         return Combination(
             tuple((axis.name, axis.values[i]) for axis, i in zip(self.axes, index, strict=True))
         )
@@ -173,7 +173,7 @@ class Grid:
             return None
 
     def index(self, combination: Combination) -> Index:
-        """The index of a combination of this grid.
+        """Return the index of a combination of this grid.
 
         Raises:
             ValueError: A value is not on its axis.
@@ -226,7 +226,7 @@ def find_combination(
     *,
     flag: str = "--at",
 ) -> Combination:
-    """The combination that a user means.
+    """Return the combination that a user means.
 
     An axis with one value need not be named; a version may be shortened where that is unique (`2.3` for
     2.3.1).

@@ -84,11 +84,11 @@ class History:
         return place
 
     def chosen(self) -> tuple[str, ...]:
-        """The commits to begin with, oldest first, both ends among them."""
+        """Return the commits to begin with, oldest first, both ends among them."""
         return thinned(self.line)
 
     def inside(self, before: Sequence[str], value: str) -> tuple[str, ...]:
-        """Which commits to look at next where a value of an axis is bad and the one before it is good.
+        """Return which commits to look at next where a value of an axis is bad and the one before it is good.
 
         Args:
             before: The values before it, in their order.
@@ -101,7 +101,7 @@ class History:
         return thinned(found) if len(found) > AT_ONCE else found
 
     def left_out(self, values: Iterable[str]) -> dict[str, int]:
-        """How many commits stand directly before each value without being one, where some do.
+        """Return how many commits stand directly before each value without being one, where some do.
 
         Args:
             values: Those of an axis, in their order.
@@ -162,12 +162,12 @@ class History:
         )
 
     def is_in_order(self, values: Sequence[str]) -> bool:
-        """Whether values are those to begin with, and others, in the order of the history."""
+        """Return whether values are those to begin with, and others, in the order of the history."""
         places = [self.place.get(value, -1) for value in values]
         return places == sorted(places) and {*values} >= {*self.chosen()}
 
     def in_order(self, values: Iterable[str]) -> tuple[str, ...]:
-        """What to begin with again, and those of some values that lie on the same line."""
+        """Return what to begin with again, and those of some values that lie on the same line."""
         line = {*self.line}
         wanted = {*self.chosen(), *(value for value in values if value in line)}
         return tuple(sorted(wanted, key=self.place.__getitem__))
@@ -186,7 +186,7 @@ class History:
         return (through, *thinned(line[:0:-1]))
 
     def parents(self, commit: str) -> tuple[str, ...]:
-        """What a commit was made from, as far as it may be a value."""
+        """Return what a commit was made from, as far as it may be a value."""
         known = self.commits.get(commit)
         return () if known is None else known.parents[: None if self.every else 1]
 
@@ -275,12 +275,12 @@ def thinned(line: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_commit(text: str) -> bool:
-    """Whether a text is the full hash of a commit."""
+    """Return whether a text is the full hash of a commit."""
     return _HASH.fullmatch(text) is not None
 
 
 def readable(text: str, labels: Mapping[str, str] | None = None) -> str:
-    """A text with its hashes of commits as people read them.
+    """Return a text with its hashes of commits as people read them.
 
     Args:
         text: May hold any number of full hashes.

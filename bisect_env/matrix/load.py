@@ -203,7 +203,7 @@ class Matrix:
         )
 
     def command(self, combination: Combination) -> tuple[str, ...]:
-        """The argument vector of a trial of this combination."""
+        """Return the argument vector of a trial of this combination."""
         return fill(self.file.trial.effective_command, combination.as_dict())
 
     def image(self, combination: Combination) -> str:
@@ -213,23 +213,23 @@ class Matrix:
         return fill([self.file.executor.image], combination.as_dict())[0]
 
     def environment(self, combination: Combination) -> dict[str, str]:
-        """The variables that a trial gets: `trial.env`, and one for each axis."""
+        """Return the variables that a trial gets: `trial.env`, and one for each axis."""
         axes = {variable(axis): value for axis, value in combination.items}
         return {**self.file.trial.env, **axes}
 
     def repository(self, axis: CommitAxis) -> str:
-        """The repository of an axis of commits: an address, or the absolute path of a clone."""
+        """Return the repository of an axis of commits: an address, or the absolute path of a clone."""
         return repository_at(axis.git, self.path.absolute().parent)
 
     def line(self, *loc: str | int) -> int | None:
-        """The line of the deepest known key on the way to `loc`."""
+        """Return the line of the deepest known key on the way to `loc`."""
         while loc and loc not in self.lines:
             loc = loc[:-1]
         return self.lines.get(loc)
 
 
 def repository_at(text: str, folder: Path) -> str:
-    """The repository that a text names: an address, or the absolute path of a clone.
+    """Return the repository that a text names: an address, or the absolute path of a clone.
 
     Args:
         text: As it was written: an address, `host:path` as ssh has it, or a path.
@@ -265,7 +265,7 @@ def load_matrix(path: str | os.PathLike[str]) -> Matrix:
 
 
 def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
-    """A matrix in which further values are not tried, as if `skip` of their axes named them.
+    """Return a matrix in which further values are not tried, as if `skip` of their axes named them.
 
     Args:
         matrix: As loaded.
@@ -368,7 +368,7 @@ class _Validator:
         self.problems: list[Problem] = []
 
     def piece(self, adapter: TypeAdapter[Any], value: Any, loc: Loc) -> Any:
-        """The validated value, or None."""
+        """Return the validated value, or None."""
         try:
             return adapter.validate_python(value)
         except ValidationError as error:

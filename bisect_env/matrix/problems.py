@@ -39,13 +39,13 @@ class Problem:
 
 
 def matrix_error(path: str, problems: Iterable[Problem]) -> MatrixError:
-    """All problems in the order of their lines, each once."""
+    """Return all problems in the order of their lines, each once."""
     ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line or 0)
     return MatrixError(path, [str(problem) for problem in ordered])
 
 
 def known_part(loc: Iterable[str | int], lines: Mapping[Path, int]) -> Path:
-    """The longest path of the file that a pydantic location names.
+    """Return the longest path of the file that a pydantic location names.
 
     pydantic puts the names of union members and of validators between the keys; they are not in the file
     and are left out.
@@ -66,7 +66,7 @@ def dotted(path: Path) -> str:
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """A remedy: the known name that was probably meant, else all of them."""
+    """Return a remedy: the known name that was probably meant, else all of them."""
     names = list(known)
     close = difflib.get_close_matches(word, names, n=1)
     if close:
@@ -118,7 +118,7 @@ def _of_one(
 
 
 def dotted_model(path: Path, loc: tuple[str | int, ...]) -> str:
-    """Which entry of `keys_at` describes the mapping at `path`: by tag for axes, else by its place."""
+    """Return which entry of `keys_at` describes the mapping at `path`: by tag for axes, else by its place."""
     if len(path) == 2 and path[0] == "axes":
         return next((f"axes.{tag}" for tag in loc if str(tag).endswith("-axis")), "axes")
     if len(path) == 3 and path[0] == "axes":

@@ -18,7 +18,7 @@ _LEAST_DIGITS = 4
 
 
 def is_comparison(condition: str) -> bool:
-    """Whether a condition compares instead of naming a value."""
+    """Return whether a condition compares instead of naming a value."""
     return _COMPARISON.match(condition) is not None
 
 
@@ -45,7 +45,7 @@ def check_comparison(axis: Axis, condition: str) -> None:
 
 
 def matching(axis: Axis, values: Iterable[str], condition: str) -> frozenset[str]:
-    """The values of an axis that a condition of a rule names.
+    """Return the values of an axis that a condition of a rule names.
 
     Args:
         axis: The axis as the file has it.
@@ -126,7 +126,7 @@ class RuleSet:
         self._include = [(rule, _allowed(axes, values, rule)) for rule in include]
 
     def skipping(self, combination: Combination) -> str | None:
-        """The axis whose `skip` takes a combination out, None if none does."""
+        """Return the axis whose `skip` takes a combination out, None if none does."""
         return next((name for name, skipped in self._skip.items() if combination[name] in skipped), None)
 
     def excluding(self, combination: Combination) -> int | None:
@@ -136,7 +136,7 @@ class RuleSet:
         return next((i for i, (_, a) in enumerate(self._exclude) if _matches(combination, a)), None)
 
     def why_excluded(self, combination: Combination) -> str | None:
-        """The reason for which a combination is out, or None when it is in."""
+        """Return the reason for which a combination is out, or None when it is in."""
         if (axis := self.skipping(combination)) is not None:
             return f"skipped: `skip` of {axis} names {combination[axis]}"
         if any(_matches(combination, allowed) for _, allowed in self._include):

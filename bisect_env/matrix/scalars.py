@@ -28,7 +28,7 @@ MAX_DATES = 10_000
 
 
 def cutoff(text: str) -> datetime:
-    """The first instant that is too new, in UTC.
+    """Return the first instant that is too new, in UTC.
 
     A day counts whole (`2020-09-22` lets in what was uploaded on that day, as uv does); an instant such
     as `2020-09-22T12:00:00Z` is itself the limit. An instant without an offset is UTC.
@@ -76,7 +76,7 @@ def parse_step(text: str) -> int:
 
 
 def days_between(first: str, last: str, step: str) -> tuple[str, ...]:
-    """Every `step` days from `first` on; `last` itself always belongs to it.
+    """Return every `step` days from `first` on; `last` itself always belongs to it.
 
     The end stays on the axis even when the step would miss it: it is the day on which the user saw the
     trouble.
@@ -317,7 +317,7 @@ def _signal(value: Any) -> Any:
 
 
 def package_of(requirement: str) -> str:
-    """The normalised package name of a requirement or conda spec that was checked before."""
+    """Return the normalised package name of a requirement or conda spec that was checked before."""
     match = re.match(r"\s*([A-Za-z0-9._-]+)", requirement)
     return str(canonicalize_name(match[1])) if match else ""
 

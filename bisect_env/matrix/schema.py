@@ -366,7 +366,7 @@ _TAGS: dict[type, str] = {
 
 
 def _axis_kind(value: Any) -> str:
-    """Which kind an axis is, told by the key that only this kind has."""
+    """Return which kind an axis is, told by the key that only this kind has."""
     if isinstance(value, BaseModel):
         return _TAGS.get(type(value), _NEITHER)
     keys = value if isinstance(value, Mapping) else {}
@@ -601,12 +601,12 @@ def _braces_kept(text: str) -> str:
 
 
 def unbraced(word: str) -> str:
-    """A word without placeholders as the script's command line will have it."""
+    """Return a word without placeholders as the script's command line will have it."""
     return word.replace("{{", "{").replace("}}", "}")
 
 
 def placeholders(word: str) -> tuple[str, ...]:
-    """The axis names between braces.
+    """Return the axis names between braces.
 
     Raises:
         ValueError: A brace stands alone, or more than a name stands between two; the message names a remedy.
@@ -642,7 +642,7 @@ def fill(command: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def variable(axis: str) -> str:
-    """The environment variable that carries an axis's value: `cuda-arch` is `BISECT_ENV_CUDA_ARCH`."""
+    """Return the environment variable that carries an axis's value: `cuda-arch` is `BISECT_ENV_CUDA_ARCH`."""
     return "BISECT_ENV_" + axis.upper().replace("-", "_")
 
 
@@ -726,7 +726,7 @@ class Solver(StrictModel):
     )
 
     def allows_source(self, package: str) -> bool:
-        """Whether a source distribution of this package (normalised name) may be built."""
+        """Return whether a source distribution of this package (normalised name) may be built."""
         if isinstance(self.allow_source, bool):
             return self.allow_source
         return package in {canonicalize_name(name) for name in self.allow_source}
@@ -893,11 +893,11 @@ class MatrixFile(StrictModel):
 
 
 def matrix_json_schema() -> dict[str, Any]:
-    """The schema of matrix file version 1 (JSON Schema, draft 2020-12)."""
+    """Return the schema of matrix file version 1 (JSON Schema, draft 2020-12)."""
     schema = MatrixFile.model_json_schema(by_alias=True, mode="validation")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def schema_text() -> str:
-    """The schema as it is written to a file: the same bytes for the same schema."""
+    """Return the schema as it is written to a file: the same bytes for the same schema."""
     return json.dumps(matrix_json_schema(), indent=2, ensure_ascii=False) + "\n"

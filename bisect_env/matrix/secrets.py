@@ -87,7 +87,7 @@ def passed_on(outer: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_proxy_logins(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment with proxies, and without the user names and passwords for them."""
+    """Return the environment with proxies, and without the user names and passwords for them."""
     return {
         name: _PROXY_LOGIN.sub(r"\1", value) if name.lower() in _PROXIES else value
         for name, value in env.items()
@@ -95,12 +95,12 @@ def without_proxy_logins(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_secret_parameter(name: str) -> bool:
-    """Whether a parameter of a web address is named as secrets are."""
+    """Return whether a parameter of a web address is named as secrets are."""
     return _SECRET_PARAMETER.search(name) is not None
 
 
 def may_be_stored(variable: str, value: str) -> bool:
-    """Whether an environment variable's value may go where others read it: an allow-list.
+    """Return whether an environment variable's value may go where others read it: an allow-list.
 
     A variable that tunes a library may, and a number or a switch of any other; nothing that is named like a
     secret.
@@ -114,7 +114,7 @@ _BUILD_SECRET = "BISECT_ENV_BUILD_ENV_"
 
 
 def is_secret(variable: str, value: str) -> bool:
-    """Whether a variable of a build is named like a secret, or holds an address with a password."""
+    """Return whether a variable of a build is named like a secret, or holds an address with a password."""
     return _SECRET_VARIABLE.search(variable) is not None or without_passwords(value) != value
 
 
@@ -146,7 +146,7 @@ def for_build(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_passwords(text: str) -> str:
-    """The text with `***` for the passwords and tokens of the addresses in it."""
+    """Return the text with `***` for the passwords and tokens of the addresses in it."""
     if not any(hint in text for hint in _HINTS):
         return text
     for pattern, replacement in _PASSWORDS:
@@ -155,7 +155,7 @@ def without_passwords(text: str) -> str:
 
 
 def without_passwords_in_code(text: str) -> str:
-    """A command line or traceback without passwords, even those with spaces, quotes and slashes.
+    """Return a command line or traceback without passwords, even those with spaces, quotes and slashes.
 
     It takes more than that out of a line with several addresses, hence it is nothing for texts to be read.
     """
@@ -177,7 +177,7 @@ def public_channel(url: str) -> str:
 
 
 def without_channel_secrets(text: str) -> str:
-    """The words of a solver without users, passwords and tokens of conda channels.
+    """Return the words of a solver without users, passwords and tokens of conda channels.
 
     Elsewhere `/t/` is no token: addresses of forums have it.
     """
@@ -185,7 +185,7 @@ def without_channel_secrets(text: str) -> str:
 
 
 def public_json(value: Any) -> Any:
-    """A JSON value without passwords in any text of it."""
+    """Return a JSON value without passwords in any text of it."""
     if isinstance(value, str):
         return without_passwords(value)
     if isinstance(value, Mapping):
@@ -200,7 +200,7 @@ def _masked_parameter(found: re.Match[str]) -> str:
 
 
 def shared_matrix_text(text: str) -> str:
-    """A matrix file's text as others may read it.
+    """Return a matrix file's text as others may read it.
 
     Every line stays where it is; passwords of addresses, values of `trial.env` that are not on the
     allow-list, and values of `build.env` that look like secrets become `***`.

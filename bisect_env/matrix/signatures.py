@@ -45,7 +45,7 @@ class SignatureParts:
         return self.kind.partition(":")[0]
 
     def stored(self) -> str:
-        """The signature in the form of the database."""
+        """Return the signature in the form of the database."""
         parts = [self.version, self.kind, self.phase, *self.frames]
         return json.dumps(parts, separators=(",", ":"), ensure_ascii=False)
 
@@ -77,12 +77,12 @@ def read_signature(text: str) -> SignatureParts:
 
 
 def as_part(text: str) -> str:
-    """A kind or a frame that can stand in the text: on one line, without what separates parts."""
+    """Return a kind or a frame that can stand in the text: on one line, without what separates parts."""
     return re.sub(r"\s+", " ", text).replace(_BETWEEN, "<").strip()
 
 
 def shown(signature: str) -> str:
-    """A stored signature in words; itself if it is none."""
+    """Return a stored signature in words; itself if it is none."""
     try:
         return str(read_signature(signature))
     except (ValueError, TypeError):

@@ -88,12 +88,12 @@ def parse_range(text: str) -> SpecifierSet:
 
 
 def order_key(version: str, manager: Manager) -> Any:
-    """A sort key; keys of one manager compare with each other, and are equal for the same version."""
+    """Return a sort key; keys of one manager compare with each other, and are equal for the same version."""
     return parse_pypi(version) if manager is Manager.PYPI else CondaVersion(version)
 
 
 def same_version(a: str, b: str, manager: Manager) -> bool:
-    """Whether two texts name one version (`1.0` and `1.0.0` do)."""
+    """Return whether two texts name one version (`1.0` and `1.0.0` do)."""
     if a == b:
         return True
     try:
@@ -227,7 +227,7 @@ def fitting_python(
 
 
 def host_platform() -> str:
-    """The platform that this process runs on, by conda's name for it, such as `linux-64`."""
+    """Return the platform that this process runs on, by conda's name for it, such as `linux-64`."""
     system = {"linux": "linux", "darwin": "osx", "win32": "win"}.get(sys.platform, sys.platform)
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
@@ -270,7 +270,7 @@ class VersionCatalogue(Protocol):
     """Lists versions. Asked for ranges only: a matrix of lists needs no network."""
 
     def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
-        """Every release of a package, in any order; empty when the index does not know it.
+        """Return every release of a package, in any order; empty when the index does not know it.
 
         Args:
             package: Normalised name.
@@ -285,7 +285,7 @@ class VersionCatalogue(Protocol):
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None
     ) -> list[Release]:
-        """Every version of a conda package, in any order; empty when no channel has it.
+        """Return every version of a conda package, in any order; empty when no channel has it.
 
         Args:
             package: As conda writes it.
@@ -299,11 +299,11 @@ class VersionCatalogue(Protocol):
         ...
 
     def python_versions(self) -> list[str]:
-        """Every interpreter version that trials can have here (`3.11.7`), in any order."""
+        """Return every interpreter version that trials can have here (`3.11.7`), in any order."""
         ...
 
     def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
-        """The commits of a repository between two of them.
+        """Return the commits of a repository between two of them.
 
         Args:
             repository: Address, or absolute path of a clone.

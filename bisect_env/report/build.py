@@ -119,7 +119,7 @@ def _iterations(combination: Mapping[str, str], trials: Sequence[StoredTrial]) -
 
 
 def amplified(decisions: Sequence[Decision]) -> list[str]:
-    """The note on a study whose trials ran under a perturbation."""
+    """Return the note on a study whose trials ran under a perturbation."""
     for decision in decisions:
         if decision.kind == "amplify" and (name := decision.payload.get("perturbation", {}).get("name")):
             why = decision.payload.get("reason", "")
@@ -368,7 +368,7 @@ def steps(
 
 
 def _by_hand(lock: Lock) -> list[str]:
-    """What the README of that directory says."""
+    """Return what the README of that directory says."""
     if lock.image:
         return ["docker build --tag repro .", "docker run --rm repro"]
     if lock.is_conda:
@@ -382,7 +382,7 @@ def _by_hand(lock: Lock) -> list[str]:
 
 
 def own_date(study: Study) -> datetime | None:
-    """The moment that the matrix itself names in `exclude_newer`, which counts for its locks."""
+    """Return the moment that the matrix itself names in `exclude_newer`, which counts for its locks."""
     data = yaml_source.parse(study.definition.matrix_text).data
     named = data.get("exclude_newer") if isinstance(data, dict) else None
     try:
@@ -393,7 +393,7 @@ def own_date(study: Study) -> datetime | None:
 
 
 def at(cell: Mapping[str, str], axes: Sequence[AxisInfo]) -> str:
-    """A combination as `--at` takes it; axes with one value are left out."""
+    """Return a combination as `--at` takes it; axes with one value are left out."""
     several = {axis.name for axis in axes if len(axis.values) > 1}
     return ",".join(f"{axis}={value}" for axis, value in cell.items() if axis in several)
 
@@ -527,7 +527,7 @@ def build_report(
 
 
 def _changed(difference: DifferenceReport | None, explanation: Explanation | None) -> list[str]:
-    """What differs from last good to first bad: the culprits where they are known, else everything."""
+    """Return what differs from last good to first bad: the culprits where they are known, else everything."""
     if explanation is not None and explanation.culprits:
         culprits = [explanation.changes[i] for i in explanation.culprits]
         return [f"{one.name} {one.old} → {one.new}" for one in culprits]
@@ -645,7 +645,7 @@ def _outcome_at(
     counts: Mapping[Combination, EvidenceCounts],
     failures: Sequence[tuple[FailureGroup, WholeTrial]],
 ) -> str | None:
-    """What the bad trials did, if all did the same: those at the first bad combination, else all."""
+    """Return what the bad trials did, if all did the same: those at the first bad combination, else all."""
     here = counts.get(Combination.of(first_bad)) if first_bad else None
     if here is not None and here.bad:
         seen = {outcome for evidence, outcome in here.by_outcome if evidence is Evidence.BAD}
@@ -733,7 +733,7 @@ def _warnings(counts: Mapping[Combination, EvidenceCounts]) -> list[str]:
 
 
 def _environment_warnings(states: Sequence[CombinationState]) -> list[str]:
-    """What the solver said of environments that can be run, each text once."""
+    """Return what the solver said of environments that can be run, each text once."""
     groups: dict[str, list[Combination]] = {}
     for state in states:
         if state.status is CombinationStatus.SOLVABLE and state.reason:
@@ -771,7 +771,7 @@ FAILURES = 5
 
 
 def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Report:
-    """The report of a study as one state of the database, even while others write.
+    """Return the report of a study as one state of the database, even while others write.
 
     Args:
         store: Where the study is.

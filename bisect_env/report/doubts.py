@@ -25,7 +25,7 @@ _REASON = 200
 
 
 def stability(trials: Sequence[StoredTrial]) -> dict[str, dict[str, Any]]:
-    """Whether rates changed over time, between hosts, or between GPUs.
+    """Return whether rates changed over time, between hosts, or between GPUs.
 
     Args:
         trials: All of a study, in the order of recording.
@@ -61,7 +61,7 @@ def stability(trials: Sequence[StoredTrial]) -> dict[str, dict[str, Any]]:
 
 
 def stability_warnings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A sentence for each effect that is noteworthy."""
+    """Return a sentence for each effect that is noteworthy."""
     warnings = []
     for name, effect in found.items():
         if not effect["noteworthy"]:
@@ -261,7 +261,7 @@ def advice(
     scripts: Sequence[str] = (),
     unbuilt: Sequence[str] = (),
 ) -> list[str]:
-    """The likely reason why a study has no answer, and the line of the matrix that would change it.
+    """Return the likely reason why a study has no answer, and the line of the matrix that would change it.
 
     Args:
         verdict: Of the study.

@@ -20,7 +20,7 @@ def report_json_schema() -> dict[str, Any]:
 
 
 def report_schema_text() -> str:
-    """The schema as it is written to a file."""
+    """Return the schema as it is written to a file."""
     return json.dumps(report_json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -73,5 +73,5 @@ FORMATS = {"text": _text, "html": _html, "md": _markdown, "json": _json, "junit"
 
 
 def formatted(report: Report, name: str) -> str:
-    """A report in one of the formats, with a final newline."""
+    """Return a report in one of the formats, with a final newline."""
     return FORMATS[name]()(report)

@@ -42,7 +42,7 @@ LISTED = 3000
 
 
 def html_text(report: Report, *, served: bool = False) -> str:
-    """The report as a page, with a final newline.
+    """Return the report as a page, with a final newline.
 
     Args:
         report: What to show.
@@ -139,7 +139,7 @@ def _moment(moment: datetime | None) -> str:
 
 
 def _is_address(text: str) -> bool:
-    """Whether a page may be linked to: an address says what else it is than one of the web."""
+    """Return whether a page may be linked to: an address says what else it is than one of the web."""
     try:
         return urlsplit(text).scheme in ("http", "https")
     except ValueError:
@@ -147,7 +147,7 @@ def _is_address(text: str) -> bool:
 
 
 def _chosen(report: Report) -> Mapping[str, str]:
-    """Which slice is seen first: that of the first bad combination, if there are many."""
+    """Return which slice is seen first: that of the first bad combination, if there are many."""
     return report.verdict.first_bad or {}
 
 
@@ -197,7 +197,7 @@ def _facts(verdict: VerdictDocument) -> list[tuple[str, str]]:
 
 
 def _odds(log10: float | None) -> str:
-    """A Bayes factor as people read it: how many times better the trials are explained."""
+    """Return a Bayes factor as people read it: how many times better the trials are explained."""
     if log10 is None:
         return ""
     if log10 < 0:
@@ -245,7 +245,7 @@ class _PlotArea:
 
 
 def posterior_picture(report: Report) -> Markup | None:
-    """The probability of each answer against the number of trials; None where nothing was counted."""
+    """Return the probability of each answer against the number of trials; None where nothing was counted."""
     trace = report.posterior
     if not trace.points or not trace.answers:
         return None
@@ -274,7 +274,7 @@ def posterior_picture(report: Report) -> Markup | None:
 
 
 def nice_step(least: float) -> int:
-    """The smallest of 1, 2, 5, 10, 20, 50, ... that is no less."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is no less."""
     power = 1
     while True:
         for factor in (1, 2, 5):
@@ -301,7 +301,7 @@ def timeline_picture(report: Report) -> Markup | None:
         return frame.left + (frame.right - frame.left) * drawn / end
 
     def bars(row: int, spans: Sequence[tuple[float, float]]) -> str:
-        """All bars of one colour in one lane, as one path."""
+        """Return all bars of one colour in one lane, as one path."""
         upper, high = frame.top + _LANE * row + 4, _LANE - 8
         found = []
         for start, length in spans:
@@ -360,7 +360,7 @@ class Clock:
         self._cuts = cuts
 
     def __call__(self, moment: float) -> float:
-        """Where a moment lies."""
+        """Return where a moment lies."""
         shift = 0.0
         for start, length in self._cuts:
             if moment > start:
@@ -369,7 +369,7 @@ class Clock:
 
 
 def clock(line: TimelineReport) -> tuple[Clock, list[tuple[float, float]]]:
-    """A clock that leaves out pauses, and the pauses: where they begin, and how long they are."""
+    """Return a clock that leaves out pauses, and the pauses: where they begin, and how long they are."""
     spans = sorted(_spans(line))
     cuts = []
     end = spans[0][0] if spans else 0.0

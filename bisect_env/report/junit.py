@@ -30,7 +30,7 @@ FILES = 50
 
 
 def junit_text(report: Report) -> str:
-    """The report as JUnit XML, with a final newline."""
+    """Return the report as JUnit XML, with a final newline."""
     suite = _Suite(_legal(clean(report.study.name)))
     suite.id = report.study.id
     suite.timestamp = f"{report.study.created_at:%Y-%m-%dT%H:%M:%S}"
@@ -102,7 +102,7 @@ def _result(result: FinalResult, text: str) -> FinalResult:
 
 
 def _stack(one: CombinationReport, report: Report) -> str:
-    """What was seen there, else the same failure elsewhere."""
+    """Return what was seen there, else the same failure elsewhere."""
     wanted = "bad" if one.bad else "other"
     known = [failure for failure in report.failures if failure.evidence == wanted]
     here = [failure for failure in known if failure.combination == one.combination]
@@ -116,7 +116,7 @@ def _stack(one: CombinationReport, report: Report) -> str:
 
 
 def _told(report: Report) -> str:
-    """What belongs to the study as a whole."""
+    """Return what belongs to the study as a whole."""
     lines = [clean(report.sentence), words.summary(report)]
     lines += [line for line in (words.reused(report), words.timing(report), words.trace(report)) if line]
     lines += [f"{title}: {what}" for title, what in words.ends(report)]

@@ -28,7 +28,7 @@ _OPEN = 12
 
 
 def markdown_text(report: Report) -> str:
-    """The report as GitHub-flavoured Markdown, with a final newline."""
+    """Return the report as GitHub-flavoured Markdown, with a final newline."""
     text = "\n".join(_lines(report, _STACK_LINES))
     if len(text) > MOST:
         # Stacks are the long part, and the database keeps them.
@@ -265,7 +265,7 @@ def fenced(lines: Sequence[str], language: str) -> list[str]:
 
 
 def _linked(address: str) -> str:
-    """An address as a link, if it can be one."""
+    """Return an address as a link, if it can be one."""
     cleaned = clean(address)
     if not re.fullmatch(r"https?://[^\s<>|`\\]+", cleaned):
         return ""

@@ -435,12 +435,12 @@ class Report(Frozen):
         return self.verdict.sentence
 
     def document(self) -> dict[str, Any]:
-        """The report as a JSON object."""
+        """Return the report as a JSON object."""
         return self.model_dump(mode="json")
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Report:
-        """A report from its document; keys that this release does not know are left out.
+        """Return a report from its document; keys that this release does not know are left out.
 
         Raises:
             ValueError: It is no such document (pydantic's `ValidationError`).

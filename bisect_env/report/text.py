@@ -53,7 +53,7 @@ def print_report(
 
 
 def report_text(report: Report, *, terminal: bool = False, width: int | None = None) -> str:
-    """The report as text.
+    """Return the report as text.
 
     Args:
         report: What to show.
@@ -166,7 +166,7 @@ def _failures(report: Report) -> Iterator[Text]:
 
 
 def stack_lines(stack: str, limit: int = STACK_LINES) -> list[str]:
-    """The beginning and the end of a stack, safe to print; what is left out is said."""
+    """Return the beginning and the end of a stack, safe to print; what is left out is said."""
     lines = [shortened(line, words.REASON_WIDTH) for line in clean_lines(stack).splitlines() if line.strip()]
     if len(lines) <= limit:
         return lines

@@ -96,7 +96,7 @@ class Rows:
 
 
 def rows(report: Report) -> Rows:
-    """The rows of the table, with the culprit axes moving fastest."""
+    """Return the rows of the table, with the culprit axes moving fastest."""
     ordered = _ordered(report)
     kept = boundary_cells(report)
     known = labels(report.axes)
@@ -115,7 +115,7 @@ def rows(report: Report) -> Rows:
 
 
 def boundary_cells(report: Report) -> list[Mapping[str, str]]:
-    """The combinations on which the verdict rests."""
+    """Return the combinations on which the verdict rests."""
     verdict = report.verdict
     if not report.has_verdict:
         return []
@@ -144,7 +144,7 @@ def _ordered(report: Report) -> list[CombinationReport]:
 
 
 def _kind(one: CombinationReport, detail: Detail) -> tuple[str, ...] | None:
-    """What neighbours must share to become one row; None for a row of its own."""
+    """Return what neighbours must share to become one row; None for a row of its own."""
     if not one.is_runnable:
         return (one.status,)
     untried = not one.counted and not one.other and not one.skip
@@ -220,12 +220,12 @@ _STATUS_WORDS = {
 
 
 def named(cell: Mapping[str, str]) -> str:
-    """A combination: `python=3.11 orjson=3.9.11`."""
+    """Return a combination: `python=3.11 orjson=3.9.11`."""
     return clean(readable(" ".join(f"{axis}={value}" for axis, value in cell.items())))
 
 
 def summary(report: Report) -> str:
-    """Which study, how many trials, how many environments."""
+    """Return which study, how many trials, how many environments."""
     study, counts = report.study, report.trial_counts
     uncounted = [
         f"{number} {name}"
@@ -241,7 +241,7 @@ def summary(report: Report) -> str:
 
 
 def reused(report: Report) -> str:
-    """A sentence on the trials that were reused, "" if there are none."""
+    """Return a sentence on the trials that were reused, "" if there are none."""
     if not report.reused:
         return ""
     number = sum(origin.trials for origin in report.reused)
@@ -331,7 +331,7 @@ def commit(found: CommitReport) -> list[tuple[str, str]]:
 
 
 def diffstat(found: CommitReport, limit: int) -> list[str]:
-    """The files that a commit changes, one line each, the first ones if there are many."""
+    """Return the files that a commit changes, one line each, the first ones if there are many."""
     lines = []
     for path, added, removed in found.files[:limit]:
         size = "binary" if added is None or removed is None else f"+{added} −{removed}"
@@ -425,13 +425,13 @@ def left_out(report: Report) -> list[tuple[str, str, str]]:
 
 
 def described(failure: FailureReport) -> str:
-    """A failure's signature as a matrix names it, or its outcome."""
+    """Return a failure's signature as a matrix names it, or its outcome."""
     text = shown(failure.signature).removesuffix(f" (v{SIGNATURE_VERSION})")
     return shortened(clean(text or failure.outcome), SIGNATURE_WIDTH)
 
 
 def change(one: PackageChange) -> tuple[str, str, str, str]:
-    """A package that differs: name, before, after, and what versions do not show."""
+    """Return a package that differs: name, before, after, and what versions do not show."""
     old, new = one.before, one.after
     told = []
     if old is not None and new is not None:
@@ -466,7 +466,7 @@ def trace(report: Report) -> str:
 
 
 def timing(report: Report) -> str:
-    """How long trials and builds took, and where; "" where nothing ran."""
+    """Return how long trials and builds took, and where; "" where nothing ran."""
     line = report.timeline
     if not line.trials and not line.builds:
         return ""
@@ -525,7 +525,7 @@ class Cell:
     counts: str
 
     def text(self, marks: Mapping[str, str]) -> str:
-        """The text in the table."""
+        """Return the text in the table."""
         mark = marks[self.called]
         if self.called in ("good", "bad") and not self.tried:
             return f"({mark})"
@@ -550,7 +550,7 @@ class TableSlice:
 
 
 def table_layout(report: Report) -> tuple[AxisInfo, AxisInfo | None, list[AxisInfo]]:
-    """Which axis runs across, which down, and which are left: culprits first, then the longest."""
+    """Return which axis runs across, which down, and which are left: culprits first, then the longest."""
     culprits = set(report.verdict.culprit_axes)
     order = sorted(report.axes, key=lambda axis: (axis.name not in culprits, -len(axis.values)))
     chosen = [axis for axis in order if len(axis.values) > 1][:2] or order[:1]
@@ -560,7 +560,7 @@ def table_layout(report: Report) -> tuple[AxisInfo, AxisInfo | None, list[AxisIn
 
 
 def table_slices(report: Report) -> list[TableSlice]:
-    """The tables; empty where the study did not ask for one."""
+    """Return the tables; empty where the study did not ask for one."""
     if report.verdict.table is None or not report.axes:
         return []
     across, down, further = table_layout(report)

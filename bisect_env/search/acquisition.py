@@ -175,7 +175,7 @@ def choose(
     visible: NDArray[np.bool_],
     leading: float,
 ) -> tuple[int, FloatArray, FloatArray]:
-    """The cell whose next trial is worth most.
+    """Return the cell whose next trial is worth most.
 
     Args:
         space: The hypotheses.

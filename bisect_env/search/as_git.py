@@ -20,7 +20,7 @@ _WORD = 2**32
 def looked_at_next(
     parents: Mapping[str, Sequence[str]], bad: str, skipped: Collection[str], *, skips: bool
 ) -> str | None:
-    """Which commit git checks out next.
+    """Return which commit git checks out next.
 
     Args:
         parents: Of each commit that may be the first bad one, in git's order, oldest first; parents that are
@@ -47,7 +47,7 @@ def looked_at_next(
 def looked_at_next_in_line(
     hashes: Sequence[str], weights: Sequence[int], skipped: Collection[int], *, skips: bool
 ) -> int | None:
-    """Which of some commits in a row git would check out next if it knew no others.
+    """Return which of some commits in a row git would check out next if it knew no others.
 
     Args:
         hashes: Of the commits after the newest good one, oldest first; the last is the oldest bad one.
@@ -73,7 +73,7 @@ def looked_at_next_in_line(
 
 
 def _reaches(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """How many of the commits each was made from, itself among them."""
+    """Return how many of the commits each was made from, itself among them."""
     bits: dict[str, int] = {}
     place = {commit: 1 << n for n, commit in enumerate(parents)}
     for commit in parents:
@@ -116,7 +116,7 @@ def _halfway(parents: Mapping[str, Sequence[str]], reaches: Mapping[str, int]) -
 
 
 def _untested(tells: Mapping[str, int], bad: str, skipped: Collection[str]) -> str | None:
-    """What git takes where commits were skipped, by how many each can rule out."""
+    """Return what git takes where commits were skipped, by how many each can rule out."""
     # Of equal ones it then takes them by their hashes.
     ordered = sorted(tells, key=lambda one: (-tells[one], one))
     able = [one for one in ordered if one not in skipped]

@@ -138,7 +138,7 @@ class _Commits:
         return found if len(found) <= MOST else None
 
     def next_of(self, open_: Mapping[str, tuple[str, ...]]) -> str | None:
-        """Which of those that may be it git looks at next."""
+        """Return which of those that may be it git looks at next."""
         skipped = {self.axis.values[i] for i in self.aside}
         return looked_at_next(open_, self.axis.values[self.high], skipped, skips=bool(skipped))
 
@@ -182,7 +182,7 @@ class _Commits:
         unable: Collection[str],
         bad: str,
     ) -> str:
-        """What an answer names as the last good commit: one that was made into the first bad one."""
+        """Return what an answer names as the last good commit: one that was made into the first bad one."""
         made_into = {one for parents in open_.values() for one in parents if one not in open_}
         others = {*good} - {history.first}
         if tried := made_into & others:
@@ -282,7 +282,7 @@ class Bisection:
             self.__dict__.pop(name, None)
 
     def _fitting(self, labels: Mapping[Index, bool]) -> NDArray[np.intp]:
-        """The rules that say what the labels say."""
+        """Return the rules that say what the labels say."""
         return self._agreeing(self._left, labels)
 
     def _agreeing(self, rules: NDArray[np.intp], labels: Mapping[Index, bool]) -> NDArray[np.intp]:
@@ -508,7 +508,7 @@ class Bisection:
         return Found("rule", answers, settled, untried, _entropy(mass))
 
     def _member(self, rules: NDArray[np.intp], members: NDArray[np.bool_], first: int) -> Hypothesis:
-        """The simplest rule of those that agree."""
+        """Return the simplest rule of those that agree."""
         among = rules[members] if members.any() else rules[[first]]
         for extreme in (self._space.never, self._space.always):
             if extreme in among:
@@ -579,7 +579,7 @@ class Bisection:
         return Found("changes", lambda: (best,), not open_, () if open_ else self._sides(best), bits)
 
     def _middle(self, path: Sequence[Index], low: int, high: int) -> Index | None:
-        """The cell without a label nearest to the middle between two places of a path."""
+        """Return the cell without a label nearest to the middle between two places of a path."""
         cells = [c for c in map(self._stands_for, path[low + 1 : high]) if c is not None]
         cells = [c for c in cells if c not in self.labels]
         return cells[len(cells) // 2] if cells else None
@@ -682,7 +682,7 @@ class Bisection:
         return self._leap()
 
     def _leap(self) -> list[Index] | None:
-        """A bad and a good cell that no path joins, because what lies between them cannot be run."""
+        """Return a bad and a good cell that no path joins, because what lies between them cannot be run."""
         bad = np.argwhere((self._table == 1) & (self._group >= 0))
         good = np.argwhere((self._table == 0) & (self._group >= 0))
         if not len(bad) or not len(good):
@@ -832,7 +832,7 @@ class Bisection:
         return list(dict.fromkeys(cell for cell in wanted if cell not in pending))
 
     def supposing(self, labels: Mapping[Index, bool]) -> Bisection:
-        """The bisection with some more labels."""
+        """Return the bisection with some more labels."""
         ahead = Bisection(
             *(self._grid, self._space, self._group, self._required),
             confidence=self._confidence,
@@ -960,7 +960,7 @@ def _boundary(axis: int, bad: Index, good: Index, feasible: NDArray[np.bool_]) -
 
 
 def described(kind: str, bad: NDArray[np.bool_]) -> Hypothesis:
-    """A table of bad cells as a hypothesis: per axis the values at which anything is bad."""
+    """Return a table of bad cells as a hypothesis: per axis the values at which anything is bad."""
     axes = range(bad.ndim)
     sets = tuple(np.asarray(bad.any(axis=tuple(a for a in axes if a != axis))) for axis in axes)
     matters = tuple(axis for axis in axes if (np.diff(bad, axis=axis)).any())

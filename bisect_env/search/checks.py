@@ -134,7 +134,7 @@ def _at_least(hits: int, trials: int, rate: float) -> float:
 def cleared(
     best: Answer, can_run: NDArray[np.bool_], tally: Tally, settings: SearchSettings
 ) -> tuple[Cleared, ...]:
-    """What is known of each last good combination.
+    """Return what is known of each last good combination.
 
     Args:
         best: The answer.
@@ -155,7 +155,7 @@ def cleared(
 
 
 def last_good(best: Answer, can_run: NDArray[np.bool_], tally: Tally) -> list[Index]:
-    """The good side of each boundary, of an island both sides if both were tried; each once."""
+    """Return the good side of each boundary, of an island both sides if both were tried; each once."""
     found: dict[Index, None] = {}
     for boundary in best.boundaries:
         found[boundary.good] = None
@@ -173,7 +173,7 @@ def last_good(best: Answer, can_run: NDArray[np.bool_], tally: Tally) -> list[In
 
 
 def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally: Tally) -> list[Check]:
-    """The next look where the answer says most without a trial, if it says much.
+    """Return the next look where the answer says most without a trial, if it says much.
 
     On a single axis that is the middle of its longest untested interval. On several it is, for each culprit
     axis in turn, its last good value at the far end of the others: a corner is good there, a frontier is

@@ -81,7 +81,7 @@ def probability_faster(arm: Arm, base: Arm, rng: np.random.Generator) -> float:
 
 
 def clean_trials(rate: float, error: float = 0.02, least: int = 8) -> int:
-    """How many passes of the good end show that a perturbation does not make it fail, too.
+    """Return how many passes of the good end show that a perturbation does not make it fail, too.
 
     If it made the good end fail as often as the bad one, all of them would pass with probability `error`.
 

@@ -51,7 +51,7 @@ class Classes:
         return np.asarray(np.bincount(self.of, weights=hypotheses, minlength=self.count), dtype=np.float64)
 
     def representative(self, number: int, group: NDArray[np.intp]) -> Hypothesis:
-        """The simplest member of a class: it splits the fewest groups, then has the largest prior.
+        """Return the simplest member of a class: it splits the fewest groups, then has the largest prior.
 
         Args:
             number: Class number.

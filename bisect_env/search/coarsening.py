@@ -82,11 +82,11 @@ class CoarsenedSearch(StudySearch):
     # -- telling -----------------------------------------------------------------------------------------
 
     def can_be_told(self, index: Index) -> bool:
-        """Whether the combination was one that can be run when the search began."""
+        """Return whether the combination was one that can be run when the search began."""
         return index in self._groups
 
     def representative_of(self, index: Index) -> Index:
-        """The cell that stands for a combination's group."""
+        """Return the cell that stands for a combination's group."""
         try:
             return self._groups[index]
         except KeyError:
@@ -210,7 +210,7 @@ class CoarsenedSearch(StudySearch):
     # -- which values are active ---------------------------------------------------------------------------
 
     def _with(self, pending: Mapping[Index, int]) -> Question:
-        """The search, with the combinations that run now among its own."""
+        """Return the search, with the combinations that run now among its own."""
         self._pending = frozenset(self._groups[index] for index in pending if index in self._groups)
         search = self._now()
         if any(self._here(cell) is None for cell in self._pending):
@@ -219,7 +219,7 @@ class CoarsenedSearch(StudySearch):
         return search
 
     def _now(self) -> Question:
-        """The search over the values that are active by now."""
+        """Return the search over the values that are active by now."""
         if self._search is not None and self._looked_at != self.trials:
             self._looked_at = self.trials
             shares = self._shares(self._search)
@@ -253,7 +253,7 @@ class CoarsenedSearch(StudySearch):
         return sorted({0, size - 1, *(cell[axis] for cell in cells)})
 
     def _over(self, active: list[list[int]]) -> Question:
-        """A search over some values of each axis, told all that is known."""
+        """Return a search over some values of each axis, told all that is known."""
         self._axes = [
             CoarseAxis.over(fine, values) for fine, values in zip(self._families, active, strict=True)
         ]
@@ -296,7 +296,7 @@ class CoarsenedSearch(StudySearch):
         return shares
 
     def _split(self, axis: int, share: FloatArray, active: NDArray[np.intp], patience: float) -> int | None:
-        """The value that halves the likeliest set that still holds too much; None if none does."""
+        """Return the value that halves the likeliest set that still holds too much; None if none does."""
         matters = float(share[1:].sum())
         if matters < _MATTERS:
             return None
@@ -333,17 +333,17 @@ class CoarsenedSearch(StudySearch):
         return None if None in places else tuple(place for place in places if place is not None)
 
     def _here(self, index: Index) -> Index | None:
-        """The active cell that stands for a combination's group."""
+        """Return the active cell that stands for a combination's group."""
         stands_for = self._groups.get(index)
         return None if stands_for is None else self._first.get(stands_for)
 
     def _there(self, cell: Index) -> Index:
-        """The combination that stands for an active cell's group."""
+        """Return the combination that stands for an active cell's group."""
         value = self._value(cell)
         return self._groups.get(value, value)
 
     def _whole(self, found: Answer) -> Answer:
-        """An answer over active values as one over all: values between are left on the good side."""
+        """Return an answer over active values as one over all: values between are left on the good side."""
         hypothesis = found.hypothesis
         if hypothesis.kind in ("never", "always"):
             fill = hypothesis.kind == "always"

@@ -179,7 +179,7 @@ class CulpritSearch:
     # -- asking --------------------------------------------------------------------------------------------
 
     def next_step(self, *, build_cost: float = 5.0) -> CheckEnvironment | Try | Done:
-        """The next step of the search.
+        """Return the next step of the search.
 
         Args:
             build_cost: Price of a new environment, in trials.
@@ -290,7 +290,7 @@ class CulpritSearch:
         self._background: FloatArray = background / background.sum()
 
     def _labels(self, intermediates: Sequence[Changes]) -> FloatArray:
-        """Whether each hypothesis calls each environment bad: shape (intermediates, hypotheses)."""
+        """Return whether each hypothesis calls each environment bad: shape (intermediates, hypotheses)."""
         inside = np.zeros((len(intermediates), self.size))
         for row, intermediate in enumerate(intermediates):
             inside[row, list(intermediate)] = 1.0

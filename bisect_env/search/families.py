@@ -50,7 +50,7 @@ class Family:
 
 
 def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
-    """The family that belongs to a direction.
+    """Return the family that belongs to a direction.
 
     Args:
         direction: Where the bad values may lie.
@@ -114,7 +114,7 @@ class CoarseAxis:
 
     @classmethod
     def over(cls, fine: Family, active: Sequence[int]) -> CoarseAxis:
-        """A family of value sets, reduced to the values that are looked at."""
+        """Return a family of value sets, reduced to the values that are looked at."""
         columns = np.array(sorted(active), dtype=np.intp)
         of = alike(fine.sets, columns)
         first = np.unique(of, return_index=True)[1]

@@ -67,7 +67,7 @@ def requirements(bad: NDArray[np.bool_], *, apart: bool = False) -> list[Require
 
 
 def in_words(grid: Grid, best: Answer) -> dict[str, Any] | None:
-    """A frontier between two axes as a sentence, as constraints and as rules that exclude it.
+    """Return a frontier between two axes as a sentence, as constraints and as rules that exclude it.
 
     Args:
         grid: The lattice.
@@ -130,7 +130,7 @@ def in_words(grid: Grid, best: Answer) -> dict[str, Any] | None:
 
 
 def _of_one(grid: Grid, axis: int, bad: NDArray[np.bool_]) -> dict[str, Any]:
-    """What values of a single axis work."""
+    """Return what values of a single axis work."""
     name, values = grid.axes[axis].name, grid.axes[axis].values
     if grid.axes[axis].direction is Direction.UNORDERED:
         good = [value for value, is_bad in zip(values, bad, strict=True) if not is_bad]
@@ -156,7 +156,7 @@ def _of_one(grid: Grid, axis: int, bad: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def _span(first: int, last: int, values: Sequence[str]) -> str:
-    """A run of values as a range: `>=22.1,<39`; `*` for all of them.
+    """Return a run of values as a range: `>=22.1,<39`; `*` for all of them.
 
     The first value after the run is the limit, not its last: releases in between were not tried, and a patch
     release belongs with what it patches.
@@ -168,7 +168,7 @@ def _span(first: int, last: int, values: Sequence[str]) -> str:
 
 
 def _condition(axis: GridAxis, first: int, last: int) -> str | list[str]:
-    """A run of values as a rule of a matrix names it: values that no range can compare are listed."""
+    """Return a run of values as a rule of a matrix names it: values that no range can compare are listed."""
     if axis.kind in (AxisKind.PACKAGE, AxisKind.DATE) and axis.direction is not Direction.UNORDERED:
         return _span(first, last, axis.values)
     return list(axis.values[first : last + 1])

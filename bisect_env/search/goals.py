@@ -32,7 +32,7 @@ def settings_of(
     careful: bool = False,
     leaves: bool = False,
 ) -> SearchSettings:
-    """The settings of a search that a matrix describes.
+    """Return the settings of a search that a matrix describes.
 
     Args:
         limits: As the matrix has them.
@@ -57,7 +57,7 @@ def settings_of(
 def search_towards(
     goal: Goal, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings
 ) -> StudySearch:
-    """The search for a goal.
+    """Return the search for a goal.
 
     Args:
         goal: What the study wants to know.

@@ -81,7 +81,7 @@ class Knowledge:
         self.forget()
 
     def _believing(self, space: HypothesisSpace, groups: Mapping[Index, Index]) -> HypothesisSpace:
-        """The space with what is said of the ends in its prior."""
+        """Return the space with what is said of the ends in its prior."""
         for end, is_bad in ((self._grid.good, False), (self._grid.bad, True)):
             if end is not None and end in groups:
                 space.expect(groups[end], bad=is_bad, doubt=_STATED_END_DOUBT)
@@ -117,7 +117,7 @@ class Knowledge:
         self.forget(classes=False)
 
     def can_be_told(self, index: Index) -> bool:
-        """Whether the combination was one that can be run when the search began."""
+        """Return whether the combination was one that can be run when the search began."""
         return index in self._stands_for
 
     def set_aside(self, index: Index) -> None:
@@ -135,7 +135,7 @@ class Knowledge:
             self.__dict__.pop(name, None)
 
     def representative_of(self, index: Index) -> Index:
-        """The cell that stands for a combination's group.
+        """Return the cell that stands for a combination's group.
 
         Raises:
             ValueError: It is none that could be run when the search began.
@@ -146,7 +146,7 @@ class Knowledge:
             raise ValueError(f"combination {index} cannot be run") from None
 
     def can_run(self, index: Index) -> bool:
-        """Whether something can still be learnt at a combination."""
+        """Return whether something can still be learnt at a combination."""
         return bool(self._group[index] >= 0)
 
     def by_cell(self, numbers: Mapping[Index, int]) -> dict[Index, int]:
@@ -159,7 +159,7 @@ class Knowledge:
         return found
 
     def unanimous(self) -> dict[Index, bool] | None:
-        """Whether each cell that was tried always failed; None where some failed and passed."""
+        """Return whether each cell that was tried always failed; None where some failed and passed."""
         labels: dict[Index, bool] = {}
         for cell in self._counts.own_rate:
             hits = self._counts.hits[cell]
@@ -269,7 +269,7 @@ class Knowledge:
         return self._classes.prints
 
     def representative(self, number: int) -> Hypothesis:
-        """The hypothesis that stands for a class."""
+        """Return the hypothesis that stands for a class."""
         return self._classes.representative(number, self._group)
 
     @property
@@ -316,7 +316,7 @@ class Knowledge:
         return space, np.asarray(plain[of]), patterns
 
     def _is_plain(self, number: int) -> bool:
-        """Whether a class changes along each axis as its direction says."""
+        """Return whether a class changes along each axis as its direction says."""
         return self._plain_classes is None or bool(self._plain_classes[number])
 
     @cached_property
@@ -337,5 +337,5 @@ class Knowledge:
 
 
 def position(flat: np.intp | int, shape: tuple[int, ...]) -> Index:
-    """A flat position on the lattice as an index."""
+    """Return a flat position on the lattice as an index."""
     return tuple(int(i) for i in np.unravel_index(int(flat), shape))

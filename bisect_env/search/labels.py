@@ -41,7 +41,7 @@ def chances(counts: Counts) -> dict[Index, float]:
 def labels(
     counts: Counts, chance: dict[Index, float], confidence: float, bad_rate: float
 ) -> dict[Index, bool]:
-    """The label of each combination.
+    """Return the label of each combination.
 
     Args:
         counts: What was seen.

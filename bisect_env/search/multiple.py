@@ -144,14 +144,14 @@ class SearchAll(StudySearch):
         return bad
 
     def _asked(self) -> _OneConfiguration:
-        """The search whose question is open."""
+        """Return the search whose question is open."""
         found, rest = self._chain()
         if rest is not None:
             return rest.asked
         return found[-1] if found else self._first
 
     def _chain(self) -> tuple[list[_OneConfiguration], _Rest | None]:
-        """The searches that are confirmed, and what they leave; None where there is nothing left."""
+        """Return the searches that are confirmed, and what they leave; None where there is nothing left."""
         found: list[_OneConfiguration] = []
         rest: _Rest | None = None
         search = self._first
@@ -183,7 +183,7 @@ def _is_confirmed(search: _OneConfiguration) -> bool:
 
 
 def is_coarsened(search: StudySearch) -> bool:
-    """Whether a search's lattice is too large to look at every combination."""
+    """Return whether a search's lattice is too large to look at every combination."""
     return search.coarsened if isinstance(search, SearchAll) else isinstance(search, CoarsenedSearch)
 
 

@@ -50,7 +50,7 @@ Values = tuple[tuple[int, ...], ...]
 
 
 def times_rarer(size: int, changes: int) -> float:
-    """How many times rarer one history of some changes is than one that changes once, as is said.
+    """Return how many times rarer one history of some changes is than one that changes once, as is said.
 
     Args:
         size: Values of the axis.
@@ -75,7 +75,7 @@ class Histories:
 
 
 def histories(shape: Sequence[int], directions: Sequence[Direction], tried: Values) -> Histories | None:
-    """The histories that can be weighed beside the plain ones; None where there are none.
+    """Return the histories that can be weighed beside the plain ones; None where there are none.
 
     The longest axis comes first, and two bad runs are the last to be added.
 
@@ -125,7 +125,7 @@ def _together(families: tuple[Family, ...], plain: tuple[int, ...]) -> Histories
 
 @functools.lru_cache(maxsize=16)
 def _wider(plain: Family, changes: int, near: tuple[int, ...], limit: int) -> Family:
-    """A family with all sets that change so often at most; those it had come first.
+    """Return a family with all sets that change so often at most; those it had come first.
 
     Args:
         plain: The family.
@@ -152,7 +152,7 @@ def _wider(plain: Family, changes: int, near: tuple[int, ...], limit: int) -> Fa
 
 
 def _changing(size: int, changes: int, places: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Every set of values that turns from good to bad or back so often, at some places alone."""
+    """Return every set of values that turns from good to bad or back so often, at some places alone."""
     chosen = np.array(list(itertools.combinations(places, changes)), dtype=np.intp).reshape(-1, changes)
     values = np.arange(size)
     odd = np.zeros((len(chosen), size), dtype=bool)
@@ -177,7 +177,7 @@ def looked_at(of: Histories, active: Values) -> Histories:
 
 
 def could_be_better(counts: Counts, belief: Belief, space: HypothesisSpace) -> float:
-    """How much better than the best hypothesis another history could explain the counts, at most.
+    """Return how much better than the best hypothesis another history could explain the counts, at most.
 
     Each combination is taken as good or bad as suits it best, at every pair of rates:
 

@@ -55,7 +55,7 @@ def relative_entropy(x: float, y: float) -> float:
 
 
 def root(function: Callable[[float], float], low: float, high: float) -> float:
-    """The point between two others at which a monotone function crosses zero, by bisection.
+    """Return the point between two others at which a monotone function crosses zero, by bisection.
 
     Raises:
         ValueError: It has the same sign at both.
@@ -75,7 +75,7 @@ def root(function: Callable[[float], float], low: float, high: float) -> float:
 
 
 def beta_cdf(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), a and b positive.
+    """Return the regularised incomplete beta function I_x(a, b), a and b positive.
 
     By the continued fraction of W. H. Press and others, *Numerical Recipes*, third edition, section 6.4,
     evaluated by Lentz's method; it converges in about √max(a, b) steps.
@@ -109,7 +109,7 @@ def _fraction(a: float, b: float, x: float) -> float:
 
 @functools.lru_cache(maxsize=65_536)
 def beta_quantile(a: float, b: float, chance: float) -> float:
-    """The x at which I_x(a, b) equals a probability between 0 and 1."""
+    """Return the x at which I_x(a, b) equals a probability between 0 and 1."""
     if b == 1.0:
         return math.exp(math.log(chance) / a)
     if a == 1.0:
@@ -151,7 +151,7 @@ def beta_binomial(trials: int, a: float, b: float) -> FloatArray:
 
 
 def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The exact two-sided interval of Clopper and Pearson for a binomial rate.
+    """Return the exact two-sided interval of Clopper and Pearson for a binomial rate.
 
     With `α = 1 − confidence`, the ends are the `α/2` quantile of Beta(hits, trials − hits + 1) and the
     `1 − α/2` quantile of Beta(hits + 1, trials − hits): the rates at which a result this high, or this low,

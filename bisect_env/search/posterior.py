@@ -76,7 +76,7 @@ class Counts:
             )
 
     def _own_marginal(self, index: Index) -> tuple[FloatArray, float]:
-        """A cell taken by itself as bad: posterior of its columns, shape (J,), and log evidence."""
+        """Return a cell taken by itself as bad: posterior of its columns, shape (J,), and log evidence."""
         log_columns = self.log_bad[index]
         top = float(log_columns.max())
         weights = self.grid.joint.sum(axis=1) * np.exp(log_columns - top)
@@ -135,7 +135,7 @@ class Counts:
         return part
 
     def copy(self) -> Counts:
-        """An independent copy, for looking ahead."""
+        """Return an independent copy, for looking ahead."""
         twin = object.__new__(Counts)
         twin.grid, twin.contamination = self.grid, self.contamination
         twin.hits, twin.trials = self.hits.copy(), self.trials.copy()
@@ -311,7 +311,7 @@ class Belief:
 
 
 def update(space: HypothesisSpace, counts: Counts, patterns: Patterns | None = None) -> Belief:
-    """The posterior after all counts.
+    """Return the posterior after all counts.
 
     Args:
         space: The hypotheses with their prior.

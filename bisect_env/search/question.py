@@ -212,7 +212,7 @@ class Question(Knowledge):
         return self._best(ahead, belief, cost)[0] if first is None else first
 
     def _end_first(self, ahead: Counts, belief: Belief) -> Index | None:
-        """A control at the good end, then the bad end until it shows the target or is doubted."""
+        """Return a control at the good end, then the bad end until it shows the target or is doubted."""
         good, bad = self._ends
         if good is not None and ahead.trials[good] == 0:
             return good
@@ -222,7 +222,7 @@ class Question(Knowledge):
         return None if doubted else bad
 
     def _more_at_bad_end(self, bad: Index, ahead: Counts) -> bool:
-        """Whether the bad rate is still too little known to be worth searching with.
+        """Return whether the bad rate is still too little known to be worth searching with.
 
         Every later step is cheaper for knowing it: until the target showed anywhere, and at this end, unless
         each trial there showed it, `_END_FAILURES` times.
@@ -303,7 +303,7 @@ class Question(Knowledge):
         return wanted
 
     def _has_failed(self, cell: Index) -> bool:
-        """Whether the first bad combination failed often enough to be called so."""
+        """Return whether the first bad combination failed often enough to be called so."""
         return bool(self._counts.hits[cell] >= _FAILURES)
 
     @cached_property
@@ -325,7 +325,7 @@ class Question(Knowledge):
         return [cell for cell, wanted in self._wanted(best) if self._counts.trials[cell] < wanted]
 
     def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> tuple[Index, FloatArray, FloatArray]:
-        """The cell whose next trial is worth most; of each what it tells, and how likely it is bad."""
+        """Return the cell whose next trial is worth most; of each what it tells, and how likely it is bad."""
         leading = float(self._classes.masses(belief.hypotheses).max())
         cell, score, bad = choose(self._space, ahead, belief, cost, self._visible, leading)
         return position(cell, self._grid.shape), score, bad

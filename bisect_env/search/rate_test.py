@@ -115,7 +115,7 @@ class RateTest:
         return claim
 
     def _is_early(self, k: int, mass: float) -> bool:
-        """Whether the k-th failure, arriving now with this probability, still counts as early."""
+        """Return whether the k-th failure, arriving now with this probability, still counts as early."""
         spent = self._early.get(k, 0.0)
         if spent < 0.0:
             return False
@@ -125,7 +125,7 @@ class RateTest:
 
 
 def share(failures: int) -> float:
-    """The share of the error that is spent on *below* with so many failures; all shares sum to 1."""
+    """Return the share of the error that is spent on *below* with so many failures; all shares sum to 1."""
     return 1.0 - _LATER if failures == 0 else _LATER / (failures * (failures + 1))
 
 

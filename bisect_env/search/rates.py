@@ -200,7 +200,7 @@ def _background(min_rate: float) -> tuple[FloatArray, FloatArray]:
 
 
 def _floors(min_rate: float, p0: FloatArray) -> FloatArray:
-    """The smallest rate of a single bad cell at each background, 0 where `min_rate` is, shape (K,).
+    """Return the smallest rate of a single bad cell at each background, 0 where `min_rate` is, shape (K,).
 
     A good cell is cleared of a bad rate r in ln(1 / error) / KL(p0 ‖ r) trials on average, where
 

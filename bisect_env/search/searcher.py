@@ -223,7 +223,7 @@ class Search:
         return self._over(possible) if narrow.chance_not_monotone(possible) > limit else narrow
 
     def _over(self, possible: Histories) -> Question:
-        """The same question with histories that change more often; kept from trial to trial."""
+        """Return the same question with histories that change more often; kept from trial to trial."""
         if self._wide is None or self._wide[0] is not possible:
             self._wide = possible, self._narrow.over(possible)
         return self._wide[1]
@@ -247,7 +247,7 @@ class Search:
             self._forget(classes=False)
 
     def can_be_told(self, index: Index) -> bool:
-        """Whether the combination was one that can be run when the search began."""
+        """Return whether the combination was one that can be run when the search began."""
         return self._narrow.can_be_told(index)
 
     def set_aside(self, index: Index) -> None:
@@ -286,7 +286,7 @@ class Search:
         return found.how == "rule" and not found.settled and len(labels) < _MOST_SWEPT
 
     def tells_nothing(self, index: Index) -> bool:
-        """Whether a trial of a combination cannot change the answer any more, as far as can be known.
+        """Return whether a trial of a combination cannot change the answer any more, as far as can be known.
 
         Only while failures are certain by all that was seen, at least two of them, as an answer needs: then
         it is about 1 % likely at most that a trial beyond a failure, or before a pass, says something else
@@ -328,7 +328,7 @@ class Search:
         return 1.0 - (1.0 - self.settings.confidence) / 3
 
     def _speak_otherwise(self, chance: Mapping[Index, float]) -> bool:
-        """Whether some combination by itself speaks against the answer that nothing changes.
+        """Return whether some combination by itself speaks against the answer that nothing changes.
 
         A rule may contradict more of what was seen than that answer does, and be no better for it.
         """
@@ -371,7 +371,7 @@ class Search:
         cost: FloatArray | None,
         only: Collection[Index] | None,
     ) -> list[Index]:
-        """What to try if one trial tells good from bad."""
+        """Return what to try if one trial tells good from bad."""
         if (cell := self._seldom_failed) is not None:
             lacking = self._failures_to_leave - self.counts(cell)[1] - pending.get(cell, 0)
             return [cell] * min(max(lacking, 0), count) if only is None or cell in only else []
@@ -476,7 +476,7 @@ class Search:
                 passes = once_more
 
     def _is_sure_if_certain(self, probability: float, doubt: float, trials: int) -> bool:
-        """Whether an answer stands though the failure may be a flaky one that looks certain.
+        """Return whether an answer stands though the failure may be a flaky one that looks certain.
 
         Args:
             probability: Of the answer if the failure is certain.
@@ -496,7 +496,7 @@ class Search:
         return (1.0 - _certain_error(self.settings)) * (1.0 + doubt) <= 1.0
 
     def _wrong_end(self) -> Index | None:
-        """The stated good end if it failed."""
+        """Return the stated good end if it failed."""
         end = self._grid.good
         if end is None or not self._narrow.can_run(end):
             return None
@@ -590,7 +590,7 @@ class Search:
         return chosen
 
     def _room_beside_looks(self, pending: Mapping[Index, int]) -> int:
-        """How many repetitions may start while a combination is tried for the first time.
+        """Return how many repetitions may start while a combination is tried for the first time.
 
         It may be the only bad one, or change the answer: what is repeated meanwhile would add to the one
         trial for each combination, and few more, in which a certain failure has an answer.
@@ -712,7 +712,7 @@ class Search:
         return tuple(found.values())
 
     def _proof(self, verdict: Verdict) -> list[Check]:
-        """What a flaky failure's answer is proven by: as many trials as each side still lacks."""
+        """Return what a flaky failure's answer is proven by: as many trials as each side still lacks."""
         sides = {b.bad: "first bad" for b in verdict.best.boundaries}
         sides |= {b.good: "last good" for b in verdict.best.boundaries}
         usual = max(1, round(1.0 / max(verdict.bad_rate, 1e-6)))
@@ -873,7 +873,7 @@ class Search:
         return self._question.fingerprints
 
     def representative(self, number: int) -> Hypothesis:
-        """The hypothesis that stands for a class."""
+        """Return the hypothesis that stands for a class."""
         return self._question.representative(number)
 
     @property
@@ -888,7 +888,7 @@ class Search:
 
 
 def _certain_error(settings: SearchSettings) -> float:
-    """What is left of the stated error to answers about failures that only look certain."""
+    """Return what is left of the stated error to answers about failures that only look certain."""
     most = _UNCHECKED_ERROR if settings.quick else _CERTAIN_ERROR
     return most * min((1.0 - settings.confidence) / _USUAL_ERROR, 1.0) ** _DOUBTS
 

@@ -81,7 +81,7 @@ class Hypothesis:
         return hash((self.kind, self.culprits, *(bad.tobytes() for bad in self.sets)))
 
     def is_bad(self, index: Index) -> bool:
-        """Whether the combination at `index` is bad under this hypothesis."""
+        """Return whether the combination at `index` is bad under this hypothesis."""
         if self.kind in ("never", "always"):
             return self.kind == "always"
         if self.table is not None:
@@ -236,7 +236,7 @@ class HypothesisSpace:
         return [total.sum(axis=tuple(other for other in axes if other != axis)) for axis in axes]
 
     def calls_bad(self, index: Index) -> NDArray[np.bool_]:
-        """Which hypotheses call one cell bad, shape (H,)."""
+        """Return which hypotheses call one cell bad, shape (H,)."""
         inside = np.ones((), dtype=bool)
         outside = np.ones((), dtype=bool)
         for sets, spared, place in zip(self._matrices, self._spared, index, strict=True):
@@ -246,7 +246,7 @@ class HypothesisSpace:
         return np.concatenate([*kinds, np.zeros(1, dtype=bool)])
 
     def judged(self, hypotheses: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Which cells some hypotheses call bad.
+        """Return which cells some hypotheses call bad.
 
         Args:
             hypotheses: Positions of the flat order, shape (H,).
@@ -317,7 +317,7 @@ def _normalised(weights: FloatArray) -> FloatArray:
 
 
 def is_large(shape: Sequence[int], directions: Sequence[Direction]) -> bool:
-    """Whether a lattice has more hypotheses than are kept one by one."""
+    """Return whether a lattice has more hypotheses than are kept one by one."""
     return 2 * math.prod(_sets(d, n) for d, n in zip(directions, shape, strict=True)) > MOST_EXACT
 
 

@@ -75,7 +75,7 @@ class Effect:
 
 
 def host_effect(told: Sequence[Told]) -> Effect | None:
-    """The host whose trials differ most from those of the others; None with a single host."""
+    """Return the host whose trials differ most from those of the others; None with a single host."""
     hosts = sorted({t.host for t in told})
     if len(hosts) < 2:
         return None

@@ -71,7 +71,7 @@ class SearchSettings:
 
 
 def quantile(values: FloatArray, chances: FloatArray, share: float) -> float:
-    """The smallest of ascending values at which the cumulative chance reaches a share of the whole."""
+    """Return the smallest of ascending values at which the cumulative chance reaches a share of the whole."""
     cumulative = np.cumsum(chances)
     place = int(np.searchsorted(cumulative, share * cumulative[-1]))
     return float(values[min(place, len(values) - 1)])
@@ -99,7 +99,7 @@ def clean_trials(rate: float) -> int:
 
 
 def judge(best: Answer, *, required: float, agreed: bool, lacking: bool) -> tuple[Status, str]:
-    """The status of an answer and the reason for it.
+    """Return the status of an answer and the reason for it.
 
     Args:
         best: The most probable answer.

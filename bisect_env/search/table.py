@@ -378,7 +378,7 @@ class TableSearch(StudySearch):
         only: Collection[Index] | None = None,
         worth: float = 0.0,
     ) -> list[Index]:
-        """The next trials, at most `count`; arguments as for `Search.ask`."""
+        """Return the next trials, at most `count`; arguments as for `Search.ask`."""
         if count <= 0 or not self._known.visible_count:
             return []
         running = self._known.by_cell(pending or {})
@@ -607,7 +607,7 @@ class TableSearch(StudySearch):
         )
 
     def _answer(self, bad: NDArray[np.bool_]) -> Answer:
-        """The table as an answer: what is bad, and where it begins."""
+        """Return the table as an answer: what is bad, and where it begins."""
         feasible = self._known.group >= 0
         counts = self._known.tallies
         flat = np.where(feasible, self._known.group, 0)
@@ -621,7 +621,7 @@ class TableSearch(StudySearch):
 
 
 def _any(cells: NDArray[np.bool_], axes: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Whether a cell is at any value of some axes, which keep one place each."""
+    """Return whether a cell is at any value of some axes, which keep one place each."""
     return np.asarray(cells.any(axis=axes, keepdims=True))
 
 

@@ -82,7 +82,7 @@ def trace(
 
 
 def _places(among: FloatArray, wanted: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """Where each row of `wanted` stands in `among`, -1 where it does not."""
+    """Return where each row of `wanted` stands in `among`, -1 where it does not."""
     if among is wanted:
         return np.arange(len(wanted))
     known = {row.tobytes(): place for place, row in enumerate(among)}

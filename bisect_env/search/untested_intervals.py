@@ -164,7 +164,7 @@ def _untested(run: _Run, is_known: Callable[[Index, bool], bool]) -> Iterator[tu
 
 
 def _without_gaps(interval: Sequence[Index], axis: int) -> list[list[Index]]:
-    """The parts of an interval between combinations that cannot be run."""
+    """Return the parts of an interval between combinations that cannot be run."""
     parts = [[interval[0]]]
     for before, cell in itertools.pairwise(interval):
         if cell[axis] != before[axis] + 1:

@@ -258,7 +258,7 @@ def answer(
 
 
 def _nearest(bad: NDArray[np.bool_], feasible: NDArray[np.bool_]) -> tuple[Index | None, Index | None]:
-    """A bad and a good cell that differ on as few axes as possible, then by as few steps."""
+    """Return a bad and a good cell that differ on as few axes as possible, then by as few steps."""
     bad_cells, good_cells = np.argwhere(bad & feasible), np.argwhere(~bad & feasible)
     if not len(bad_cells) or not len(good_cells):
         return None, None

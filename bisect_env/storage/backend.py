@@ -98,7 +98,7 @@ def _of_server(shown: str, error: DBAPIError) -> StorageError | None:
 
 
 def storage_error(shown: str, error: DBAPIError) -> StorageError:
-    """The message for a driver's error.
+    """Return the message for a driver's error.
 
     Args:
         shown: The database as the user knows it, without a password.
@@ -162,7 +162,7 @@ _REMEDY = (
 
 
 def database_location(reference: str | None, environ: Mapping[str, str] | None = None) -> Path | URL:
-    """The database that a user means.
+    """Return the database that a user means.
 
     Args:
         reference: A path or a URL; None looks at `BISECT_ENV_DB`, then takes a file in the user's data
@@ -202,7 +202,7 @@ def database_location(reference: str | None, environ: Mapping[str, str] | None =
 
 
 def shown_location(reference: str | None) -> str:
-    """The database that a user means, as messages name it; nothing is opened.
+    """Return the database that a user means, as messages name it; nothing is opened.
 
     Raises:
         UsageError: As for `database_location`.
@@ -403,14 +403,14 @@ def no_results(shown: str) -> StorageError:
 
 
 def fact(connection: Connection, name: str) -> str | None:
-    """A fact that the database holds about itself."""
+    """Return a fact that the database holds about itself."""
     query = select(MetaRow.value).where(MetaRow.name == name)  # type: ignore[call-overload]
     value = connection.execute(query).scalar_one_or_none()
     return None if value is None else str(value)
 
 
 def stored_version(connection: Connection, shown: str) -> int:
-    """The version of the schema that a database has.
+    """Return the version of the schema that a database has.
 
     Raises:
         StorageError: It does not say.

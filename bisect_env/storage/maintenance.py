@@ -28,7 +28,7 @@ from bisect_env.storage.values import DamageError
 
 
 def problems(reference: str | None) -> tuple[str, list[str]]:
-    """The database as messages name it, and what is wrong with it, a sentence each.
+    """Return the database as messages name it, and what is wrong with it, a sentence each.
 
     Raises:
         StorageError: It cannot be opened, or has another schema.
@@ -96,7 +96,7 @@ def _damages(connection: Connection) -> list[str]:
 
 
 def stats(reference: str | None) -> tuple[str, dict[str, int | str]]:
-    """The database as messages name it, and its measures: schema, rows of each table, size in bytes.
+    """Return the database as messages name it, and its measures: schema, rows of each table, size in bytes.
 
     Raises:
         StorageError: It cannot be opened, or has another schema.

@@ -33,7 +33,7 @@ _SQL_WORDS = re.compile(r"\b(and|or|like|in|is|not|between)\b", re.IGNORECASE)
 
 
 def condition(text: str) -> str:
-    """A condition in SQL.
+    """Return a condition in SQL.
 
     `outcome=crash`, `gpu_model~H100` (contains), `python=3.1*` and `duration>5` are short forms; a name that
     is no column is an axis (`torch=2.4.1`). Everything else is SQL as it stands.
@@ -54,7 +54,7 @@ def condition(text: str) -> str:
 
 
 def package_condition(text: str) -> str | None:
-    """The condition that a lock holds a package, such as `cuml=24.4.*`; None if it cannot be read."""
+    """Return the condition that a lock holds a package, such as `cuml=24.4.*`; None if it cannot be read."""
     short = re.fullmatch(r"\s*([\w.-]+)\s*(?:==?\s*([\w.*+!-]+))?\s*", text)
     if short is None:
         return None
@@ -185,7 +185,7 @@ class _Limit:
         return time.monotonic() > self._deadline
 
     def count(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The row, which fits.
+        """Return the row, which fits.
 
         Raises:
             UsageError: It does not.

@@ -163,7 +163,7 @@ def check_row(row: SQLModel, where: str) -> None:
 
 
 def _named(kind: str, row_id: object) -> str:
-    """A row in words. An id that another program wrote is quoted."""
+    """Return a row in words. An id that another program wrote is quoted."""
     return (
         f"{kind} {row_id}"
         if isinstance(row_id, str) and _TRIAL_ID.fullmatch(row_id)
@@ -182,7 +182,7 @@ of a combination, and then stored once."""
 
 
 def study_of(row: StudyRow) -> Study:
-    """A stored study as plain data.
+    """Return a stored study as plain data.
 
     Raises:
         DamageError: It is not what we store.
@@ -244,7 +244,7 @@ def verdict_value(verdict: VerdictDocument) -> dict[str, Any]:
 
 
 def definition_values(definition: StudyDefinition) -> dict[str, Any]:
-    """The columns that may change when a study goes on: all but its identity and `exclude_newer`."""
+    """Return the columns that may change when a study goes on: all but its identity and `exclude_newer`."""
     return {
         "version": clean(definition.version),
         "host": clean(definition.host),
@@ -259,7 +259,7 @@ def definition_values(definition: StudyDefinition) -> dict[str, Any]:
 
 
 def lock_row(lock: Lock, now: datetime) -> LockRow:
-    """A lock as a row, without its packages."""
+    """Return a lock as a row, without its packages."""
     return LockRow(
         content_hash=lock.content_hash,
         python=lock.python,
@@ -270,7 +270,7 @@ def lock_row(lock: Lock, now: datetime) -> LockRow:
 
 
 def package_rows(lock: Lock) -> list[PackageRow]:
-    """A lock's packages as rows."""
+    """Return a lock's packages as rows."""
     return [
         PackageRow(
             lock_hash=lock.content_hash,
@@ -286,7 +286,7 @@ def package_rows(lock: Lock) -> list[PackageRow]:
 
 
 def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
-    """A stored lock as plain data, if it is what its hash says.
+    """Return a stored lock as plain data, if it is what its hash says.
 
     Environments, and files that others build from, are made of locks: what anybody else could have written
     into one is used nowhere.
@@ -320,7 +320,7 @@ def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
 
 
 def combination_of(row: CombinationRow) -> CombinationState:
-    """A stored combination as plain data.
+    """Return a stored combination as plain data.
 
     Raises:
         DamageError: It is not what we store.
@@ -332,7 +332,7 @@ def combination_of(row: CombinationRow) -> CombinationState:
 
 
 def combination_from(key: object, where: str) -> Combination:
-    """The combination that a stored key means.
+    """Return the combination that a stored key means.
 
     Raises:
         DamageError: It means none.
@@ -348,7 +348,7 @@ def combination_from(key: object, where: str) -> Combination:
 
 
 def decision_of(row: DecisionRow) -> Decision:
-    """A stored decision as plain data.
+    """Return a stored decision as plain data.
 
     Raises:
         DamageError: It is not what we store.
@@ -398,7 +398,7 @@ def trial_values(study_id: str, record: TrialRecord, trial_key: str, now: dateti
 
 
 def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
-    """The texts that a trial wrote, by name, without passwords; bytes keep NUL and lone surrogates."""
+    """Return the texts that a trial wrote, by name, without passwords; bytes keep NUL and lone surrogates."""
     texts = {name: getattr(record, name) for name in LOGS}
     if record.imported:
         texts[IMPORTED] = json.dumps(dict(record.imported), sort_keys=True, ensure_ascii=False)

@@ -66,7 +66,7 @@ _NETWORK_FUSE = frozenset(
 
 
 def network_file_system(path: PurePath, mounts: Iterable[tuple[str, str]]) -> str | None:
-    """The type of the network file system that holds a path, None when it is a local one. Pure.
+    """Return the type of the network file system that holds a path, None when it is a local one. Pure.
 
     Args:
         path: Absolute and without symbolic links.

@@ -79,7 +79,7 @@ from bisect_env.trials.records import Evidence
 
 
 def study_row(session: Session, study_id: str) -> StudyRow:
-    """The row of a study.
+    """Return the row of a study.
 
     Raises:
         ValueError: There is none.
@@ -91,7 +91,7 @@ def study_row(session: Session, study_id: str) -> StudyRow:
 
 
 def combination_row(session: Session, study_id: str, combination: Combination) -> CombinationRow:
-    """The row of a study's combination.
+    """Return the row of a study's combination.
 
     Raises:
         ValueError: There is none.
@@ -149,7 +149,7 @@ class Collected:
 
 
 def limit_of(session: Session) -> int:
-    """The limit that the database keeps."""
+    """Return the limit that the database keeps."""
     value = session.exec(select(MetaRow.value).where(MetaRow.name == LOG_LIMIT)).first()
     return int(value) if value is not None and re.fullmatch(r"[0-9]{1,18}", value) else LIMIT
 
@@ -628,7 +628,7 @@ class Store:
             row.status, row.finished_at, row.updated_at = StudyStatus.OPEN.value, None, datetime.now(UTC)
 
     def study(self, reference: str | None = None) -> Study:
-        """The study that a user means.
+        """Return the study that a user means.
 
         Args:
             reference: An id, a unique beginning of one, or a name (its newest study); None for the newest
@@ -640,7 +640,7 @@ class Store:
         return find_study(self.studies(), reference, self.shown)
 
     def studies(self) -> list[Study]:
-        """Every study, the newest first."""
+        """Return every study, the newest first."""
         with self.reading() as session:
             query = select(StudyRow).order_by(col(StudyRow.created_at).desc(), col(StudyRow.id))
             return [rows.study_of(row) for row in session.exec(query)]
@@ -673,7 +673,7 @@ class Store:
             session.add_all(package for lock in new for package in rows.package_rows(lock))
 
     def lock(self, content_hash: str) -> Lock | None:
-        """A stored lock, whole; its hash is computed again.
+        """Return a stored lock, whole; its hash is computed again.
 
         Raises:
             StorageError: It is not what its hash says, or holds what no lock of ours does.
@@ -736,7 +736,7 @@ class Store:
             row.status, row.reason = checked.value, public(reason)
 
     def combinations(self, study_id: str) -> list[CombinationState]:
-        """Every combination of a study, in the order in which they were saved first."""
+        """Return every combination of a study, in the order in which they were saved first."""
         with self.reading() as session:
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
             found = [rows.combination_of(row) for row in session.exec(query.order_by(col(CombinationRow.id)))]
@@ -950,6 +950,6 @@ class Store:
         return collect_logs(self, limit, dry=dry)
 
     def logs_beyond_limit(self) -> bool:
-        """Whether the logs take more than the limit that the database keeps."""
+        """Return whether the logs take more than the limit that the database keeps."""
         with self.reading() as session:
             return stored(session) > limit_of(session)

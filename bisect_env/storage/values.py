@@ -36,7 +36,7 @@ class DamageError(Exception):
 
 
 def shortened(value: object) -> str:
-    """A stored value as a message may quote it."""
+    """Return a stored value as a message may quote it."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
 
@@ -122,7 +122,7 @@ def public(text: str) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """The value as JSON can say it: numbers that are not finite become null, texts are cleaned.
+    """Return the value as JSON can say it: numbers that are not finite become null, texts are cleaned.
 
     Raises:
         TypeError: It holds something that is no JSON value.
@@ -141,7 +141,7 @@ def jsonable(value: Any) -> Any:
 
 
 def member(enum: type[_Member], text: str, where: str) -> _Member:
-    """The member of an enumeration that a stored text means.
+    """Return the member of an enumeration that a stored text means.
 
     Raises:
         StorageError: There is none: somebody else wrote this, or a newer release.

@@ -188,7 +188,7 @@ def _thread(found: Sequence[stacks.Thread], tid: int | None) -> stacks.Thread | 
 
 
 def read_gpu_core(core: Path) -> tuple[str, str]:
-    """What cuda-gdb prints for a GPU core, and a sentence of it; both "" without cuda-gdb."""
+    """Return what cuda-gdb prints for a GPU core, and a sentence of it; both "" without cuda-gdb."""
     tool = find_tool("cuda-gdb") or shutil.which("cuda-gdb", path="/usr/local/cuda/bin")
     if tool is None:
         return "", ""

@@ -46,7 +46,7 @@ class Perturbation:
     seeds: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The perturbation as it is stored, without its defaults."""
+        """Return the perturbation as it is stored, without its defaults."""
         return {key: value for key, value in asdict(self).items() if value != getattr(NONE, key)}
 
     @classmethod

@@ -143,7 +143,7 @@ FROM v_trials GROUP BY host ORDER BY spoilt DESC""",
 
 
 def metadata(database: str, tables: list[str], shown: str) -> dict[str, Any]:
-    """The settings for Datasette: titles, queries and hidden tables.
+    """Return the settings for Datasette: titles, queries and hidden tables.
 
     Args:
         database: Its name there.
@@ -192,7 +192,7 @@ class ReadOnlyDatabase(Database):  # type: ignore[misc]
     """The file, opened as every reader of ours opens it."""
 
     def connect(self, write: bool = False) -> sqlite3.Connection:
-        """A connection that SQLite itself keeps from writing.
+        """Return a connection that SQLite itself keeps from writing.
 
         Raises:
             PermissionError: Somebody wants to write.
@@ -214,7 +214,7 @@ class ReadOnlyDatabase(Database):  # type: ignore[misc]
 
 
 def make_app(path: Path, shown: str, token: str | None) -> Asgi:
-    """The application.
+    """Return the application.
 
     Args:
         path: SQLite file of ours, of this release's schema.
@@ -305,7 +305,7 @@ class _Plugin:
 
     @hookimpl  # type: ignore[untyped-decorator]
     def register_routes(self) -> list[tuple[str, Callable[..., Awaitable[Response]]]]:
-        """The pages."""
+        """Return the pages."""
         return [
             (r"^/-/report/(?P<study>[^/]+)$", self._report),
             (r"^/-/trial/(?P<trial>[^/]+)$", self._trial),
@@ -326,7 +326,7 @@ class _Plugin:
 
     @hookimpl  # type: ignore[untyped-decorator]
     def menu_links(self, datasette: Datasette) -> list[dict[str, str]]:
-        """The way to the reports."""
+        """Return the way to the reports."""
         return [{"href": datasette.urls.path(f"/{NAME}/studies"), "label": "Studies and reports"}]
 
     async def _report(self, request: Any) -> Response:
