@@ -431,7 +431,7 @@ def _requirement(text: str, where: str) -> Requirement:
 
 
 def _requirements(texts: Iterable[str], axes: Sequence[str]) -> tuple[str, ...]:
-    """Each package once, those given first before the script's own; what an axis moves is left to it."""
+    """Return each requirement once: the first one given of a package counts; packages of axes are left out."""
     found: dict[str, str] = {}
     for text in texts:
         requirement = _requirement(text, "--with")

@@ -178,7 +178,7 @@ def _collapsed(
 
 
 def _is_line(run: Sequence[CombinationReport]) -> bool:
-    """Whether one axis alone moves: `a … b` would else stand for combinations that nobody reads in it."""
+    """Return whether exactly one axis varies; only then is `a … b` read as what it stands for."""
     first, second = run[0].combination, run[1].combination
     moved = {axis for axis, value in first.items() if second.get(axis) != value}
     last = run[-1].combination

@@ -540,12 +540,12 @@ class Bisection:
 
     @property
     def _is_line(self) -> bool:
-        """Whether a single axis has a choice, and an order."""
+        """Return whether exactly one axis has several values, and these have an order."""
         return len(self._directions) == 1 and self._directions != [Direction.UNORDERED]
 
     @property
     def changes_once(self) -> bool:
-        """Whether a single axis has a choice and by all that was seen changes once, the way that is said."""
+        """Whether only one axis varies, and the trials fit a single change in its declared direction."""
         once = ([Direction.REGRESSION], [Direction.FIXED])
         return self._directions in once and len(self._rules) > 0
 

@@ -166,7 +166,7 @@ class Staircase:
 
     @cached_property
     def _places(self) -> FloatArray:
-        """Of a frontier of two axes: where on each line of the first what is bad can begin, 0 or 1.
+        """Return where the bad values can begin on each line of the first of two axes, as 0 or 1.
 
         Shape (…, lines, places); the lattice is turned so that upward is towards higher positions.
         """
