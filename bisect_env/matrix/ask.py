@@ -431,7 +431,7 @@ def _requirement(text: str, where: str) -> Requirement:
 
 
 def _requirements(texts: Iterable[str], axes: Sequence[str]) -> tuple[str, ...]:
-    """Return each requirement once: the first one given of a package counts; packages of axes are left out."""
+    """Return each requirement once: of a package the first one counts; packages of axes are left out."""
     found: dict[str, str] = {}
     for text in texts:
         requirement = _requirement(text, "--with")
