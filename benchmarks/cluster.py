@@ -22,11 +22,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.hot_path import OneEnvironment
-from bisect_env.cluster.local import LocalExecutor
+from bisect_env.cluster.choose import Place, machines_here
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import events
@@ -41,6 +42,7 @@ from bisect_env.matrix.versions import host_platform
 from bisect_env.search.searcher import Search, SearchSettings
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import TrialSpec
+from tests.cluster.cores import cores_executor
 
 SCRIPT = "import time; time.sleep(0.05)"
 SCALE = 10
@@ -72,7 +74,7 @@ def overhead(trials: int = 120) -> tuple[float, str]:
             list(pool.map(bare, range(trials)))
         return time.monotonic() - started
 
-    with closing(LocalExecutor(machine_prefix, workers)) as executor:
+    with closing(cores_executor(machine_prefix, workers)) as executor:
 
         def run_trials(count: int) -> float:
             started = time.monotonic()
@@ -167,7 +169,7 @@ def share(workers: int) -> tuple[float, str]:
                 load_matrix(folder / "matrix.yaml"),
                 store=store,
                 provider=PlantedEnvironments(),
-                make_executor=lambda: PoolExecutor(builder, workers),
+                place=Place(lambda: PoolExecutor(builder, workers), partial(machines_here, 0, None)),
                 lockfiles=folder / "lockfiles",
                 notify=notify,
                 every_lock=True,

@@ -336,7 +336,7 @@ def kill_child(*words: str) -> Callable[[Round], None]:
 
 
 def kill_of_cluster(who: str) -> Callable[[Round], None]:
-    """SIGKILL to the scheduler, or to the nanny of a worker, of a cluster that others started."""
+    """SIGKILL to the scheduler, or to a worker or its nanny, of a cluster that others started."""
 
     def fault(play: Round) -> None:
         (play.home / "dask").mkdir()
@@ -349,7 +349,9 @@ def kill_of_cluster(who: str) -> Callable[[Round], None]:
             running = begun(play)
             for process in dask.processes:
                 play.note_family(process.pid)
-            (scheduler if who == "scheduler" else play.rng.choice(nannies)).kill()
+            victim = scheduler if who == "scheduler" else play.rng.choice(nannies)
+            workers = psutil.Process(victim.pid).children() if who == "worker" else []
+            (play.rng.choice(workers) if workers else victim).kill()
             play.counts["kills"] += 1
             running.end(alone=False)
         # It goes on without that cluster.
@@ -569,8 +571,7 @@ FAULTS: dict[str, Callable[[Round], None]] = {
     "signals": signal_group,
     "supervisor": kill_child("supervisor.py"),
     "trial": kill_child("script.py"),
-    "worker": kill_child("spawn_main"),
-    "tracker": kill_child("resource_tracker"),
+    "worker": kill_of_cluster("worker"),
     "solver": kill_child("uv pip", "/uv "),
     "scheduler": kill_of_cluster("scheduler"),
     "nanny": kill_of_cluster("nanny"),
@@ -586,8 +587,6 @@ FAULTS: dict[str, Callable[[Round], None]] = {
     "script": nothing,
     "budget": nothing,
 }
-DASK = {"worker", "tracker"}
-"""Faults that a study on threads cannot have."""
 
 
 def begun(play: Round) -> Running:
@@ -630,8 +629,7 @@ def play_round(
     how = "hungry" if fault == "memory" else rng.choice(hows)
     if fault == "script":
         how = rng.choice([*NO_FAILURE, "prefix", str(rng.randrange(256))])
-    on_dask = fault in DASK or rng.random() < 0.2
-    options = ("--workers", "2", *(("--cluster", "local") if on_dask else ()))
+    options = ("--workers", "2")
     home = Path(tempfile.mkdtemp(prefix=f"round-{number}-", dir=folder))
     play = Round(home, rng, how, options, index, budget, counts)
     play.log.append(f"round {number}: {fault}, {how}, {' '.join(options)}")

@@ -30,6 +30,7 @@ import psutil
 
 from benchmarks.hot_path import OneEnvironment
 from bisect_env import __version__
+from bisect_env.cluster.choose import Place, machines_here
 from bisect_env.cluster.gpus import Gpu, Nvml, choose_gpus, group_gpus, open_nvml
 from bisect_env.cluster.local import GpuExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
@@ -185,7 +186,7 @@ class Check:
                 load_matrix(matrix),
                 store=store,
                 provider=OneEnvironment(),
-                make_executor=make,
+                place=Place(make, partial(machines_here, 1, None)),
                 lockfiles=folder / "lockfiles",
                 notify=notify,
             )

@@ -26,12 +26,14 @@ import textwrap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bisect_env.cluster.choose import Place, machines_here
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import (
     Completion,
@@ -150,18 +152,13 @@ class Simulated:
         """Let `wait` return."""
         self._woken.set()
 
-    def cancel(self, trial_ids: Collection[str] | None = None) -> None:
-        """What runs or waits is lost, or that of it which is named."""
-        kept = [one for one in self._due if trial_ids is not None and one[2].trial_id not in trial_ids]
-        left = [one for one in self._waiting if trial_ids is not None and one.trial_id not in trial_ids]
-        known = {spec.trial_id for spec in (*(one[2] for one in kept), *left)}
-        specs = [*(one[2] for one in self._due), *self._waiting]
-        gone = [spec.trial_id for spec in specs if spec.trial_id not in known]
-        self._ready += [TrialLost(trial_id, "the trial was cancelled") for trial_id in gone]
-        self._free += len(self._due) - len(kept)
-        heapq.heapify(kept)
-        self._due, self._waiting = kept, deque(left)
-        self._begin()
+    def cancel(self) -> None:
+        """Lose what runs and what waits."""
+        gone = [*(spec for _, _, spec in self._due), *self._waiting]
+        self._ready += [TrialLost(spec.trial_id, "the trial was cancelled") for spec in gone]
+        self._free += len(self._due)
+        self._due.clear()
+        self._waiting.clear()
 
     def close(self) -> None:
         """Nothing is held."""
@@ -206,7 +203,7 @@ def study(workers: int, trials: int, *, simulated: bool) -> dict[str, Any]:
                 load_matrix(folder / "matrix.yaml"),
                 store=store,
                 provider=provider,
-                make_executor=executor,
+                place=Place(executor, partial(machines_here, 0, None)),
                 lockfiles=None,
                 notify=notify,
                 quick=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import sys
 import tempfile
@@ -14,20 +13,12 @@ from pathlib import Path
 from bisect_env.cli import signals
 from bisect_env.errors import BisectEnvError, ExitCode, UsageError
 
-_COLLECT_EVERY = 200_000
-"""Objects until Python looks for cycles again. What a command imports stays: to look through it after every
-700, as Python does, takes a sixth of the time until a study is open, and finds nothing."""
-_TURN = 0.0005
-"""Seconds after which a thread that computes lets others have a turn. Ten times that, as Python has it,
-is what each file costs that a thread looks at while another imports: 0.35 s before a first lock."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 
 def main() -> None:
     """Run a command and exit with its documented code; see `docs/reference/exit-codes.md`."""
     signals.leave_at_once()
-    gc.set_threshold(_COLLECT_EVERY)
-    sys.setswitchinterval(_TURN)
     _open_closed_streams()
     # The search multiplies small matrices: with more threads they take as long, and cores that trials could
     # have. Trials see nothing of it, since their environment is built from an allow-list.
@@ -40,8 +31,6 @@ def main() -> None:
     code = _exit_code()
     signals.finish()
     signals.leave_in_time(code)
-    # Python looks for cycles once more as it ends, among all that was imported: a quarter of a short command.
-    gc.freeze()
     sys.exit(code)
 
 

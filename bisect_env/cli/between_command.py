@@ -59,7 +59,7 @@ SideOption = Annotated[
 ]
 
 
-@with_groups(without=("cluster",))
+@with_groups()
 def between(
     words: Annotated[
         list[str] | None,

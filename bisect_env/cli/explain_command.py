@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _MAX_TRIALS = 2000
 
 
-@with_groups(without=("cluster",))
+@with_groups()
 def explain(
     study: StudyArgument = None,
     *,
@@ -200,12 +200,7 @@ def text_of(found: Explanation) -> str:
 # `bisect-env narrow`: from the first bad release to the first bad commit.
 
 
-@with_groups(
-    without=(
-        "offline",
-        "cluster",
-    )
-)
+@with_groups(without=("offline",))
 def narrow(
     study: StudyArgument = None,
     *,
@@ -347,7 +342,7 @@ def _between(releases: Releases, git: str, first: str, last: str, cache: Path | 
 # `bisect-env amplify`: find what makes a failure more frequent.
 
 
-@with_groups(without=("cluster", "quiet"))
+@with_groups(without=("quiet",))
 def amplify(
     matrix: MatrixArgument,
     *,

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum, StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from bisect_env.cli.signals import is_stopping
 
 if TYPE_CHECKING:
-    from bisect_env.cluster.choose import LazyExecutor
+    from bisect_env.cluster.choose import Place
     from bisect_env.environments.provider import EnvironmentProvider
     from bisect_env.matrix.load import Matrix
 
@@ -195,20 +195,6 @@ WorkersOption = Annotated[
 ]
 
 
-class Cluster(StrEnum):
-    """The kinds of local executors that `--cluster` can name."""
-
-    THREADS = "threads"
-    LOCAL = "local"
-
-
-ClusterOption = Annotated[
-    Cluster,
-    typer.Option(
-        "--cluster",
-        help="What runs trials on the cores of this host: threads of this command, or a local Dask cluster.",
-    ),
-]
 GpusOption = Annotated[
     str | None,
     typer.Option("--gpus", help="GPUs to use, such as 0,2 (or UUIDs); default: all that are visible."),
@@ -246,7 +232,6 @@ class ExecutionOptions:
     cache: CacheOption = None
     cache_size: CacheSizeOption = None
     offline: OfflineOption = None
-    cluster: ClusterOption = Cluster.THREADS
 
     @property
     def starting(self) -> str:
@@ -257,14 +242,16 @@ class ExecutionOptions:
     def _is_local(self) -> bool:
         return self.scheduler is None and self.scheduler_file is None
 
-    def open(self, matrix: Matrix) -> tuple[LazyExecutor, EnvironmentProvider]:
+    def open(self, matrix: Matrix) -> tuple[Place, EnvironmentProvider]:
         """Return the place for trials of a matrix, to be closed by the caller, and who makes environments.
 
         Raises:
             UsageError: Options that exclude each other, or a size that is none.
         """
         # Imported here, so that `bisect-env --help` need not wait for Dask.
-        from bisect_env.cluster.choose import LazyExecutor, executor_maker, unprotected
+        from functools import partial
+
+        from bisect_env.cluster.choose import Place, executor_maker, machines_here, unprotected
         from bisect_env.environments.provider import Environments, OfflineEnvironments
         from bisect_env.environments.settings import default_cache_dir, parse_size
 
@@ -280,7 +267,6 @@ class ExecutionOptions:
             cache=self.cache,
             cache_limit=None if self.cache_size is None else parse_size(self.cache_size, "--env-cache-size"),
             offline=offline,
-            dask=self.cluster is Cluster.LOCAL,
         )
         cache_dir = (self.cache or default_cache_dir()).absolute()
         provider: EnvironmentProvider
@@ -288,11 +274,6 @@ class ExecutionOptions:
             provider = Environments(cache_dir, index=matrix.file.index)
         else:
             provider = OfflineEnvironments(offline, matrix.name, cache_dir)
-        place = LazyExecutor(
-            start,
-            gpus_per_trial=matrix.file.trial.gpus,
-            gpus=self.gpus,
-            is_remote=not self._is_local,
-            stopped=is_stopping,
-        )
+        here = partial(machines_here, matrix.file.trial.gpus, self.gpus)
+        place = Place(start, here if self._is_local else None, is_stopping)
         return place, provider

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib
 import json
 import sys
@@ -350,9 +349,6 @@ def answer(
     from bisect_env.search.goals import Goal
     from bisect_env.storage.store import Store
 
-    # What was imported stays: Python need not look through it for cycles while a first trial is waited for.
-    gc.freeze()
-
     def heard(event: events.Event) -> None:
         notify(event)
         if isinstance(event, Answered):
@@ -362,8 +358,6 @@ def answer(
         return stopped.is_set() or (missing is not None and missing.module is not None)
 
     with contextlib.ExitStack() as stack:
-        if (where.workers or default_workers()) > _FEW:
-            sys.setswitchinterval(_LONG_TURN)
         stack.callback(end_running)  # what is made ahead may not be wanted
         stack.enter_context(closing(place))
         store = stack.enter_context(Store.open(db))
@@ -373,12 +367,11 @@ def answer(
                 loaded,
                 store=store,
                 provider=provider,
-                make_executor=place.executor,
+                place=place,
                 lockfiles=lockfiles,
                 notify=heard,
                 stopped=enough,
                 workers=default_workers(),
-                machines=place.machines,
                 fresh=fresh,
                 only_mine=only_mine,
                 goal=Goal(goal),
@@ -400,9 +393,6 @@ def lacked(missing: MissingModules, exit_code: int) -> str | None:
     return missing.module or (missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None)
 
 
-_FEW, _LONG_TURN = 16, 0.005
-"""Workers up to which threads take turns as quickly as at the start, and seconds of a turn with more: 64 that
-wait for trials handled 130 a second with short turns, and 150 with those that Python has."""
 LATER = ("report.build", "report.text")
 """Modules of ours that a study needs when it ends."""
 

@@ -185,7 +185,7 @@ def end_workers() -> bool:
     """Kill the workers of a Dask cluster of this process, which ends next; whether one had not ended."""
     if local := sys.modules.get("bisect_env.cluster.local"):
         with contextlib.suppress(Exception):
-            return bool(local.end_processes(for_good=True))
+            return bool(local.end_processes())
     return False
 
 

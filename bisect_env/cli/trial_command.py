@@ -140,7 +140,7 @@ def _line(number: int, event: events.TrialFinished) -> str:
     return "  ".join([*parts, "; ".join(note for note in notes if note)]).rstrip()
 
 
-@with_groups(without=("cluster",))
+@with_groups()
 def trial(
     matrix: MatrixArgument,
     *,
@@ -209,7 +209,7 @@ def trial(
     raise typer.Exit(int(ExitCode.FAILURE_SEEN if tally.bad else ExitCode.VERDICT))
 
 
-@with_groups(without=("cluster",))
+@with_groups()
 def verify(
     matrix: MatrixArgument,
     *,
@@ -308,7 +308,7 @@ _OPEN = (
 )
 
 
-@with_groups(without=("workers", "scheduler", "scheduler_file", "cluster", "quiet"))
+@with_groups(without=("workers", "scheduler", "scheduler_file", "quiet"))
 def diagnose(
     matrix: MatrixArgument,
     *,

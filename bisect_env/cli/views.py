@@ -294,7 +294,7 @@ def describe(event: events.Event) -> str | None:
             return f"answer: {answer}; now checking it with up to {checks} (`--quick` leaves that out)"
         case events.Progress():
             words, left = told_passing(event), _what_is_left(event)
-            if event.passing is not None or event.ends_after is not None:
+            if event.passing is not None:
                 return "; ".join(filter(None, (f"{_seen(event)}, none of them bad", words, left)))
             best = probability(event.verdict.probability or 0.0)
             return f"{_seen(event)}, {event.hits} of them bad; best answer so far {best}; {left}"
@@ -339,16 +339,12 @@ def _percent(share: float) -> str:
 
 def _what_is_left(progress: events.Progress) -> str:
     """Return what would end a study, in words."""
-    if progress.ends_after is None and progress.passing is not None:
-        # How many trials that takes has to be played; those that would settle where a failure is are fewer.
-        return f"more passes are to exclude a crash rate of {_percent(progress.passing[2])} everywhere"
-    if progress.ends_after is None:
-        left = round(progress.verdict.expected_left or 0.0)
-        # Of an answer that stands it is not foreseen how much of its checks is wanted.
-        return f"about {how_many(left, 'trial')} left" if left else "checking the answer"
-    passes, rate = progress.ends_after
-    more = "1 more pass excludes" if passes == 1 else f"{passes} more passes exclude"
-    return f"{more} a crash rate of {_percent(rate)} everywhere"
+    if progress.passing is not None:
+        least = _percent(progress.passing[2])
+        return f"no failure yet; continuing until a failure rate of {least} can be ruled out"
+    left = round(progress.verdict.expected_left or 0.0)
+    # How many of its checks an answer will need is not known.
+    return f"about {how_many(left, 'trial')} left" if left else "checking the answer"
 
 
 class JsonView(View):
@@ -467,7 +463,6 @@ def as_json(event: events.Event) -> dict[str, Any]:
                 "probability": event.verdict.probability,
                 "first_bad": event.verdict.first_bad,
                 "expected_left": event.verdict.expected_left,
-                "passes_left": event.ends_after and event.ends_after[0],
             }
         case events.Failed():
             return {
@@ -569,7 +564,7 @@ class LiveView(View):
         from rich.text import Text
 
         words, left = told_passing(progress), _what_is_left(progress)
-        if progress.passing is not None or progress.ends_after is not None:
+        if progress.passing is not None:
             known = (self._elapsed(), f"{_seen(progress)}, none of them bad", clean(words))
             return Text(" · ".join(filter(None, (*known, left))))
         # The sentence says its probability itself.

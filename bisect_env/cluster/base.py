@@ -1,11 +1,10 @@
-"""What all Dask executors share: each submitted trial is answered exactly once, and can be cancelled.
+"""Runs trials on a Dask cluster; each submitted trial is answered exactly once, and can be cancelled.
 
 Dask promises neither. It runs a task again when its worker dies or when a result is lost with its worker,
-without a word to the caller, and `Future.cancel` leaves what runs running. So each attempt at a trial is
-announced by the worker that begins it, on a topic of ours, through the same ordered streams that later bring
-the answer: an attempt announced twice was run again behind our back, and its answer is not believed.
-Cancelling all is a broadcast of a number: attempts made before it end, and answer when their processes are
-gone. Of single ones the workers that began them are told the names.
+without a word to the caller, and `Future.cancel` leaves what runs running. So the worker that begins an
+attempt at a trial announces it, on a topic of ours, through the same ordered streams that later bring the
+answer: an attempt that is announced twice was run again, and its answer is not believed. A trial that runs
+watches its task (`cluster/worker.py`), and ends when Dask has let go of it.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,6 @@ from bisect_env.cluster.protocol import (
 )
 from bisect_env.cluster.worker import (
     WorkerSettings,
-    cancel_up_to,
     machines_of_worker,
     perform_on_worker,
     prepare_on_worker,
@@ -183,24 +182,19 @@ class _Attempt:
 
     Attributes:
         trial_id: Of the request.
-        epoch: Which `cancel` ends it.
         lock_hash: Of its environment.
         fit: Addresses of the workers that alone may run it, if not all may.
         future: Dask's.
-        is_stranded: Whether those are gone, so that it was given up.
-        cancelled_at: When it was cancelled by itself, if it was.
-        begun: Worker, its host and its address, of every begin that was announced; one, unless Dask ran it
-            again.
+        is_stranded: Whether those workers are gone, so that it was given up.
+        begun: Worker and host of every begin that was announced; one, unless Dask ran it again.
     """
 
     trial_id: str
-    epoch: int
     lock_hash: str
     fit: list[str] | None = None
     future: Any = None
     is_stranded: bool = False
-    cancelled_at: float | None = None
-    begun: list[tuple[str, str, str]] = field(default_factory=list)
+    begun: list[tuple[str, str]] = field(default_factory=list)
 
 
 class DaskExecutor:
@@ -243,11 +237,8 @@ class DaskExecutor:
         self._whereabouts = Whereabouts()
         self.attempts: dict[str, _Attempt] = {}
         self._count = 0
-        self._epoch = 0
         self._preparing = 0
         self._aside: dict[str, str] = {}
-        self._cancelled: frozenset[str] = frozenset()
-        self._telling: dict[str, threading.Thread] = {}
         self._closed = False
         self._workerless_since: float | None = None
         self._offers: list[WorkerOffer] = []
@@ -313,10 +304,10 @@ class DaskExecutor:
         self._subscribe()
         self._count += 1
         attempt = f"{request.spec.trial_id}-{self._count}"
-        settings = WorkerSettings(self._build, self._topic, self._epoch, self._cpus, self._version)
+        settings = WorkerSettings(self._build, self._topic, self._cpus, self._version)
         lock_hash = request.lock.content_hash
         fit = self._whereabouts.fit(lock_hash, self.look())
-        known = self.attempts[attempt] = _Attempt(request.spec.trial_id, self._epoch, lock_hash, fit)
+        known = self.attempts[attempt] = _Attempt(request.spec.trial_id, lock_hash, fit)
         # The key is unique and the function declared impure, or equal submits would be run once. The common
         # first part makes the trials one group, to which alone the worker saturation applies.
         known.future = self.client.submit(
@@ -341,19 +332,21 @@ class DaskExecutor:
         if self._closed:
             raise InfrastructureError("the cluster is closed")
         self._check_client()
-        patience = time.monotonic() + NO_WORKERS_GRACE
-        while not (offers := self.look()) and time.monotonic() < patience:
-            time.sleep(0.1)
-        self._whereabouts.asked(request, offers)
-        chosen = one_of_each_host(offers)
-        self._begin(request, [offer for offer in offers if offer.address in chosen], late=False)
+        self._begin(request)
 
-    def _begin(self, request: PrefixRequest, builders: Sequence[WorkerOffer], *, late: bool) -> None:
+    def _begin(self, request: PrefixRequest, late: Sequence[WorkerOffer] = ()) -> None:
+        """Have a prefix made in a thread.
+
+        Args:
+            request: What to make.
+            late: Workers of hosts that joined later; else it is made on one worker of every host.
+        """
         self._preparing += 1
-        threading.Thread(target=self._prepare, args=(request, builders, late), daemon=True).start()
+        threading.Thread(target=self._prepare, args=(request, late), daemon=True).start()
 
-    def _prepare(self, request: PrefixRequest, builders: Sequence[WorkerOffer], late: bool) -> None:
+    def _prepare(self, request: PrefixRequest, late: Sequence[WorkerOffer]) -> None:
         lock_hash = request.lock.content_hash
+        builders = late or self._on_every_host(request)
         workers = sorted(offer.address for offer in builders)
         # The answer of the call itself, and no event: nothing orders an event after our subscription to it.
         try:
@@ -364,13 +357,22 @@ class DaskExecutor:
             # would wait for ever. What is lost here is the scheduler, or everybody.
             said = dict.fromkeys(workers, error)
         answers = {offer.host: said.get(offer.address) for offer in builders}
-        self._prepared.put((lock_hash, answers, late))
+        self._prepared.put((lock_hash, answers, bool(late)))
         self._answers.put("")  # wakes `wait`
+
+    def _on_every_host(self, request: PrefixRequest) -> list[WorkerOffer]:
+        """Return one worker of each host, after waiting for the first worker."""
+        patience = time.monotonic() + NO_WORKERS_GRACE
+        while not (offers := self.look()) and time.monotonic() < patience and not self._closed:
+            time.sleep(0.1)
+        self._whereabouts.asked(request, offers)
+        chosen = one_of_each_host(offers)
+        return [offer for offer in offers if offer.address in chosen]
 
     def _welcome(self, wanted: Iterable[str]) -> None:
         """Have hosts that joined make what is in use; no trial is sent there before it is made."""
         for request, builders in self._whereabouts.late(wanted, self.look()):
-            self._begin(request, builders, late=True)
+            self._begin(request, builders)
 
     def _subscribe(self) -> None:
         # A client that lost its scheduler and found it again has lost its subscriptions.
@@ -385,7 +387,7 @@ class DaskExecutor:
         if "begun" in said:
             attempt = self.attempts.get(said["begun"])
             if attempt is not None:
-                attempt.begun.append((said["worker"], said["host"], said["address"]))
+                attempt.begun.append((said["worker"], said["host"]))
                 if len(attempt.begun) == 2:
                     # A worker that runs a cancelled key sees it and ends the trial. From another thread: in
                     # this one, which carries the messages, cancelling would wait for itself.
@@ -440,15 +442,15 @@ class DaskExecutor:
         except Exception as error:  # noqa: BLE001 - `perform` raises nothing, so this is Dask's: a task that
             # was cancelled, a message that could not be read. Whatever it is, it says nothing of the script.
             why = "every worker that has its environment is gone" if attempt.is_stranded else str(error)
-            reason = CANCELLED if attempt.cancelled_at is not None else f"{type(error).__name__}: {why}"
+            is_ours = isinstance(error, CancelledError) and not attempt.is_stranded
+            reason = CANCELLED if is_ours else f"{type(error).__name__}: {why}"
             completion = TrialLost(attempt.trial_id, reason, host, under_trial=attempt.is_stranded)
         finally:
             attempt.future.release()
             # Not before: while the result was fetched, a lost worker may have made a second run of it.
             del self.attempts[name]
-            self._cancelled -= {name}
         if len(attempt.begun) > 1:
-            worker, host, _ = attempt.begun[0]
+            worker, host = attempt.begun[0]
             reason = f"the worker {worker} was lost before its answer was fetched"
             return TrialLost(attempt.trial_id, reason, host)
         return completion
@@ -471,8 +473,6 @@ class DaskExecutor:
 
     def _check_health(self) -> None:
         self._check_client()
-        if self._cancelled or any(attempt.epoch < self._epoch for attempt in self.attempts.values()):
-            self._tell_cancelled()
         offers = self.look()
         if offers:
             self._workerless_since = None
@@ -509,54 +509,13 @@ class DaskExecutor:
 
     # -- ending --------------------------------------------------------------------------------------------
 
-    def cancel(self, trial_ids: Collection[str] | None = None) -> None:
-        """End what runs and what waits; see `Executor.cancel`."""
-        if trial_ids is None:
-            self._epoch += 1
-        else:
-            now = time.monotonic()
-            chosen = {name: one for name, one in self.attempts.items() if one.trial_id in trial_ids}
-            if not chosen:
-                return
-            for attempt in chosen.values():
-                attempt.cancelled_at = attempt.cancelled_at or now
-            self._cancelled |= frozenset(chosen)
-        self._tell_cancelled(everybody=trial_ids is None)
-
-    def _tell_cancelled(self, *, everybody: bool = False) -> None:
-        """Tell workers what is to end, without waiting for those that do not answer.
-
-        Said again every second while cancelled attempts are unanswered: a worker may have joined since, or
-        got a waiting trial after it was told. What waits for a worker all that time is taken from Dask: by
-        then the begin of one that had begun is known, whose processes have to be gone before it is answered.
-
-        Args:
-            everybody: Whether to tell all workers, though those that began something may be known.
-        """
-        cancelled = [self.attempts[name] for name in self._cancelled]
-        waiting = [attempt for attempt in cancelled if not attempt.begun]
-        for attempt in waiting:
-            if time.monotonic() >= (attempt.cancelled_at or 0.0) + LOOK:
-                attempt.future.cancel()
-        older = any(attempt.epoch < self._epoch for attempt in self.attempts.values())
-        everybody = everybody or older or bool(waiting)
-        for address in {""} if everybody else {attempt.begun[-1][2] for attempt in cancelled}:
-            telling = self._telling.get(address)
-            if telling is None or not telling.is_alive():
-                self._telling[address] = threading.Thread(
-                    target=self._tell, args=(address,), name="cancel", daemon=True
-                )
-                self._telling[address].start()
-
-    def _tell(self, address: str) -> None:
-        """Tell one worker, or all of them, until nothing was added meanwhile."""
-        workers = [address] if address else None
-        said: tuple[int, frozenset[str]] | None = None
-        while said != (now := (self._epoch - 1, self._cancelled)):
-            said = now
-            # A client that has lost its scheduler closes by itself, at any moment, and has none to ask then.
-            with _despite_lost_connection(), contextlib.suppress(AttributeError):
-                self.client.run(cancel_up_to, self._topic, *said, workers=workers, on_error="ignore")
+    def cancel(self) -> None:
+        """End all trials; see `Executor.cancel`."""
+        running = [one.future for one in self.attempts.values() if not one.future.done()]
+        # A client that has lost its scheduler closes by itself; its workers then end what they run.
+        if self.client.status == "running":
+            with _despite_lost_connection():
+                self.client.cancel(running)
 
     def close(self) -> None:
         """Cancel, wait a little for trials to end, and end the workers with everything that still runs there.

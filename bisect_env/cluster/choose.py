@@ -1,19 +1,16 @@
-"""Chooses the executor and the machines that a command line and a matrix ask for, and starts it aside."""
+"""Chooses where the trials of a command run, from its options and the matrix."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
-import multiprocessing.util
 import os
 import platform
 import signal
 import socket
 import threading
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
@@ -22,10 +19,115 @@ from bisect_env.cluster.protocol import Executor, trials_per_gpu
 from bisect_env.environments.image_lock import ensure_environment
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError, StudyInterruptedError, UsageError
+from bisect_env.temporary import remove_left_behind
 from bisect_env.trials.records import Machine
+from bisect_env.trials.workdir import sweep
 
-# --------------------------------------------------------------------------------------------------
-# On which classes of machines the trials of a command run.
+_LOOK = 0.05
+"""Seconds between two looks at whether the user wants to stop."""
+
+
+class Place:
+    """The executor of one command, started in a thread when it is first wanted.
+
+    A cluster may take a minute to start, or to be found out of reach. A command that waits for it can be
+    interrupted at any moment. An executor that stands only after that is closed by the thread that started
+    it, which does not keep the process alive.
+
+    Args:
+        start: Starts the executor, or connects to it.
+        machines: Returns the classes of machines on which trials will run, without starting anything; None
+            where only the executor knows them.
+        stopped: Whether the user wants to stop.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Executor],
+        machines: Callable[[], frozenset[Machine]] | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._make = start
+        self._machines = machines
+        self._stopped = stopped
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._executor: Executor | None = None
+        self._error: BaseException | None = None
+        self._begun = False
+        self._closed = False
+
+    def begin(self) -> None:
+        """Start the executor, if that has not begun."""
+        with self._lock:
+            if self._begun:
+                return
+            self._begun = True
+        threading.Thread(target=self._start, name="start", daemon=True).start()
+
+    def _start(self) -> None:
+        try:
+            executor = self._make()
+        except BaseException as error:  # noqa: BLE001 -- raised by `executor`
+            self._error = error
+        else:
+            with self._lock:
+                self._executor = executor
+                closed = self._closed
+            if closed:
+                executor.close()
+        self._done.set()
+
+    def executor(self) -> Executor:
+        """Return the executor, as soon as it stands.
+
+        Raises:
+            BisectEnvError: It could not be started.
+            StudyInterruptedError: The user stopped before it stood.
+        """
+        self.begin()
+        is_ready = False
+        while not is_ready and not self._stopped():
+            is_ready = self._done.wait(_LOOK)
+        # The signal that stops us may have ended the workers, too: then that is why they did not start.
+        if not is_ready or (self._error is not None and self._stopped()):
+            raise StudyInterruptedError(
+                "stopped before the place where trials run was ready; every trial that ended is stored",
+                remedy="start the same command again; it goes on where it stopped",
+            )
+        if self._error is not None:
+            raise self._error
+        assert self._executor is not None
+        return self._executor
+
+    def machines(self) -> frozenset[Machine]:
+        """Return the classes of machines as they are known before trials run; workers may join later.
+
+        Raises:
+            InfrastructureError: A remote cluster cannot be reached.
+        """
+        if self._machines is not None:
+            return self._machines()
+        executor = self.executor()
+        return executor.machines() if isinstance(executor, _Knows) else frozenset()
+
+    def close(self) -> None:
+        """Close the executor if it was started, and remove what killed commands left behind.
+
+        A start under way is waited for, unless the user wants to stop: then its thread closes what it starts.
+        An error of a start that nobody asked for is not raised.
+        """
+        try:
+            while self._begun and not self._done.wait(_LOOK) and not self._stopped():
+                pass
+            with self._lock:
+                self._closed = True
+                executor = self._executor
+            if executor is not None:
+                executor.close()
+        finally:
+            sweep()
+            remove_left_behind()
 
 
 @runtime_checkable
@@ -33,58 +135,16 @@ class _Knows(Protocol):
     def machines(self) -> frozenset[Machine]: ...
 
 
-class LazyExecutor:
-    """The executor of one command, which is started only when it is needed.
+def machines_here(gpus_per_trial: float, gpus: str | None) -> frozenset[Machine]:
+    """Return the classes of machines that trials on this host see.
 
     Args:
-        start: Starts it, or finds it.
         gpus_per_trial: `trial.gpus` of the matrix.
         gpus: `--gpus`.
-        is_remote: Whether its workers are on other hosts, which only they can describe.
-        stopped: Whether the user wants to stop, and to wait for nothing.
     """
-
-    def __init__(
-        self,
-        start: Callable[[], Executor],
-        *,
-        gpus_per_trial: float,
-        gpus: str | None,
-        is_remote: bool,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._starting = Starting(start, stopped)
-        self._gpus_per_trial = gpus_per_trial
-        self._gpus = gpus
-        self._is_remote = is_remote
-
-    def executor(self) -> Executor:
-        """Return the executor.
-
-        Raises:
-            BisectEnvError: It could not be started.
-            StudyInterruptedError: The user stopped before it stood.
-        """
-        return self._starting.get()
-
-    def machines(self) -> frozenset[Machine]:
-        """Classes of machines as they are known before trials run; workers may join later.
-
-        Only a remote cluster has to be connected to for that.
-
-        Raises:
-            InfrastructureError: It cannot be reached.
-        """
-        if self._is_remote:
-            executor = self.executor()
-            return executor.machines() if isinstance(executor, _Knows) else frozenset()
-        if not self._gpus_per_trial:
-            return frozenset({Machine(platform.machine())})
-        return _local_gpus(self._gpus_per_trial, self._gpus)
-
-    def close(self) -> None:
-        """Close the executor if it was started."""
-        self._starting.close()
+    if not gpus_per_trial:
+        return frozenset({Machine(platform.machine())})
+    return _local_gpus(gpus_per_trial, gpus)
 
 
 def _local_gpus(per_trial: float, selection: str | None) -> frozenset[Machine]:
@@ -113,7 +173,6 @@ def executor_maker(
     cache: Path | None = None,
     cache_limit: int | None = None,
     offline: Path | None = None,
-    dask: bool = False,
 ) -> Callable[[], Executor]:
     """Return a function that starts the executor of a study, or connects to it.
 
@@ -128,7 +187,6 @@ def executor_maker(
         cache: `--cache`, None when not given: then every host uses its own default.
         cache_limit: `--env-cache-size` in bytes, None when not given: likewise.
         offline: `--offline`, None when not given: likewise.
-        dask: Whether trials on the cores of this host run on a Dask cluster of it.
 
     Raises:
         UsageError: The options contradict each other or the matrix.
@@ -162,11 +220,7 @@ def executor_maker(
                 f"--workers {workers}: this machine would spend its time on starting them",
                 remedy=f"take at most {most} ({WORKERS_PER_CPU} a CPU), or --scheduler for more machines",
             )
-        if not dask:
-            return partial(PoolExecutor, build, workers)
-        from bisect_env.cluster.local import LocalExecutor
-
-        return partial(_deaf_to_ctrl_c, partial(LocalExecutor, build, workers))
+        return partial(PoolExecutor, build, workers)
     from bisect_env.cluster.gpus import INSTALL, NO_GPU_REMEDY, choose_gpus, group_gpus, open_nvml
     from bisect_env.cluster.local import GpuExecutor, refuse_without_dask_cuda
 
@@ -185,57 +239,17 @@ def executor_maker(
 
 
 def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
-    """Start a cluster of this host in such a way that Ctrl-C does not reach its processes.
+    """Start a cluster of this host so that Ctrl-C does not reach its processes.
 
-    A terminal sends it to every process of the foreground group. Workers that are still importing would die
-    of it, with a traceback each, and the command would believe that the cluster cannot start. They inherit
-    the mask, which is that of the thread that starts them; trials get a clean one from their supervisor.
+    A terminal sends it to every process of the foreground group, and workers that are still importing would
+    die of it, with a traceback each. They inherit the signal mask of the thread that starts them; trials get
+    an empty one from their supervisor.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        # Starting it later would unblock SIGINT in the thread that starts the workers. It inherits that a
-        # terminal that is closed does not end it: it has to outlive those whose semaphores it keeps.
-        _start_tracker()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before | {signal.SIGINT})
         return start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start_tracker() -> None:
-    """Start multiprocessing's tracker of semaphores, without standard error, now and whenever it has died.
-
-    What it says there when it, or we, are killed (a traceback for each semaphore) is nothing that a user
-    could do something about.
-    """
-    tracker: Any = getattr(resource_tracker, "_resource_tracker", None)
-    if tracker is None:
-        resource_tracker.ensure_running()
-        return
-    util: Any = multiprocessing.util
-    ensure_running = tracker.ensure_running
-
-    def silently() -> None:
-        # Private, as is all of it; where a later Python has other names, it is as loud as it was.
-        spawn, util.spawnv_passfds = util.spawnv_passfds, _spawn_mute
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that it had died
-                ensure_running()
-        finally:
-            util.spawnv_passfds = spawn
-
-    if not hasattr(tracker, "is_quiet"):
-        tracker.ensure_running = silently
-        tracker.is_quiet = True
-    tracker.ensure_running()
-
-
-def _spawn_mute(path: str | bytes, words: Sequence[str | bytes], kept: Sequence[int]) -> int:
-    """Start a program that inherits some descriptors, and whose standard error goes nowhere."""
-    mute = (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)
-    inherit = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in kept if fd > 2]
-    return os.posix_spawn(path, list(words), os.environ, file_actions=[mute, *inherit])
 
 
 def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | None:
@@ -286,89 +300,3 @@ def _refuse_local_options(
                 f"{option} starts workers on this machine, and --scheduler uses those of a cluster",
                 remedy=f"leave {option} out; an existing cluster is sized by whoever started it",
             )
-
-
-# --------------------------------------------------------------------------------------------------
-# Starts the executor in a thread of its own, so that the command need not wait for it.
-
-_LOOK = 0.05
-"""Seconds between two looks at whether somebody wants to stop."""
-
-
-class Starting:
-    """An executor that is started when it is first wanted.
-
-    A cluster may take a minute to start or to be found out of reach. Whoever waits for it can be interrupted
-    at every instant; what then comes to stand later is closed by the thread that started it, which does not
-    keep the process alive.
-
-    Args:
-        make: Starts it, or finds it.
-        stopped: Whether the user wants to stop.
-    """
-
-    def __init__(self, make: Callable[[], Executor], stopped: Callable[[], bool] = lambda: False) -> None:
-        self._make = make
-        self._stopped = stopped
-        self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._executor: Executor | None = None
-        self._error: BaseException | None = None
-        self._begun = False
-        self._closed = False
-
-    def begin(self) -> None:
-        """Start it, if that has not begun."""
-        with self._lock:
-            if self._begun:
-                return
-            self._begun = True
-        threading.Thread(target=self._start, name="start", daemon=True).start()
-
-    def _start(self) -> None:
-        try:
-            executor = self._make()
-        except BaseException as error:  # noqa: BLE001 -- raised where somebody waits
-            self._error = error
-        else:
-            with self._lock:
-                self._executor = executor
-                closed = self._closed
-            if closed:
-                executor.close()
-        self._done.set()
-
-    def get(self) -> Executor:
-        """Return the executor, as soon as it stands.
-
-        Raises:
-            BisectEnvError: It could not be started.
-            StudyInterruptedError: The user does not want to wait for it.
-        """
-        self.begin()
-        is_ready = False
-        while not is_ready and not self._stopped():
-            is_ready = self._done.wait(_LOOK)
-        # What ends us may have ended the workers, too: then that is why they did not start.
-        if not is_ready or (self._error is not None and self._stopped()):
-            raise StudyInterruptedError(
-                "stopped before the place where trials run was ready; every trial that ended is stored",
-                remedy="start the same command again; it goes on where it stopped",
-            )
-        if self._error is not None:
-            raise self._error
-        assert self._executor is not None
-        return self._executor
-
-    def close(self) -> None:
-        """Close what stands; a start that failed without being asked for says nothing to anybody.
-
-        One that is under way is waited for, unless the user wants to stop: then it is left to its thread.
-        """
-        while self._begun and not self._done.wait(_LOOK) and not self._stopped():
-            pass
-        with self._lock:
-            self._closed = True
-            executor = self._executor
-        if executor is not None:
-            executor.close()

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -143,17 +143,14 @@ class PoolExecutor:
         """Let `wait` return; see `Executor.wake`."""
         self._answers.put(None)
 
-    def cancel(self, trial_ids: Collection[str] | None = None) -> None:
-        """End what runs and what waits; see `Executor.cancel`. What waits is answered at once."""
+    def cancel(self) -> None:
+        """End all trials; see `Executor.cancel`. Those that wait for a place are answered at once."""
         with self._lock:
             for attempt in [*self._attempts]:
-                trial_id = attempt.request.spec.trial_id
-                if trial_ids is not None and trial_id not in trial_ids:
-                    continue
                 attempt.cancelled = True
                 if not attempt.begun:
                     self._attempts.remove(attempt)
-                    self._answers.put(TrialLost(trial_id, CANCELLED))
+                    self._answers.put(TrialLost(attempt.request.spec.trial_id, CANCELLED))
 
     def close(self) -> None:
         """Cancel, give up builds, and wait for the trials to be gone."""

@@ -6,15 +6,14 @@ search, what a result means is judged by the engine, and nothing is retried here
 **Delivery.** Every submitted trial is answered exactly once by `wait`, be it by a record, a build failure
 or a loss; so is every `prepare`, once all hosts have answered. **Builds hold nothing.** What is prepared is
 built beside trials, and takes none of the places (slots, GPUs) where trials run. **Isolation.** The user's
-script never runs inside the worker process. **Cancel.** After `cancel`, of all trials or of some, the process
-groups of those that run are ended, what they were lent is free again, and their answers are losses: one each,
-given when the processes are gone. A trial that has come to its end by then is answered by its record, as if
-nobody had cancelled it; an id that is not known, or answered already, means nothing; other trials go on.
+script never runs inside the worker process. **Cancel.** After `cancel` every trial that was submitted before
+is answered by its record if that was there already, else as lost. Its process group is ended, soon after the
+answer at the latest, and until then its place stays taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import floor
@@ -160,7 +159,7 @@ class PrefixProgress:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReady:
-    """Every host has the prefix.
+    """At least one host has the prefix, and every host has answered; trials run where it is.
 
     Attributes:
         lock_hash: Which environment.
@@ -270,12 +269,8 @@ class Executor(Protocol):
         """Let a `wait` under way return at once, or the next one; called from any thread."""
         ...
 
-    def cancel(self, trial_ids: Collection[str] | None = None) -> None:
-        """End trials, whether they run or wait, and return at once; those submitted later are not touched.
-
-        Args:
-            trial_ids: Which; None for all.
-        """
+    def cancel(self) -> None:
+        """End all trials, whether they run or wait, and return at once; those submitted later go on."""
         ...
 
     def close(self) -> None:

@@ -7,9 +7,8 @@ import os
 import platform
 import signal
 import socket
-import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -269,14 +268,12 @@ class WorkerSettings:
     Attributes:
         build: Makes prefixes.
         topic: Where the executor listens.
-        epoch: Which `cancel` ends the trial.
         cpus: CPUs that trials may use; empty means those of the worker.
         version: Of the command's bisect-env.
     """
 
     build: PrefixBuilder
     topic: str
-    epoch: int
     cpus: tuple[int, ...]
     version: str
 
@@ -288,26 +285,13 @@ def dask_setup(_worker: Worker) -> None:
     to decide: workers that died of it would turn an orderly stop into lost trials.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Dask's event loop shares the interpreter with the thread that watches the trial; with the default of
-    # 5 ms, each step of a trial's start and end may wait that long.
-    sys.setswitchinterval(0.0005)
 
 
-_cancelled_up_to: dict[str, int] = {}
-"""For each executor, by its topic, the last epoch that was cancelled."""
-_cancelled: dict[str, frozenset[str]] = {}
-"""For each executor the attempts that are to end, each for itself, and are not answered yet."""
 _builders = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1) // 4)), thread_name_prefix="build")
 """Few builds at a time: they are to use the CPUs that trials leave idle, not to compete with them."""
 _making_gpus = threading.Lock()
 _gpus: HostGpus | None = None
 """The GPUs that this worker process hands out, once a trial has asked for one."""
-
-
-def cancel_up_to(topic: str, epoch: int, attempts: Collection[str] = ()) -> None:
-    """Broadcast by an executor: its trials up to this epoch are to end, and some later attempts."""
-    _cancelled_up_to[topic] = max(epoch, _cancelled_up_to.get(topic, -1))
-    _cancelled[topic] = frozenset(attempts)
 
 
 def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSettings) -> Completion:
@@ -328,12 +312,12 @@ def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSetti
         return TrialLost(trial_id, f"the worker {worker.address}: {error.what}", host, under_trial=False)
     if gpus is not None and not gpus.enough(request.spec.gpus):
         raise Reschedule
-    begun = {"begun": attempt, "worker": str(worker.name), "host": host, "address": worker.address}
+    begun = {"begun": attempt, "worker": str(worker.name), "host": host}
     worker.log_event(settings.topic, begun)
     return perform(
         request,
         build=settings.build,
-        cancelled=_cancel_flag(worker, attempt, settings),
+        cancelled=_cancel_flag(worker, attempt),
         worker=str(worker.name),
         cpus=settings.cpus,
         gpus=gpus,
@@ -374,17 +358,13 @@ async def prepare_on_worker(
     return answer
 
 
-def _cancel_flag(worker: Any, attempt: str, settings: WorkerSettings) -> Callable[[], bool]:
+def _cancel_flag(worker: Any, attempt: str) -> Callable[[], bool]:
     def cancelled() -> bool:
-        if settings.epoch <= _cancelled_up_to.get(settings.topic, -1):
-            return True
-        if attempt in _cancelled.get(settings.topic, ()):
-            return True
         if worker.status in (Status.closing, Status.closed, Status.failed):
             # It has lost its scheduler, and would wait half a minute for the trial before it ends it.
             return True
-        # Dask has let go of the task: its client died, or the scheduler has given it to somebody else.
-        # Nobody will hear the answer, and the next command is waiting for this CPU.
+        # Dask has let go of the task: it was cancelled, its client died, or the scheduler has given it to
+        # another worker. Nobody waits for the answer.
         task = worker.state.tasks.get(("trial", attempt))
         return task is None or task.state not in ("executing", "long-running")
 

@@ -173,8 +173,6 @@ class Progress:
         counts: Combination to its bad and its counted trials, those of earlier commands included.
         passing: While nothing has failed: the bad end, how often it has passed, and the rate down to which
             failures are looked for; else None.
-        ends_after: While nothing has failed: how many more passes end the study, and which crash rate they
-            exclude; None where that is not known.
         axes: Of the grid (see `axes_document`).
     """
 
@@ -185,7 +183,6 @@ class Progress:
     probability_bad: tuple[tuple[Combination, float], ...]
     counts: Mapping[Combination, tuple[int, int]] = field(default_factory=dict)
     passing: tuple[Combination, int, float] | None = None
-    ends_after: tuple[int, float] | None = None
     axes: Sequence[Mapping[str, Any]] = ()
 
 

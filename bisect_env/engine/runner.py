@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from bisect_env.answers.verdict_document import VerdictDocument, calls_bad
@@ -70,10 +70,6 @@ SHOW_EVERY = 0.2
 """Seconds between two pictures of where the search stands."""
 SAVE_EVERY = 5.0
 """Seconds between two verdicts stored on the way, for those who look at a running study."""
-FORETOLD, FORETELL_EVERY = 64, 4.0
-"""Combinations up to which it is played what would end a study without failures; seconds between plays."""
-FORETELL_TURN = 0.005
-"""Seconds for which it is played each time that something is shown: trials wait for whoever plays."""
 _CLAIMS = 4
 """How often to ask again at once when other commands claim faster."""
 _PAUSE = 0.02
@@ -309,9 +305,6 @@ class StudyRunner:
         self._shown_at = self._saved_at = float("-inf")
         self._trials_alone = {one.payload["trial"] for one in store.decisions(study_id) if one.kind == ALONE}
         self._alone = Alone(matrix.file.trial.gpus)
-        self._foretold: int | None = None
-        self._play: tuple[int, Generator[None, None, int | None]] | None = None
-        self._foretell_from = float("-inf")
         self._crowded: set[str] = set()
         self._ours: set[str] = set()
         self._unseen: set[str] = set()
@@ -583,21 +576,13 @@ class StudyRunner:
         elif now >= self._check_until:
             self.search.end_checks()
 
-    def _end_in_vain(self) -> None:
-        """Have trials ended that cannot change the answer any more; nothing is recorded of them."""
-        now = self._clock()
-        if chosen := self.state.hopeless(self._runner.slots, now):
-            self.state.given_up(chosen)
-            self._runner.executor.cancel(chosen)
-
     def _carry_out(self) -> None:
         """Do what the state wants, as often as other commands are faster with some of it."""
-        self._end_in_vain()
         for attempt in range(_CLAIMS):
             slots = self._runner.slots
             only = self._only()
             began = time.perf_counter()
-            wanted = self.state.decide_now(slots, only=only)
+            wanted = self.state.decide(slots, only=only)
             self.searching += time.perf_counter() - began
             self._lock(wanted.lock)
             self._build(wanted)
@@ -713,7 +698,7 @@ class StudyRunner:
         for index, (trial_id, combination), ours in zip(chosen, wants, won, strict=True):
             if ours:
                 lock = self._prepared.locks[index]
-                self.state.started(trial_id, index, self._clock())
+                self.state.started(trial_id, index)
                 self._runner.submit(trial_id, combination, lock, perturbation=self._perturbation, alone=alone)
                 if alone:
                     self._trials_alone.add(trial_id)
@@ -758,13 +743,7 @@ class StudyRunner:
                     changes += [] if change is None else [change]
                     if trial_id not in self.state.running:
                         continue
-                    is_given_up = trial_id in self.state.ending
                     index = self.state.ended(trial_id)
-                    if is_given_up:
-                        self._sharing.release([trial_id])
-                        text = "is ended before its time: it cannot change the answer any more"
-                        self._notify(events.Said(f"a trial of {self.grid.combination(index)} {text}"))
-                        continue
                     if crowded:
                         # Neither the host nor the script: our own crowding.
                         self._crowded.add(trial_id)
@@ -873,7 +852,6 @@ class StudyRunner:
                     for index, tally in self.state.tallies.items()
                 },
                 self._only_passing(),
-                self._ends_after(now),
                 self._axes,
             )
         )
@@ -886,29 +864,6 @@ class StudyRunner:
         end = self._bad_end if self._bad_end in tallies else max(tallies, key=lambda one: tallies[one].good)
         assert end is not None
         return self.grid.combination(end), tallies[end].good, self._matrix.file.search.min_crash_rate
-
-    def _ends_after(self, now: float) -> tuple[int, float] | None:
-        """Return what would end a study in which nothing fails; played seldom, and on small grids alone."""
-        search = self.search
-        if self.state.hits or not search.trials or not isinstance(search, Search):
-            return None
-        if len(self.state.members) > FORETOLD or search.finished:
-            return None
-        if self._play is None and now >= self._foretell_from:
-            self._play = search.trials, search.play_passes()
-        if self._play is not None:
-            self._play_on(*self._play, now + FORETELL_TURN)
-        if self._foretold is None or self._foretold <= search.trials:
-            return None
-        return self._foretold - search.trials, self._matrix.file.search.min_crash_rate
-
-    def _play_on(self, since: int, play: Generator[None, None, int | None], until: float) -> None:
-        try:
-            while self._clock() < until:
-                next(play)
-        except StopIteration as end:
-            self._foretold = None if end.value is None else since + int(end.value)
-            self._play, self._foretell_from = None, self._clock() + FORETELL_EVERY
 
 
 _STATUS = {

@@ -11,7 +11,6 @@ change its mind.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,11 +54,6 @@ LOCKS_AT_ONCE = 8
 FLAKY_FROM = 4
 """Trials of one combination from which on failures do not look certain any more: what fails surely is not
 asked so often."""
-ENDING_PAYS = 0.5
-"""Seconds that a trial must be likely to go on to be ended for its place: ending takes some tenths of one."""
-UNUSUAL, OVERDUE = 2.0, 3.0
-"""Times the longest trial so far: from the first on a trial is likely to go on as long again, from the second
-on it is ended though nobody waits for its place."""
 THOUGHT_THROUGH = 20_000
 """Combinations up to which looking ahead takes less time than it saves."""
 _HOSTS = "allow_host:"
@@ -205,19 +199,6 @@ def in_flight(slots: int, trial_seconds: float | None, *, flaky: bool = True) ->
     return slots + waiting
 
 
-def time_left(age: float, durations: Sequence[float]) -> float:
-    """Seconds that a trial is likely to go on, 0 where nothing says that it does.
-
-    Args:
-        age: Seconds that it has run.
-        durations: What others took, in order.
-    """
-    longer = durations[bisect_right(durations, age) :]
-    if longer:
-        return sum(longer) / len(longer) - age
-    return age if durations and age >= UNUSUAL * durations[-1] else 0.0
-
-
 def gist(text: str) -> str:
     """The first line; of a short text all of them, for tools put the cause below what it led to. Pure."""
     lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
@@ -283,7 +264,6 @@ class StudyState:
         tallies: What trials said, for each combination that stands for its group.
         aside: Status and reason of combinations at which nothing can be learnt.
         running: Trials that run, by id, with their combinations.
-        ending: Those of them that were told to end and are not answered yet.
         elsewhere: Trials of each combination that other commands run.
         members: Combinations of each group, by the one that stands for it.
         seen: Content hashes of environments in which trials ran before this command began: they are likely to
@@ -308,12 +288,7 @@ class StudyState:
         self.tallies: defaultdict[Index, Tally] = defaultdict(Tally)
         self.aside: dict[Index, tuple[str, str]] = {}
         self.running: dict[str, Index] = {}
-        self.ending: set[str] = set()
-        self._began: dict[str, float] = {}
-        self._durations: list[float] = []
-        self._given_up: set[Index] = set()
         self.elsewhere: Counter[Index] = Counter()
-        self._thought: tuple[dict[Index, float], Counter[Index], list[Index]] | None = None
         self.seen: set[str] = set()
         self.ready: set[str] = set()
         self.building: set[str] = set()
@@ -329,6 +304,8 @@ class StudyState:
             if index in prepared.locks:
                 self._living[prepared.locks[index].content_hash].append(index)
         self._backfilled, self._backfilled_at = 0, 0
+        # What `decide` wanted last and could not start, because its environment is not there yet.
+        self._awaited: Counter[Index] = Counter()
         self._foreseen_at: tuple[int, int, int, int] | None = None
 
     def begin_again(self, search: StudySearch) -> None:
@@ -349,9 +326,7 @@ class StudyState:
             },
         )
         self.trial_seconds = Mean()
-        self._durations = []
-        self._given_up.clear()
-        self._thought = self._foreseen_at = None
+        self._foreseen_at = None
 
     @property
     def hits(self) -> int:
@@ -451,33 +426,17 @@ class StudyState:
 
     # -- facts: trials -------------------------------------------------------------------------------------
 
-    def started(self, trial_id: str, index: Index, now: float = 0.0) -> None:
-        """A trial runs.
-
-        Args:
-            trial_id: Its id.
-            index: Its combination.
-            now: When it was begun, in seconds; see `hopeless`.
-        """
+    def started(self, trial_id: str, index: Index) -> None:
+        """Note that a trial of a combination runs."""
         self.running[trial_id] = index
-        self._began[trial_id] = now
-
-    def given_up(self, trial_ids: Iterable[str]) -> None:
-        """Trials were told to end; they run until they are answered."""
-        self.ending.update(trial_ids)
-        self._given_up.update(self.running[trial_id] for trial_id in trial_ids)
 
     def ended(self, trial_id: str) -> Index:
         """A trial does not run any more; gives its combination."""
-        self.ending.discard(trial_id)
-        self._began.pop(trial_id, None)
         return self.running.pop(trial_id)
 
     def nothing_runs(self) -> None:
         """Note that no trial runs any more, because all were ended."""
         self.running.clear()
-        self.ending.clear()
-        self._began.clear()
 
     def lost(self, index: Index, host: str) -> None:
         """Note that a host, if it is known which, was lost while a trial ran on it."""
@@ -503,7 +462,6 @@ class StudyState:
             return []
         if (bad := says_bad(evidence)) is not None:
             self.trial_seconds.add(duration)
-            insort(self._durations, duration)
             self.search.tell(index, hit=bad)
         if (why := tally.why_aside()) is not None:
             return self._put_aside(index, "set-aside", f"{outcome}: {detail}; {why}" if tally.skip else why)
@@ -609,105 +567,18 @@ class StudyState:
         return any(lock.content_hash in known for known in (self.ready, self.building, self.seen))
 
     def pending(self) -> Counter[Index]:
-        """Trials that run, here or elsewhere, by combination, and whose outcome may matter."""
-        in_vain = self.ending.union(self._in_vain())
-        mine = (index for trial_id, index in self.running.items() if trial_id not in in_vain)
-        return Counter(mine) + self.elsewhere
-
-    def _in_vain(self) -> list[str]:
-        """Running trials whose outcome cannot change the answer any more, and that may be ended.
-
-        Of a combination one is ended at most: what a slow trial would have said is missing there once.
-        """
-        if not self.looks_certain:
-            return []
-        return [
-            trial_id
-            for trial_id, index in self.running.items()
-            if index not in self._given_up and self.search.tells_nothing(index)
-        ]
-
-    def hopeless(self, slots: int, now: float) -> list[str]:
-        """Decide which running trials to end: they cannot change the answer, and their places are of use.
-
-        Hangs and whatever else is slow are ended sooner than what is quick, so that no rate may depend on
-        who is ended. So it is done only while failures look certain, where one trial tells good from bad,
-        and where all that can still be the answer says the same of a combination.
-
-        Args:
-            slots: Places for trials.
-            now: Seconds on the clock by which trials were `started`.
-        """
-        if self.search.finished or not (trials := self._in_vain()):
-            return []
-        left = {one: time_left(now - self._began[one], self._durations) for one in trials}
-        long = [one for one in left if left[one] >= ENDING_PAYS]
-        if not long:
-            return []
-        long.sort(key=lambda one: -left[one])
-        wanted = self._places_wanted(slots, len(trials))
-        late = OVERDUE * self._durations[-1]
-        overdue = [one for one in long if now - self._began[one] >= late]
-        return list(dict.fromkeys([*long[: max(0, wanted)], *overdue]))
-
-    def _places_wanted(self, slots: int, in_vain: int) -> int:
-        """Return how many places that trials in vain have would be used by others.
-
-        Args:
-            slots: Places for trials.
-            in_vain: How many such trials were not told to end yet.
-        """
-        free = slots - len(self.running) + len(self.ending)
-        room = free + in_vain
-        asked = self.search.ask(room, pending=self.pending(), build_cost=self._costs()) if room > 0 else []
-        used = sum(self.is_ready(index) for index in asked)
-        if not self._matrix.file.trial.gpus:
-            # Builds take cores, and those are what places stand for.
-            new = {index for index in asked if not self.is_ready(index)}
-            used += max(len(self.building), len(new))
-        return used - free
+        """Return how many trials of each combination run, here or under other commands."""
+        return Counter(self.running.values()) + self.elsewhere
 
     def decide(self, slots: int, *, only: Mapping[Index, int] | None = None) -> Wanted:
-        """Decide what to do next, and what to prepare for what may come after that.
-
-        Args:
-            slots: Places for trials.
-            only: Combinations to try and no others, whatever the search thinks of them; of each so many at a
-                time.
-        """
-        now = self.decide_now(slots, only=only)
-        if self._thought is None:
-            return now
-        costs, pending, later = self._thought
-        ahead = self._ahead(costs, pending, busy=bool(later))
-        build, lock = self._to_make([*later, *ahead], slots)
-        return Wanted(now.start, build, (*lock, *self._after(ahead, pending, costs)))
-
-    def decide_ahead(self, slots: int) -> Wanted:
-        """Return what to prepare beside what `decide_now` has decided, which is under way by now.
-
-        To think about it takes longer than to decide which trials to start, and these need not wait for it.
-
-        Args:
-            slots: Places for trials.
-        """
-        if self._thought is None:
-            return Wanted()
-        costs, pending, later = self._thought
-        ahead = self._ahead(costs, pending, busy=bool(later))
-        build, lock = self._to_make(ahead, slots)
-        if len(self.building) >= max(BUILDS_AT_ONCE[0], slots // BUILDERS):
-            build = ()
-        return Wanted((), build, (*lock, *self._after(ahead, pending, costs)))
-
-    def decide_now(self, slots: int, *, only: Mapping[Index, int] | None = None) -> Wanted:
         """Decide what to do next.
 
         Args:
             slots: Places for trials.
-            only: See `decide`.
+            only: Try these combinations and no others, whatever the search wants; the numbers say how many
+                trials of each may run at the same time.
         """
-        self._thought = None
+        self._awaited = Counter()
         if self.search.finished:
             return Wanted()
         free = in_flight(slots, self.trial_seconds.value, flaky=not self.looks_certain) - len(self.running)
@@ -715,31 +586,49 @@ class StudyState:
         left = self._matrix.file.search.max_trials - self.search.trials - len(self.running)
         free = min(free, left)
         if only is not None:
-            free = max(0, free)
-            under_way = [index for trial, index in self.running.items() if trial not in self.ending]
-            pending = Counter(under_way) + self.elsewhere
-            now = [
-                index
-                for index, most in only.items()
-                if self.is_ready(index)
-                for _ in range(min(free, most - pending[index]))
-            ]
-            return Wanted(tuple(now[:free]), *self._to_make([one for one in only if one not in now], slots))
+            return self._try_only(only, max(0, free), slots)
         if self._of_commits and self.looks_certain:
-            # One look tells, and a build is dear: two at once would need more of them than one after another.
+            # Building a commit takes long: two at once would need more builds than one after another.
             free = min(free, 1 - len(self.running))
         costs = self._costs()
         pending = self.pending()
         chosen = self.search.ask(free, pending=pending, build_cost=costs) if free > 0 else []
         now = [index for index in chosen if self.is_ready(index)]
         later = self._elsewhere([index for index in chosen if not self.is_ready(index)])
+        self._awaited = Counter(later)
         if later:
-            # Cores that build are not lent out to trials that nobody waits for.
+            # Cores that build are not given to trials that only pass the time.
             idle = slots - len(self.building) - len(self.running)
             room = min(len(later), max(0, min(idle, left) - len(now)))
             now += self._backfill(room, pending + Counter(chosen), slots)
-        self._thought = (costs, pending + Counter(chosen), later)
         return Wanted(tuple(now), *self._to_make(later, slots))
+
+    def _try_only(self, only: Mapping[Index, int], free: int, slots: int) -> Wanted:
+        pending = self.pending()
+        now = [
+            index
+            for index, most in only.items()
+            if self.is_ready(index)
+            for _ in range(min(free, most - pending[index]))
+        ]
+        return Wanted(tuple(now[:free]), *self._to_make([one for one in only if one not in now], slots))
+
+    def decide_ahead(self, slots: int) -> Wanted:
+        """Decide what to prepare for what the search may want once the running trials have ended.
+
+        Trials that `decide` wants are started first, because this takes longer.
+
+        Args:
+            slots: Places for trials.
+        """
+        if self.search.finished:
+            return Wanted()
+        costs, pending = self._costs(), self.pending() + self._awaited
+        ahead = self._ahead(costs, pending)
+        build, lock = self._to_make(ahead, slots)
+        if len(self.building) >= max(BUILDS_AT_ONCE[0], slots // BUILDERS):
+            build = ()
+        return Wanted((), build, (*lock, *self._after(ahead, pending, costs)))
 
     def _elsewhere(self, wanted: list[Index]) -> list[Index]:
         """What to make instead of what failed often: whether anything can be made tells whose fault it is."""
@@ -779,21 +668,18 @@ class StudyState:
         self._backfilled += len(chosen)
         return chosen
 
-    def _ahead(self, costs: Mapping[Index, float], pending: Counter[Index], *, busy: bool) -> list[Index]:
-        """With something new known: what is likely to be wanted next."""
+    def _ahead(self, costs: Mapping[Index, float], pending: Counter[Index]) -> list[Index]:
+        """Return what is likely to be wanted next, if anything new is known since the last call."""
         known = (self.search.trials, len(self.running), len(self.ready), sum(pending.values()))
-        if not pending or len(self.members) > THOUGHT_THROUGH:
-            return []
-        if not costs:
-            # Every environment is there: nothing is left to prepare.
+        if not pending or not costs or known == self._foreseen_at or len(self.members) > THOUGHT_THROUGH:
             return []
         if self._of_commits and not self._builds_ahead:
-            # A trial takes less time than a build, which would be for nothing every other time.
-            return []
-        if known == self._foreseen_at:
+            # A build takes longer than a trial, and every second one would be for nothing.
             return []
         self._foreseen_at = known
-        again = [] if busy else self.search.ask(max(1, len(self.running)), pending=pending, build_cost=costs)
+        again: list[Index] = []
+        if not self._awaited:
+            again = self.search.ask(max(1, len(self.running)), pending=pending, build_cost=costs)
         return [*again, *self.search.foresee(pending, costs)]
 
     def _after(

@@ -7,7 +7,7 @@ import getpass
 import math
 import platform
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,8 +18,7 @@ from bisect_env import __version__
 from bisect_env.answers.phrases import how_many
 from bisect_env.answers.untrusted import command_line
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.cluster.choose import Starting
-from bisect_env.cluster.protocol import Executor
+from bisect_env.cluster.choose import Place
 from bisect_env.engine import events
 from bisect_env.engine.amplify import settle
 from bisect_env.engine.document import MOST_UNTRIED, axes_document, bisect_log, chapter, named_commits
@@ -56,9 +55,6 @@ from bisect_env.storage.entries import (
     StudyStatus,
 )
 from bisect_env.storage.store import Store
-from bisect_env.temporary import remove_left_behind
-from bisect_env.trials.records import Machine
-from bisect_env.trials.workdir import sweep
 
 Notify = Callable[[events.Event], None]
 
@@ -85,12 +81,11 @@ def run_study(
     *,
     store: Store,
     provider: EnvironmentProvider,
-    make_executor: Callable[[], Executor],
+    place: Place,
     lockfiles: Path | None,
     notify: Notify,
     stopped: Callable[[], bool] = lambda: False,
     workers: int = 2,
-    machines: Callable[[], Collection[Machine]] = lambda: (Machine(platform.machine()),),
     fresh: bool = False,
     only_mine: bool = False,
     goal: Goal = Goal.FIRST_BAD,
@@ -105,12 +100,11 @@ def run_study(
         matrix: As loaded.
         store: Open for writing.
         provider: Makes environments.
-        make_executor: Starts the place where trials run, in another thread, unless the study is answered.
+        place: Where trials run, started unless the study is answered; closed at the end.
         lockfiles: Folder under which the locks are written; None writes none.
         notify: Hears of everything.
         stopped: True when the user wants to stop.
         workers: Solvers at the same time.
-        machines: Classes of machines on which trials will run; called when trials might be reused.
         fresh: Begin a new study that reuses nothing, whatever has been measured already.
         only_mine: Go on with a study of this user, and reuse only trials of this user's studies.
         goal: What is asked: where it begins to fail, where else it does, or the whole table.
@@ -161,10 +155,9 @@ def run_study(
         spent = [one.payload.get("seconds") for one in store.decisions(study.id) if one.kind == SPENT]
         budget -= sum(seconds for seconds in spent if isinstance(seconds, int | float))
     # A study that is answered answers again at once, without starting a cluster.
-    cluster = _Cluster(make_executor, stopped)
     if study.status is not StudyStatus.FINISHED:
-        cluster.begin()
-    with closing(cluster):
+        place.begin()
+    with closing(place):
         locking: Locking | None = None
         try:
             images = recorded_images(matrix, store, study)
@@ -189,7 +182,7 @@ def run_study(
                     locking,
                     store,
                     study.id,
-                    cluster.get,
+                    place.executor,
                     notify=lambda text: notify(events.Said(text)),
                     stopped=stopped,
                 )
@@ -201,7 +194,7 @@ def run_study(
                     study.id,
                     notify=notify,
                     stopped=stopped,
-                    machines=reusable(machines(), matrix.file.trial.gpus) if reuses else (),
+                    machines=reusable(place.machines(), matrix.file.trial.gpus) if reuses else (),
                     user=user,
                     deadline=None if budget is None else began + budget,
                     goal=goal,
@@ -214,7 +207,7 @@ def run_study(
                 if not runner.finished:
                     if store.study(study.id).status is StudyStatus.FINISHED:
                         store.reopen(study.id)
-                    runner.run(cluster.get)
+                    runner.run(place.executor)
                 around = goal is Goal.FIRST_BAD and not stopped()
                 values = _to_lay_out(grid, runner.search) if around else {}
                 added = _around(matrix, grid, runner.search.verdict) if around and not values else {}
@@ -627,15 +620,3 @@ def _user() -> str:
     except (KeyError, OSError):
         # A container's user often has no name.
         return ""
-
-
-class _Cluster(Starting):
-    """The place where trials run, which leaves nothing behind."""
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            # What killed commands left is gone after the next one, also where that had nothing to run.
-            sweep()
-            remove_left_behind()

@@ -18,7 +18,7 @@ from bisect_env.matrix.ask import PackageAnswer, TemplateAnswers, template
 from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand
-from tests.engine.studies import CRASH_FROM_SIX, Studies
+from tests.engine.studies import Studies
 
 TORCH = ["--package", "torch", "--versions", ">=2.0,<2.6", "--script", "repro.py"]
 
@@ -195,19 +195,32 @@ def test_a_doctor_runs_nothing_that_lies_in_the_current_directory(
     assert not ran.exists(), ran.read_text()
 
 
+WORKERS = """
+import sys
+sys.path.append({root!r})
+if __name__ == "__main__":
+    from tests.cluster.cores import cores_executor
+    from tests.cluster.executor_contract import build, collect, request
+    executor = cores_executor(build, 1)
+    executor.submit(request())
+    print(collect(executor, 1)[0].record.outcome)
+    executor.close()
+"""
+
+
 @pytest.mark.integration
 @pytest.mark.slow
 def test_workers_run_nothing_that_lies_in_the_current_directory(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     ran = leave_modules(shared)
-    matrix = Studies(tmp_path).matrix(CRASH_FROM_SIX)
-    places = {"BISECT_ENV_DB": str(tmp_path / "db"), "BISECT_ENV_CACHE": str(tmp_path / "cache")}
-    command = [str(Path(sys.executable).with_name("bisect-env")), "run", str(matrix)]
+    program = tmp_path / "program.py"
+    program.write_text(WORKERS.format(root=str(Path(__file__).parents[2])))
     done = subprocess.run(
-        [*command, "--cluster", "local", "--workers", "2"],
+        [sys.executable, "-P", program],
         cwd=shared,
-        env={**os.environ, **places},
+        # As every command of ours sets it for what it starts.
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
         timeout=200,
@@ -215,6 +228,7 @@ def test_workers_run_nothing_that_lies_in_the_current_directory(tmp_path: Path) 
     )
     assert not ran.exists(), ran.read_text()
     assert done.returncode == 0, done.stderr
+    assert done.stdout == "pass\n"
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

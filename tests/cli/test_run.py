@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from tests.cli.calls import RunCommand
 from tests.cli.processes import COMMAND, Command, lines, trials_below, wait_for
+from tests.cluster.dask_processes import DaskProcesses
 from tests.engine.studies import CRASH_FROM_SIX, QUICK, crash_from_six, pause_while, wait_while
 
 pytestmark = pytest.mark.integration
@@ -93,24 +93,6 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_the_cluster_starts_is_no_failure_of_the_cluster(tmp_path: Path) -> None:
-    command = Command(tmp_path, crash_from_six("time.sleep(0.3)"))
-    # A terminal sends Ctrl-C to the whole foreground group: to workers that are still importing, too.
-    process = command.start("--json", "--workers", "2", "--cluster", "local", start_new_session=True)
-    begun = [next(event for event in lines(process) if event["event"] == "locked")]
-    wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 2)
-    os.killpg(process.pid, signal.SIGINT)
-    begun += list(lines(process))
-    _, err = process.communicate(timeout=90)
-    assert process.returncode == 130, err
-    assert "goes on from here" in err
-    assert "Traceback" not in err
-    assert [event["event"] for event in begun[-2:]] == ["error", "verdict"]
-    assert begun[-2]["exit_code"] == 130
-    assert begun[-1]["verdict"]["status"] == "none"
-
-
-@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
     script = "import time; time.sleep(15)"
     command = Command(tmp_path, script)
@@ -161,10 +143,14 @@ def test_a_killed_worker_costs_one_void_trial(tmp_path: Path) -> None:
     hold.touch()
     # No trial ends before its worker is dead: a kill between two trials would cost none.
     command = Command(tmp_path, crash_from_six(wait_while(hold)))
-    process = command.start("--json", "--workers", "2", "--cluster", "local")
-    wait_for(lambda: kill_a_worker(process.pid))
-    hold.unlink()
-    out, err = process.communicate(timeout=150)
+    (tmp_path / "dask").mkdir()
+    with DaskProcesses(tmp_path / "dask", env={"BISECT_ENV_CACHE": command.env["BISECT_ENV_CACHE"]}) as dask:
+        dask.scheduler()
+        nannies = [dask.worker() for _ in range(2)]
+        process = command.start("--json", "--scheduler", dask.address)
+        wait_for(lambda: any(kill_a_worker(nanny.pid) for nanny in nannies))
+        hold.unlink()
+        out, err = process.communicate(timeout=150)
     assert process.returncode == 0, err
     events = [json.loads(line) for line in out.splitlines()]
     void = [event for event in events if event["event"] == "trial" and event["evidence"] == "void"]
@@ -173,7 +159,7 @@ def test_a_killed_worker_costs_one_void_trial(tmp_path: Path) -> None:
 
 
 def kill_a_worker(pid: int) -> bool:
-    """Kill a Dask worker process that runs a trial, if there is one."""
+    """Kill a Dask worker below a nanny that runs a trial, if there is one."""
     for script in trials_below(pid):
         with contextlib.suppress(psutil.Error):  # ended since it was listed
             # The server and the supervisor are between them.

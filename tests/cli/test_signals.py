@@ -198,51 +198,16 @@ def test_a_signal_in_the_midst_of_an_import_says_a_word(where: str) -> None:
     assert (done.returncode, done.stderr) == (130, "stopped\n")
 
 
-STARTING = """
-import multiprocessing.popen_spawn_posix, multiprocessing.util, os, threading, time
-from types import SimpleNamespace
-from bisect_env.cli import signals
-from bisect_env.cluster.choose import executor_maker
-
-begun = threading.Event()
-
-def slowly(path, words, kept):
-    started = multiprocessing.util.spawnv_passfds(path, words, kept)
-    begun.set()
-    time.sleep(600)  # it has not been told what to do
-    return started
-
-if __name__ == "__main__":
-    known = {**vars(multiprocessing.util), "spawnv_passfds": slowly}
-    multiprocessing.popen_spawn_posix.util = SimpleNamespace(**known)
-    threading.Thread(target=executor_maker(workers=3, dask=True), daemon=True).start()
-    begun.wait()
-    signals.leave_in_time(signals.INTERRUPTED)
-"""
-
-
-def test_a_worker_that_is_being_started_ends_without_a_word(tmp_path: Path) -> None:
-    (tmp_path / "starting.py").write_text(STARTING)
-    # It is read to the end: until nobody has it any more.
-    done = subprocess.run(
-        [sys.executable, "starting.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--cluster", "local")], ids=["threads", "dask"])
-def test_terminating_the_whole_group_twice_ends_all_of_it(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_terminating_the_whole_group_twice_ends_all_of_it(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    latest = 7.0 if options else 3.0
     for i in range(3):
         interrupt(
             tmp_path / str(i),
-            rng.uniform(0.3, latest),
+            rng.uniform(0.3, 3.0),
             rng.choice((signal.SIGTERM, signal.SIGHUP)),
-            *options,
             group=True,
             again=rng.uniform(0.0, 1.0),
         )
@@ -279,48 +244,6 @@ def test_threads_of_a_process_that_ends_leave_nothing(
             [sys.executable, "-c", THREADS, how, str(rng.uniform(0.0, 0.05))], check=True, timeout=60
         )
         assert list(tmp_path.iterdir()) == []
-
-
-def child_of(process: subprocess.Popen[str], word: str) -> psutil.Process:
-    """A process below a command, as soon as there is one with this word on its command line."""
-    found: list[psutil.Process] = []
-
-    def look() -> bool:
-        with contextlib.suppress(psutil.Error):
-            children = psutil.Process(process.pid).children()
-            found.extend(child for child in children if any(word in part for part in child.cmdline()))
-        return bool(found)
-
-    wait_for(look)
-    return found[0]
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_while_the_cluster_starts_is_started_again(tmp_path: Path) -> None:
-    command = Command(tmp_path, SLOW_CRASH)
-    process = command.start("--cluster", "local", "--workers", "2")
-    child_of(process, "spawn_main").kill()
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert "level 6" in out
-    assert "started again" in err
-    assert "Traceback" not in err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGSTOP])
-def test_the_end_of_the_resource_tracker_is_no_news(tmp_path: Path, number: signal.Signals) -> None:
-    command = Command(tmp_path, SLOW_CRASH)
-    process = command.start("--cluster", "local", "--workers", "2")
-    tracker = child_of(process, "resource_tracker")
-    child_of(process, "spawn_main")
-    tracker.send_signal(number)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert "level 6" in out
-    for word in ("Traceback", "KeyError", "resource_tracker", "leaked"):
-        assert word not in err
-    assert psutil.wait_procs([tracker], timeout=10)[1] == []
 
 
 @pytest.mark.slow

@@ -225,71 +225,12 @@ class ExecutorContract:
         answers = collect(executor, 5)
         assert all(isinstance(answer, TrialLost) and "cancelled" in answer.reason for answer in answers)
         assert {trial_id(answer) for answer in answers} == {one.spec.trial_id for one in requests}
-        assert not any(left_of(one.spec.trial_id) for one in requests)
+        executor.cancel()
         executor.submit(request())
         (later,) = collect(executor, 1)
         assert isinstance(later, TrialCompleted)
         assert later.record.outcome is Outcome.PASS
-
-    def test_cancelling_one_of_several_ends_it_and_gives_its_place_to_the_next(
-        self, executor: Executor, tmp_path: Path
-    ) -> None:
-        one = request("import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(600)")
-        other, next_one = request(until(tmp_path / "end")), request()
-        for each in (one, other, next_one):
-            executor.submit(each)
-        wait_until(
-            lambda: len(processes_of(one.spec.trial_id)) == 2 and len(processes_of(other.spec.trial_id)) == 1
-        )
-        (untouched,) = processes_of(other.spec.trial_id)
-        executor.cancel([one.spec.trial_id])
-        (lost,) = collect(executor, 1)
-        assert isinstance(lost, TrialLost)
-        assert lost.trial_id == one.spec.trial_id
-        assert "cancelled" in lost.reason
-        assert not left_of(one.spec.trial_id)
-        (after,) = collect(executor, 1)
-        assert isinstance(after, TrialCompleted)
-        assert after.record.trial_id == next_one.spec.trial_id
-        assert processes_of(other.spec.trial_id) == [untouched]
-        (tmp_path / "end").touch()
-        (last,) = collect(executor, 1)
-        assert isinstance(last, TrialCompleted)
-        assert last.record.outcome is Outcome.PASS
-        assert executor.wait(0.2) == []
-
-    def test_a_waiting_trial_that_is_cancelled_never_begins(self, executor: Executor, tmp_path: Path) -> None:
-        running = [request(until(tmp_path / "end")) for _ in range(2)]
-        waiting = [request(f"open({str(tmp_path / 'begun')!r}, 'w')") for _ in range(2)]
-        for each in (*running, *waiting):
-            executor.submit(each)
-        wait_until(lambda: all(processes_of(one.spec.trial_id) for one in running))
-        executor.cancel({one.spec.trial_id for one in waiting})
-        answers = collect(executor, 2)
-        assert all(isinstance(answer, TrialLost) and "cancelled" in answer.reason for answer in answers)
-        assert {trial_id(answer) for answer in answers} == {one.spec.trial_id for one in waiting}
-        (tmp_path / "end").touch()
-        assert all(isinstance(answer, TrialCompleted) for answer in collect(executor, 2))
-        assert executor.wait(0.2) == []
-        assert not (tmp_path / "begun").exists()
-
-    def test_cancelling_what_is_not_known_or_has_ended_changes_nothing(
-        self, executor: Executor, tmp_path: Path
-    ) -> None:
-        ended, running = request(), request(until(tmp_path / "end"))
-        executor.submit(ended)
-        collect(executor, 1)
-        executor.submit(running)
-        wait_until(lambda: processes_of(running.spec.trial_id))
-        executor.cancel([])
-        executor.cancel([ended.spec.trial_id, "nobody"])
-        assert executor.wait(0.5) == []
-        (tmp_path / "end").touch()
-        (answer,) = collect(executor, 1)
-        assert isinstance(answer, TrialCompleted)
-        # An id may be used again: it is the submission that was cancelled, or was not.
-        executor.submit(ended)
-        assert isinstance(collect(executor, 1)[0], TrialCompleted)
+        wait_until(lambda: not any(left_of(one.spec.trial_id) for one in requests))
 
     def test_what_has_ended_but_was_not_asked_for_is_answered_by_its_record(
         self, executor: Executor, tmp_path: Path
@@ -299,25 +240,10 @@ class ExecutorContract:
         wait_until((tmp_path / "ran").exists)
         wait_until(lambda: not left_of(one.spec.trial_id))
         time.sleep(0.5)  # the record is made, and lies there
-        executor.cancel([one.spec.trial_id])
+        executor.cancel()
         (answer,) = collect(executor, 1)
         assert isinstance(answer, TrialCompleted)
         assert executor.wait(0.2) == []
-
-    def test_one_is_cancelled_and_then_all(self, executor: Executor) -> None:
-        requests = [request("import time; time.sleep(600)") for _ in range(4)]
-        for one in requests:
-            executor.submit(one)
-        wait_until(lambda: sum(bool(processes_of(one.spec.trial_id)) for one in requests) == 2)
-        executor.cancel([requests[0].spec.trial_id])
-        executor.cancel([requests[0].spec.trial_id])
-        executor.cancel()
-        answers = collect(executor, 4)
-        assert {trial_id(answer) for answer in answers} == {one.spec.trial_id for one in requests}
-        assert not any(left_of(one.spec.trial_id) for one in requests)
-        assert executor.wait(0.2) == []
-        executor.submit(request())
-        assert isinstance(collect(executor, 1)[0], TrialCompleted)
 
     def test_wait_returns_when_its_time_is_over_or_nothing_is_due(self, executor: Executor) -> None:
         assert executor.wait() == []

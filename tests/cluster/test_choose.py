@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from bisect_env.cluster.choose import executor_maker
-from bisect_env.cluster.local import LocalExecutor
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.remote import RemoteExecutor
 from bisect_env.environments.image_lock import ensure_environment
@@ -42,16 +41,11 @@ def test_workers_of_a_cluster_use_their_own_caches_unless_one_is_named(tmp_path:
     assert named.args[0].keywords == {"cache_dir": tmp_path}
 
 
-def test_cpu_trials_run_in_threads_of_the_command_or_on_a_cluster_of_this_host(tmp_path: Path) -> None:
+def test_cpu_trials_run_in_threads_of_the_command(tmp_path: Path) -> None:
     maker = executor_maker(workers=3, cache=tmp_path)
     assert isinstance(maker, partial)
     assert maker.func is PoolExecutor
     assert maker.args[1] == 3
-    maker = executor_maker(workers=3, cache=tmp_path, dask=True)
-    assert isinstance(maker, partial)
-    (cluster,) = maker.args
-    assert cluster.func is LocalExecutor
-    assert cluster.args[1] == 3
 
 
 def test_without_the_extra_the_message_names_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.choose import LazyExecutor
+from bisect_env.cluster.choose import Place, machines_here
 from bisect_env.cluster.gpus import Nvml, Reading
-from bisect_env.cluster.local import LocalExecutor
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.worker import HostGpus
 from bisect_env.environments.prefix import ensure_prefix
@@ -20,6 +19,7 @@ from bisect_env.matrix.grid import Combination
 from bisect_env.storage.entries import machines_of
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Machine, Outcome, TrialSpec
+from tests.cluster.cores import cores_executor
 from tests.cluster.test_gpu_health import ends
 from tests.engine.studies import Studies
 
@@ -86,7 +86,7 @@ def test_a_place_without_gpus_needs_no_executor() -> None:
     def never() -> PoolExecutor:
         raise AssertionError("nothing was to be started")
 
-    with closing(LazyExecutor(never, gpus_per_trial=0, gpus=None, is_remote=False)) as place:
+    with closing(Place(never, partial(machines_here, 0, None))) as place:
         assert place.machines() == {HERE}
 
 
@@ -97,7 +97,7 @@ def test_a_place_starts_its_executor_once(tmp_path: Path) -> None:
         started.append(PoolExecutor(partial(ensure_prefix, cache_dir=tmp_path)))
         return started[-1]
 
-    with closing(LazyExecutor(start, gpus_per_trial=0, gpus=None, is_remote=True)) as place:
+    with closing(Place(start)) as place:
         # An executor that cannot tell has no machines that are known well enough.
         assert place.machines() == frozenset()
         assert place.executor() is place.executor()
@@ -107,7 +107,7 @@ def test_a_place_starts_its_executor_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.integration
 def test_the_workers_of_a_cluster_tell(tmp_path: Path) -> None:
-    with closing(LocalExecutor(partial(ensure_prefix, cache_dir=tmp_path), workers=2)) as executor:
+    with closing(cores_executor(partial(ensure_prefix, cache_dir=tmp_path), workers=2)) as executor:
         assert executor.machines() == {HERE}
 
 

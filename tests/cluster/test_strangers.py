@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from bisect_env.cluster.choose import unprotected
-from bisect_env.cluster.local import LocalExecutor
+from tests.cluster.cores import cores_executor
 from tests.cluster.executor_contract import build, collect, request
 from tests.elsewhere import other_host
 
@@ -50,7 +50,7 @@ for address in sys.argv[1:]:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_another_user_of_this_host_is_not_let_in() -> None:
-    executor = LocalExecutor(build, 1)
+    executor = cores_executor(build, 1)
     try:
         info = executor.client.scheduler_info()
         addresses = [info["address"], *(a for w in info["workers"].items() for a in (w[0], w[1]["nanny"]))]
@@ -96,48 +96,13 @@ def listening_ports() -> set[int]:
 def test_another_host_finds_no_port_of_a_local_cluster() -> None:
     with other_host() as elsewhere:
         before = listening_ports()
-        executor = LocalExecutor(build, 2)
+        executor = cores_executor(build, 2)
         try:
             opened = listening_ports() - before
             assert len(opened) >= 5  # a scheduler, two workers and two nannies
             assert elsewhere.reaches(sorted(opened)) == set()
         finally:
             executor.close()
-
-
-ALL_NAMED = """
-import sys
-from pathlib import Path
-made = []
-sys.addaudithook(lambda event, given: made.append(given[0]) if event == "tempfile.mkdtemp" else None)
-from bisect_env.cluster.local import LocalExecutor
-from tests.cluster.executor_contract import build
-if __name__ == "__main__":
-    executor = LocalExecutor(build, 1)
-    here = Path(sys.argv[1])
-    folders = {here / Path(path).relative_to(here).parts[0] for path in made}
-    (folder,) = (one for one in folders if one.exists())
-    files = {path.name: path.stat().st_mode & 0o777 for path in folder.glob("cluster.*")}
-    executor.close()
-    print(folder.name, {one.name[:11] for one in folders}, folder.exists(), sorted(files.items()))
-"""
-
-
-@pytest.mark.integration
-def test_whatever_a_cluster_writes_lies_in_its_own_directory(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ALL_NAMED, str(tmp_path)],
-        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    folder, rest = done.stdout.split(maxsplit=1)
-    assert folder.startswith("bisect-env-cluster-")
-    assert rest == "{'bisect-env-'} False [('cluster.cert', 384), ('cluster.key', 384)]\n"
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_scheduler_elsewhere_without_tls_is_warned_of(tmp_path: Path) -> None:

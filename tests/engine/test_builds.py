@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 
@@ -107,10 +106,10 @@ def test_an_environment_that_cannot_be_made(
 class AnswersAtTheEnd(PoolExecutor):
     """An executor whose build is ready while its trials are being ended."""
 
-    def cancel(self, trial_ids: Collection[str] | None = None) -> None:
+    def cancel(self) -> None:
         self._answers.put(PrefixReady(A, 1.0))
         self._answers.put(BuildFailed("", B, "no wheel", False))
-        super().cancel(trial_ids)
+        super().cancel()
 
 
 def test_builds_that_are_answered_while_trials_are_ended_are_not_forgotten(studies: Studies) -> None:

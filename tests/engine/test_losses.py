@@ -102,7 +102,7 @@ class OfAnotherRelease(PoolExecutor):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("bisect_env.cluster.worker.get_worker", lambda: worker)
             patch.setattr("bisect_env.cluster.worker.socket.gethostname", lambda: host)
-            settings = WorkerSettings(build=machine_prefix, topic="t", epoch=0, cpus=(), version="0.0.1")
+            settings = WorkerSettings(build=machine_prefix, topic="t", cpus=(), version="0.0.1")
             self._lost.append(perform_on_worker(request, "attempt", settings))
 
     def wait(self, timeout: float | None = None) -> list[Completion]:

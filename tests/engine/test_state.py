@@ -169,15 +169,11 @@ def test_whatever_answers_first_the_study_comes_to_its_answer(
     first = int(rng.integers(1, 10))
     rates = np.where(np.arange(10) >= first, rate, 0.0)
     hosts = Hosts(study, rates, slots, rng, shared)
-    at_once = bool(rng.integers(2))
     for _ in range(3000):
         if study.search.finished:
             break
-        if at_once:
-            hosts.carry_out(study.state.decide(slots))
-        else:  # as a study does it, whose trials need not wait for what is thought of after them
-            hosts.carry_out(study.state.decide_now(slots))
-            hosts.carry_out(study.state.decide_ahead(slots))
+        hosts.carry_out(study.state.decide(slots))
+        hosts.carry_out(study.state.decide_ahead(slots))
         hosts.answer()
     assert study.search.finished
     if rate == 1.0:
@@ -314,213 +310,6 @@ def test_named_combinations_are_tried_alone_and_no_more_often_than_is_wanted(stu
     assert study.state.decide(8, only={(0,): 2, (9,): 3}) == Wanted(start=((0,), (9,), (9,)))
 
 
-# -- trials in vain --------------------------------------------------------------------------------------
-
-
-def with_trials_running(matrix: Matrix, *running: int, seconds: float = 10.0) -> Study:
-    """Twenty combinations in environments that are there: 0 passed, 19 failed, and some run since second 0.
-
-    The search would ask for two more at once.
-    """
-    study = Study(matrix, grid((20,), good=(0,), bad=(19,)))
-    study.lock(*study.grid.indices())
-    study.build(*study.grid.indices())
-    study.learn((0,), bad=False, seconds=seconds)
-    study.learn((19,), bad=True, seconds=seconds)
-    study.start((n,) for n in running)
-    return study
-
-
-def test_a_trial_that_cannot_change_the_answer_is_ended_for_one_that_can(matrix: Matrix) -> None:
-    study = with_trials_running(matrix, 5, 14)
-    state = study.state
-    assert state.hopeless(2, 1.0) == []
-    state.ended("trial-1")
-    study.learn((5,), bad=True, seconds=1.0)
-    assert state.hopeless(2, 2.0) == ["trial-2"], "14 lies beyond 5, which failed"
-    state.given_up(["trial-2"])
-    assert state.hopeless(2, 2.0) == []
-    assert state.decide(2).start, "it is not waited for"
-    # Its place is free when it is gone.
-    assert len(state.decide(2).start) == 1
-    assert state.ended("trial-2") == (14,)
-    assert len(state.decide(2).start) == 2
-    # Another one there is not ended: a slow outcome is missing there once at most.
-    study.start([(14,)])
-    assert state.hopeless(2, 100.0) == []
-
-
-def test_a_trial_before_a_pass_is_ended_likewise(matrix: Matrix) -> None:
-    study = with_trials_running(matrix, 5, 14, 17)
-    study.state.ended("trial-3")
-    study.learn((17,), bad=True, seconds=1.0)
-    study.state.ended("trial-2")
-    study.learn((14,), bad=False, seconds=1.0)
-    assert study.state.hopeless(2, 2.0) == ["trial-1"]
-
-
-def test_a_trial_is_left_alone_whose_place_nobody_needs_or_which_is_about_to_end(matrix: Matrix) -> None:
-    study = with_trials_running(matrix, 5, 14)
-    study.state.ended("trial-1")
-    study.learn((5,), bad=True, seconds=9.7)
-    assert study.state.hopeless(64, 2.0) == [], "there are places for all"
-    assert study.state.hopeless(2, 9.8) == [], "as long as trials take"
-    assert study.state.hopeless(2, 12.0) == [], "longer than any other, but not by much"
-    assert study.state.hopeless(2, 20.0) == ["trial-2"], "twice as long"
-    assert study.state.hopeless(64, 20.0) == []
-    assert study.state.hopeless(64, 30.0) == ["trial-2"], "three times as long"
-
-
-def test_what_takes_moments_is_not_ended(matrix: Matrix) -> None:
-    study = with_trials_running(matrix, 5, 14, seconds=0.2)
-    study.state.ended("trial-1")
-    study.learn((5,), bad=True, seconds=0.2)
-    assert study.state.hopeless(2, 0.1) == study.state.hopeless(2, 0.4) == []
-    assert study.state.hopeless(2, 0.7) == ["trial-2"]
-
-
-def test_a_build_that_waits_for_a_core_is_reason_enough(matrix: Matrix) -> None:
-    study = Study(matrix, grid((20,), good=(0,), bad=(19,)))
-    study.lock(*study.grid.indices())
-    study.build((0,), (5,), (14,), (19,))
-    study.learn((0,), bad=False, seconds=10.0)
-    study.learn((19,), bad=True, seconds=10.0)
-    study.learn((5,), bad=True, seconds=1.0)
-    study.start([(14,)])
-    assert study.state.hopeless(3, 2.0) == []
-    (build, *_) = study.state.decide(2).build
-    study.state.begun(study.hash_of(build))
-    assert study.state.hopeless(1, 2.0) == ["trial-1"]
-
-
-def test_ends_repetitions_and_checks_are_never_ended(matrix: Matrix) -> None:
-    study = Study(matrix, grid((20,), good=(0,), bad=(19,)))
-    study.lock(*study.grid.indices())
-    study.build(*study.grid.indices())
-    study.learn((5,), bad=True, seconds=1.0)
-    study.learn((14,), bad=True, seconds=1.0)
-    study.learn((2,), bad=False, seconds=1.0)
-    study.start([(0,), (19,), (14,), (2,)])
-    assert study.state.hopeless(4, 1000.0) == []
-    for end in ("trial-1", "trial-2"):
-        index = study.state.ended(end)
-        study.learn(index, bad=index != (0,), seconds=1.0)
-    study.learn((4,), bad=True, times=3, seconds=1.0)
-    study.learn((3,), bad=False, times=3, seconds=1.0)
-    assert study.search.answered
-    study.start([(10,)])
-    assert study.state.hopeless(3, 1000.0) == []
-
-
-def test_nothing_is_ended_where_a_failure_has_shown_to_be_flaky(matrix: Matrix) -> None:
-    study = with_trials_running(matrix, 5, 14)
-    study.state.ended("trial-1")
-    study.learn((5,), bad=True, seconds=1.0)
-    assert study.state.hopeless(2, 1000.0) == ["trial-2"]
-    study.learn((5,), bad=False, seconds=1.0)
-    assert study.state.hopeless(2, 1000.0) == []
-
-
-def test_one_failure_is_not_enough(matrix: Matrix) -> None:
-    study = Study(matrix, grid((20,), good=(0,)))
-    study.lock(*study.grid.indices())
-    study.build(*study.grid.indices())
-    study.learn((0,), bad=False, seconds=1.0)
-    study.learn((5,), bad=True, seconds=1.0)
-    study.start([(14,)])
-    assert study.state.hopeless(1, 1000.0) == []
-    study.learn((6,), bad=True, seconds=1.0)
-    assert study.state.hopeless(1, 1000.0) == ["trial-1"]
-
-
-class World:
-    """A study by a clock of its own: how trials end, and how long they take, is planted and drawn by a seed.
-
-    What passes takes another time than what fails, so that who is ended depends on what a trial would say.
-    """
-
-    def __init__(self, matrix: Matrix, seed: int, rate: float, *, island: bool, ends: bool) -> None:
-        self.seed, self.ends = seed, ends
-        rng = np.random.default_rng(seed)
-        count = int(rng.integers(8, 50))
-        self.slots = int(rng.choice([2, 3, 4, 8]))
-        first = int(rng.integers(1, count - 1))
-        self.bad = np.arange(count) >= first
-        if island:
-            start = int(rng.integers(first + 1, count))
-            self.bad[start : int(rng.integers(start, count))] = False
-        self.rate = rate
-        self.usual = dict(zip((False, True), rng.choice([1.0, 5.0, 20.0], 2).tolist(), strict=True))
-        self.study = Study(matrix, grid((count,), good=(0,), bad=(count - 1,)), quick=True)
-        self.study.lock(*self.study.grid.indices())
-        self.study.build(*self.study.grid.indices(), seconds=0.1)
-        self.ended: list[Index] = []
-        self.seconds = 0.0
-
-    def play(self) -> Index | None:
-        """Go on to the answer; gives the first bad combination."""
-        state = self.study.state
-        due: dict[str, tuple[float, float, bool]] = {}
-        tries: Counter[Index] = Counter()
-        for _ in range(20_000):
-            if self.study.search.finished:
-                break
-            if self.ends:
-                chosen = state.hopeless(self.slots, self.seconds)
-                assert state.looks_certain or not chosen
-                state.given_up(chosen)
-                self.ended += [state.ended(one) for one in chosen]
-                due = {one: what for one, what in due.items() if one not in chosen}
-            for index in state.decide_now(self.slots).start:
-                trial_id = f"{index}-{tries[index]}"
-                rng = np.random.default_rng([self.seed, *index, tries[index]])
-                tries[index] += 1
-                fails = bool(self.bad[index]) and bool(rng.random() < self.rate)
-                takes = self.usual[fails] * float(rng.lognormal(0.0, 0.5))
-                state.started(trial_id, index, self.seconds)
-                due[trial_id] = (self.seconds + takes, takes, fails)
-            first = min(due, key=lambda one: due[one][0])
-            at, takes, fails = due[first]
-            if self.ends and at > self.seconds + 0.5:  # as often as a study looks
-                self.seconds += 0.5
-                continue
-            self.seconds = at
-            del due[first]
-            self.study.learn(state.ended(first), bad=fails, seconds=takes)
-        assert self.study.search.finished
-        return self.study.search.verdict.best.first_bad
-
-
-@pytest.mark.parametrize("island", [False, True])
-def test_ending_trials_changes_no_answer_of_a_certain_failure(matrix: Matrix, island: bool) -> None:
-    ended = 0
-    for seed in range(20):
-        answers = {}
-        for ends in (False, True):
-            world = World(matrix, seed, 1.0, island=island, ends=ends)
-            answers[ends] = world.play()
-            ended += len(world.ended)
-        assert answers[True] == answers[False], f"seed {seed}: {answers}"
-        (first,) = answers[True] or (0,)
-        assert world.bad[first], f"seed {seed}"
-        assert not world.bad[first - 1], f"seed {seed}"
-    assert ended, "no seed shows anything"
-
-
-@pytest.mark.parametrize("rate", [0.3, 0.6])
-def test_of_a_flaky_failure_nothing_is_ended_once_it_has_shown(matrix: Matrix, rate: float) -> None:
-    before, wrong = 0, {False: 0, True: 0}
-    for seed in range(4):
-        for ends in (False, True):
-            world = World(matrix, seed, rate, island=False, ends=ends)
-            answer = world.play()
-            before += len(world.ended)
-            wrong[ends] += answer is None or answer != (int(world.bad.argmax()),)
-            # Of a combination one trial at most is missing.
-            assert len(world.ended) == len(set(world.ended)), f"seed {seed}"
-    print(f"ended while all looked certain: {before}; wrong answers: {wrong}")
-
-
 # -- what cannot be made ---------------------------------------------------------------------------------
 
 
@@ -551,14 +340,14 @@ def test_whose_fault_it_is_that_both_ends_cannot_be_made_is_asked_elsewhere(stud
     for end in ((0,), (9,)):
         for _ in range(BUILDS_BEFORE_UNBUILDABLE):
             study.fail(end, "hash mismatch", transient=True)
-    wanted = study.state.decide_now(2)
+    wanted = study.state.decide(2)
     assert (wanted.build, wanted.lock) == ((), ((1,), (8,))), "the nearest"
     study.lock(*wanted.lock)
     study.fail((1,), "hash mismatch", transient=True)
-    assert study.state.decide_now(2).build == ((8,),)
+    assert study.state.decide(2).build == ((8,),)
     study.build((8,))
     for end in ((0,), (9,)):
-        assert end in study.state.decide_now(2).build, "once more, now that the network is known to be there"
+        assert end in study.state.decide(2).build, "once more, now that the network is known to be there"
         assert PutAside(end, "env-unbuildable", "hash mismatch") in study.fail(
             end, "hash mismatch", transient=True
         )

@@ -18,7 +18,7 @@ from bisect_env.search.goals import Goal
 from bisect_env.storage.store import Store
 from bisect_env.temporary import PREFIX, TRIAL, make_held
 from bisect_env.trials.records import Evidence
-from tests.engine.studies import CRASH_FROM_SIX, QUICK, Studies, wait_while
+from tests.engine.studies import CRASH_FROM_SIX, QUICK, Studies
 
 pytestmark = pytest.mark.integration
 
@@ -206,52 +206,6 @@ def test_an_answer_needs_no_environment_any_more(studies: Studies) -> None:
     again = studies.run(path).report
     assert again["study"]["status"] == "finished"
     assert again["verdict"] == before["verdict"]
-
-
-def test_a_trial_that_cannot_change_the_answer_is_ended_and_its_place_is_used(
-    studies: Studies, tmp_path: Path
-) -> None:
-    held = tmp_path / "held"
-    held.touch()
-    script = f"""
-        import os, sys, time
-        if 14 <= int(sys.argv[1]) <= 38:
-            {wait_while(held)}
-        time.sleep(0.3)
-        if int(sys.argv[1]) >= 10:
-            os.abort()
-    """
-    path = studies.matrix(script, axes=f"level: {{values: {[*range(40)]}}}")
-    conclusion = studies.run(path, slots=2)
-    verdict = conclusion.report["verdict"]
-    assert (verdict["first_bad"]["level"], verdict["status"]) == ("10", "confirmed")
-
-    (study_id,) = [e.study_id for e in studies.events if isinstance(e, events.StudyOpened)]
-    started = {e.trial_id: e.combination for e in studies.events if isinstance(e, events.TrialStarted)}
-    recorded = {e.record.trial_id for e in studies.events if isinstance(e, events.TrialFinished)}
-    told = [(n, e.text) for n, e in enumerate(studies.events) if isinstance(e, events.Said)]
-    (ended,) = [(n, text) for n, text in told if "cannot change the answer" in text]
-    # The checks of the answer may look there once more.
-    in_vain, *_ = [one for one in started if f"{started[one]} is ended" in ended[1] and one not in recorded]
-    assert 14 <= int(started[in_vain]["level"]) <= 38
-    # Two other trials run at once after that, long before this one would have ended.
-    running: set[str] = set()
-    most = 0
-    for n, event in enumerate(studies.events):
-        if isinstance(event, events.TrialStarted):
-            running.add(event.trial_id)
-        elif isinstance(event, events.TrialFinished):
-            running.discard(event.record.trial_id)
-        if n > ended[0]:
-            most = max(most, len(running - {in_vain}))
-    assert most == 2
-    with Store.open(str(studies.db)) as store:
-        kept = {trial.trial_id for trial in store.trials(study_id)}
-    assert kept == recorded
-
-    # Whoever goes on with the study knows nothing of it, and has the same answer.
-    held.unlink()
-    assert studies.run(path).report["verdict"]["first_bad"] == verdict["first_bad"]
 
 
 def test_every_trial_is_stored_before_it_is_told(studies: Studies) -> None:
