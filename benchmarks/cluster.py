@@ -31,7 +31,7 @@ from bisect_env.cluster.choose import Place, machines_here
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import events
-from bisect_env.engine.study import run_study
+from bisect_env.engine.study import StudyRun
 from bisect_env.environments.lock import Lock, LockedPackage, LockResult
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
@@ -165,7 +165,7 @@ def share(workers: int) -> tuple[float, str]:
         (folder / "script.py").write_text(textwrap.dedent(script))
         (folder / "matrix.yaml").write_text(textwrap.dedent(matrix))
         with Store.open(str(folder / "results.sqlite")) as store:
-            run_study(
+            StudyRun(
                 load_matrix(folder / "matrix.yaml"),
                 store=store,
                 provider=PlantedEnvironments(),
@@ -173,7 +173,7 @@ def share(workers: int) -> tuple[float, str]:
                 lockfiles=folder / "lockfiles",
                 notify=notify,
                 every_lock=True,
-            )
+            ).run()
     ended = time.monotonic()
     assert builder.first_done is not None
     available = workers * (ended - builder.first_done)

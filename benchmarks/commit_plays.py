@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_env.engine.state import in_vain
+from bisect_env.engine.state import expected_builds
 from bisect_env.matrix.expand import commit_axis
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.history import History
@@ -139,7 +139,8 @@ def _prices(values: list[str], built: Collection[str], broken: Collection[str]) 
     """What builds cost, as a study reckons: more beside commits that did not build."""
     failed = {i for i, one in enumerate(values) if one in built and one in broken}
     worked = {i for i, one in enumerate(values) if one in built and one not in broken}
-    return {(i,): BUILD * in_vain(i, failed, worked) for i, one in enumerate(values) if one not in built}
+    left = (i for i, one in enumerate(values) if one not in built)
+    return {(i,): BUILD * expected_builds(i, failed, worked) for i in left}
 
 
 def _ended(values: list[str], search: Search, built: frozenset[str], runs: int) -> Play:

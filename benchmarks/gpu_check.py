@@ -35,7 +35,7 @@ from bisect_env.cluster.gpus import Gpu, Nvml, choose_gpus, group_gpus, open_nvm
 from bisect_env.cluster.local import GpuExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.engine import events
-from bisect_env.engine.study import run_study
+from bisect_env.engine.study import StudyRun
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
@@ -182,14 +182,14 @@ class Check:
         )
         matrix.write_text(text)
         with Store.open(str(folder / "results.sqlite")) as store:
-            conclusion = run_study(
+            conclusion = StudyRun(
                 load_matrix(matrix),
                 store=store,
                 provider=OneEnvironment(),
                 place=Place(make, partial(machines_here, 1, None)),
                 lockfiles=folder / "lockfiles",
                 notify=notify,
-            )
+            ).run()
         return conclusion.report
 
     def sees_its_own(self, records: Sequence[TrialRecord], count: int) -> None:

@@ -45,7 +45,7 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
 )
 from bisect_env.engine import events
-from bisect_env.engine.study import run_study
+from bisect_env.engine.study import StudyRun
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
@@ -199,7 +199,7 @@ def study(workers: int, trials: int, *, simulated: bool) -> dict[str, Any]:
         folder = Path(text)
         (folder / "matrix.yaml").write_text(textwrap.dedent(MATRIX % trials))
         with Store.open(str(folder / "results.sqlite")) as store:
-            run_study(
+            StudyRun(
                 load_matrix(folder / "matrix.yaml"),
                 store=store,
                 provider=provider,
@@ -208,7 +208,7 @@ def study(workers: int, trials: int, *, simulated: bool) -> dict[str, Any]:
                 notify=notify,
                 quick=True,
                 posterior=False,
-            )
+            ).run()
     first, last = recorded[len(recorded) // 5], recorded[-1]
     count = len(recorded) - len(recorded) // 5 - 1
     return {

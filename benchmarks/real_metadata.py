@@ -18,19 +18,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 
 from bisect_env.cli.plan_command import one_line
-from bisect_env.engine.locking import leaning
+from bisect_env.engine.locking import anchors
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.provider import Locker
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.settings import CondaConfig
 from bisect_env.environments.validation import lock_warnings, virtual_packages
-from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.load import Matrix, load_matrix
 
 AXES = {
@@ -101,15 +102,25 @@ class Memory(threading.Thread):
 def solve(channels: Sequence[str], workers: int, *, prefer: bool) -> tuple[list[LockResult], float, int]:
     """All results in the grid's order, with seconds and bytes."""
     lattice = grid()
-    wanted, models = leaning(matrix(channels), lattice, lattice.indices())
-    requests = [request(lattice.combination(index).as_dict(), channels) for index in wanted]
+    asked = matrix(channels)
+    near = {index: anchors(asked, lattice, index)[:1] for index in lattice.indices()} if prefer else {}
+    leaned_on = {one for models in near.values() for one in models}
     with tempfile.TemporaryDirectory() as cache:
         memory = Memory()
         memory.start()
         started = time.monotonic()
         locker = Locker(Path(cache), conda=CondaSolver(Path(cache), config=CondaConfig()))
-        found = locker.lock_many(requests, workers, prefer=models if prefer else None)
-        results = [result for _, result in sorted(zip(wanted, found, strict=True), key=lambda pair: pair[0])]
+        found: dict[Index, LockResult] = {}
+
+        def lock(index: Index) -> None:
+            models = [one for model in near.get(index, ()) if isinstance(one := found.get(model), Lock)]
+            wanted = request(lattice.combination(index).as_dict(), channels)
+            found[index] = locker.lock(wanted, models[0] if models else None)
+
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(lock, leaned_on))
+            list(pool.map(lock, [index for index in lattice.indices() if index not in leaned_on]))
+        results = [found[index] for index in sorted(found)]
         seconds = time.monotonic() - started
         memory.done.set()
         memory.join()

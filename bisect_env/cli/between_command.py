@@ -211,8 +211,9 @@ class _Comparison:
 
     def _matrix(self, save: Path | None, *, hashes: bool) -> Matrix:
         """Return the matrix of both ends, each of which can be made again."""
-        from bisect_env.engine.between import no_environment, other_archives, unsolvable_ends
+        from bisect_env.engine.between import lock_ends, no_environment, other_archives
         from bisect_env.engine.study import study_date
+        from bisect_env.environments.lock import UnsolvableError
         from bisect_env.errors import NoEnvironmentError
         from bisect_env.matrix.ask import pair_text
         from bisect_env.matrix.load import load_matrix
@@ -227,11 +228,12 @@ class _Comparison:
             with closing(place), Store.open(self.db) as store:
                 as_of = study_date(matrix, store, provider.as_of)
                 self._say("solving both environments")
-                found = unsolvable_ends(matrix, provider, as_of)
+                locks = lock_ends(matrix, provider, as_of)
+                found = {n: one.message for n, one in locks.items() if isinstance(one, UnsolvableError)}
                 if found:
                     problems = problems or found
                     continue
-                others = other_archives(matrix, self.ends, provider, as_of) if hashes else []
+                others = other_archives(self.ends, locks) if hashes else []
             if others:
                 shown = "\n".join(others[:5])
                 raise NoEnvironmentError(
@@ -300,9 +302,8 @@ class _Comparison:
             failure: What failing trials said.
         """
         from bisect_env.engine.between import moving_packages, surroundings, withdrawn
-        from bisect_env.engine.locking import environment_request
+        from bisect_env.engine.locking import Locking
         from bisect_env.engine.study import study_date
-        from bisect_env.environments.lock import Lock
         from bisect_env.matrix.ask import releases_text
         from bisect_env.matrix.expand import expand
         from bisect_env.matrix.load import load_matrix
@@ -321,9 +322,10 @@ class _Comparison:
             with Store.open(self.db) as store:
                 as_of = study_date(matrix, store, provider.as_of)
             grid = expand(matrix, provider.catalogue, as_of)
-            ends = [grid.combination(end) for end in (grid.good, grid.bad) if end is not None]
-            locks = provider.lock_many([environment_request(matrix, one, as_of) for one in ends])
-            if all(isinstance(lock, Lock) for lock in locks):
+            ends = [end for end in (grid.good, grid.bad) if end is not None]
+            with closing(Locking(matrix, grid, provider, as_of)) as locking:
+                locking.lock_every(ends)
+            if not locking.prepared.unsolvable.keys() & set(ends):
                 names = " and ".join(one.name for one in moving)
                 conclusion = self._study(matrix, f"bisecting the releases of {names}, {what}")
                 with Store.open(self.db) as store:

@@ -138,18 +138,13 @@ def find_culprits(
         StudyInterruptedError: The user stopped it before it was sure.
     """
     from bisect_env.engine.explain import CulpritStudy
-    from bisect_env.engine.single import SingleTrials
     from bisect_env.errors import StudyInterruptedError
 
     place, provider = where.open(loaded)
 
     def heard(event: events.Event) -> None:
-        culprit.heard(event)
         log_event(event)
         warn(event)
-
-    def make_trials(study_id: str) -> SingleTrials:
-        return SingleTrials(loaded, store, study_id, place.executor(), notify=heard, stopped=stopped.is_set)
 
     def tell(text: str) -> None:
         if not quiet or text.startswith("warning:"):
@@ -160,7 +155,8 @@ def find_culprits(
         study,
         store,
         provider,
-        make_trials,
+        place.executor,
+        notify=heard,
         tell=tell,
         stopped=stopped.is_set,
         good=good,
@@ -361,7 +357,7 @@ def amplify(
     """Find circumstances under which the failure is more frequent, and the good end still clean.
 
     Tried are copies at once, load beside it, fewer cores, allocators, threads, hash seeds and the garbage
-    collector, in one to three hundred trials. They are not stored and count nowhere. Ends with 0 if
+    collector, in one to three hundred trials, which count nowhere. Ends with 0 if
     something was found, else with 1. `search: {amplify: true}` in the matrix does the same before a study,
     and runs its trials so.
     """
@@ -399,7 +395,7 @@ def amplify(
             for end, text in texts.items()
         }
         bad_end, good_end = (found_ends[end].single for end in ("bad", "good"))
-        study = found_ends["bad"].study
+        study = found_ends["bad"].known
         target = known_target(loaded, store, None if study is None else study.id)
 
         def show(text: str) -> None:
@@ -407,7 +403,7 @@ def amplify(
 
         show(f"bad end: {bad_end.combination}; good end: {good_end.combination}")
         show(where.starting)
-        amplifier = Amplifier(loaded, place.executor(), show, stopped.is_set, target)
+        amplifier = Amplifier(loaded, store, provider, place.executor, study, show, stopped.is_set, target)
         show(MAKING)
         found = amplifier.run((bad_end.combination, bad_end.lock), (good_end.combination, good_end.lock))
     _print(found, as_json=shown.as_json)

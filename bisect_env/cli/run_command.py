@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import json
 import sys
 import threading
@@ -94,6 +92,9 @@ def run(
     quick: Annotated[
         bool, typer.Option("--quick", help="End as soon as the answer stands, without checking it further.")
     ] = False,
+    sure: Annotated[
+        bool, typer.Option("--sure", help="Check the answer for as long as its checks take.")
+    ] = False,
     lock_all: Annotated[
         bool, typer.Option("--lock-all", help="Lock every combination before the first trial.")
     ] = False,
@@ -120,6 +121,7 @@ def run(
         fresh=fresh,
         only_mine=only_mine,
         quick=quick,
+        sure=sure,
         every_lock=lock_all,
         timings=timings,
         shown=replace(shown, as_json=json_output),
@@ -206,6 +208,7 @@ def conduct(
     fresh: bool = False,
     only_mine: bool = False,
     quick: bool = False,
+    sure: bool = False,
     every_lock: bool = False,
     timings: bool = False,
 ) -> Conclusion:
@@ -224,6 +227,7 @@ def conduct(
         fresh: Begin a new study.
         only_mine: Use no trial that another user's study recorded.
         quick: End as soon as the answer stands.
+        sure: Check the answer for as long as its checks take.
         every_lock: Lock every combination before the first trial.
         timings: Show at the end when the command reached what.
 
@@ -277,6 +281,7 @@ def conduct(
             goal=goal,
             every_lock=every_lock,
             quick=quick,
+            sure=sure,
             posterior=shown.as_json,
             missing=missing,
         )
@@ -312,6 +317,7 @@ def answer(
     goal: str = "first-bad",
     every_lock: bool = False,
     quick: bool = False,
+    sure: bool = False,
     careful: bool = False,
     posterior: bool = True,
     missing: MissingModules | None = None,
@@ -331,6 +337,7 @@ def answer(
         goal: What is asked, as `search/goals.py` calls it.
         every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands.
+        sure: Check the answer for as long as its checks take.
         careful: Try both stated ends before anything between them, whatever that costs.
         posterior: Whether the report follows the answers through all trials.
         missing: Listens for a module that was forgotten, which ends the study.
@@ -342,17 +349,11 @@ def answer(
     ask_index(loaded, provider)
     # Imported here, so that the index and the first solver answer meanwhile.
     from bisect_env.cluster.pool import default_workers
-    from bisect_env.engine.events import Answered
-    from bisect_env.engine.study import run_study
+    from bisect_env.engine.study import StudyRun
     from bisect_env.environments.uv_tool import end_running
     from bisect_env.errors import EndsNotAsStatedError, StudyInterruptedError
     from bisect_env.search.goals import Goal
     from bisect_env.storage.store import Store
-
-    def heard(event: events.Event) -> None:
-        notify(event)
-        if isinstance(event, Answered):
-            import_ahead(("report.build",) if posterior else LATER)
 
     def enough() -> bool:
         return stopped.is_set() or (missing is not None and missing.module is not None)
@@ -363,13 +364,13 @@ def answer(
         store = stack.enter_context(Store.open(db))
         stack.enter_context(view)
         try:
-            return run_study(
+            study = StudyRun(
                 loaded,
                 store=store,
                 provider=provider,
                 place=place,
                 lockfiles=lockfiles,
-                notify=heard,
+                notify=notify,
                 stopped=enough,
                 workers=default_workers(),
                 fresh=fresh,
@@ -377,9 +378,11 @@ def answer(
                 goal=Goal(goal),
                 every_lock=every_lock,
                 quick=quick,
+                sure=sure,
                 careful=careful,
                 posterior=posterior,
             )
+            return study.run()
         except (StudyInterruptedError, EndsNotAsStatedError) as error:
             if missing is not None and not stopped.is_set() and (module := lacked(missing, error.exit_code)):
                 raise forgotten(module, everywhere=missing.module is not None) from None
@@ -391,21 +394,6 @@ def lacked(missing: MissingModules, exit_code: int) -> str | None:
     from bisect_env.errors import ExitCode
 
     return missing.module or (missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None)
-
-
-LATER = ("report.build", "report.text")
-"""Modules of ours that a study needs when it ends."""
-
-
-@functools.cache
-def import_ahead(modules: Sequence[str]) -> None:
-    """Import what a study needs later in a thread, once, while its answer is checked."""
-
-    def load() -> None:
-        for module in modules:
-            importlib.import_module(f"bisect_env.{module}")
-
-    threading.Thread(target=load, name="import", daemon=True).start()
 
 
 def ask_index(loaded: Matrix, provider: EnvironmentProvider) -> None:

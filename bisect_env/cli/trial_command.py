@@ -25,9 +25,11 @@ from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import ShownOptions, log_event, logged, start_log
 
 if TYPE_CHECKING:
+    from bisect_env.cluster.protocol import Executor
     from bisect_env.engine import events
     from bisect_env.engine.diagnose import Diagnosis
-    from bisect_env.engine.single import One, SingleTrials, Verification
+    from bisect_env.engine.single import ChosenCombination, Verification
+    from bisect_env.environments.provider import EnvironmentProvider
     from bisect_env.matrix.load import Matrix
     from bisect_env.storage.store import Store
     from bisect_env.trials.records import Evidence, TrialRecord
@@ -41,18 +43,22 @@ _SIGNS = {"good": "✓", "bad": "✗", "other": "!", "skip": "-", "void": "?"}
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open session.
+    """One combination that is about to be tried.
 
     Attributes:
-        one: The combination and its study.
+        chosen: The combination and its study.
         store: Open for writing.
-        trials: Runs its trials.
+        provider: Makes environments.
+        start: Starts the place where trials run.
+        show: Called with everything that happens.
         stopped: Whether the user wants to stop.
     """
 
-    one: One
+    chosen: ChosenCombination
     store: Store
-    trials: SingleTrials
+    provider: EnvironmentProvider
+    start: Callable[[], Executor]
+    show: Callable[[events.Event], None]
     stopped: Callable[[], bool]
 
 
@@ -71,13 +77,13 @@ def session(
         at: Which combination, as `--at` has it.
         db: The results database, as `--db` has it.
         where: The options that say where trials run.
-        show: Hears of everything that happens.
+        show: Called with everything that happens.
 
     Raises:
-        BisectEnvError: Whatever a user can mend.
+        BisectEnvError: Whatever a user can correct.
     """
     from bisect_env.engine import events
-    from bisect_env.engine.single import SingleTrials, open_one
+    from bisect_env.engine.single import open_one
     from bisect_env.matrix.load import load_matrix
     from bisect_env.storage.store import Store
 
@@ -85,12 +91,9 @@ def session(
     loaded = load_matrix(matrix)
     place, provider = where.open(loaded)
     with Store.open(db) as store, closing(place):
-        one = open_one(loaded, at, store=store, provider=provider, notify=show)
+        chosen = open_one(loaded, at, store=store, provider=provider, notify=show)
         show(events.Said(where.starting))
-        trials = SingleTrials(
-            loaded, store, one.study.id, place.executor(), notify=show, stopped=stopped.is_set
-        )
-        yield Session(one, store, trials, stopped.is_set)
+        yield Session(chosen, store, provider, place.executor, show, stopped.is_set)
 
 
 class TrialLines:
@@ -121,6 +124,8 @@ class TrialLines:
                     say(_line(self.count, event))
             case events.Warned(text):
                 say(f"warning: {text}", sys.stderr)
+            case events.SetAside(_, _, reason):
+                say(f"warning: nothing more is tried here: {reason}", sys.stderr)
             case events.Said(text) if not self._quiet:
                 say(text, sys.stderr)
             case events.Building() if not self._quiet:
@@ -160,22 +165,26 @@ def trial(
     They are stored, and `bisect-env run` starts from them. Ends with 3 if any was bad, else with 0.
     """
     from bisect_env.answers.phrases import interval, percent
-    from bisect_env.engine.state import Tally
+    from bisect_env.engine.plans import SoMany
+    from bisect_env.engine.single import run_trials
     from bisect_env.errors import ExitCode, StudyInterruptedError
     from bisect_env.search.numeric import clopper_pearson
 
     start_log("trial", shown)
-
-    def wanted(tally: Tally, running: int) -> int:
-        # A combination that can teach nothing is not asked thirty times.
-        done = tally.good + tally.bad + tally.other
-        return 0 if tally.skip else number - done - running
-
     with session(matrix, at, db, where, logged(TrialLines(shown))) as opened:
-        combination = opened.one.single.combination
+        chosen = opened.chosen
+        combination = chosen.single.combination
         if not (shown.as_json or shown.quiet):
-            say(f"{combination} (environment {opened.one.single.lock.content_hash[:12]})", sys.stderr)
-        tally = opened.trials.run(opened.one.single, wanted)
+            say(f"{combination} (environment {chosen.single.lock.content_hash[:12]})", sys.stderr)
+        _, tally, _ = run_trials(
+            chosen,
+            lambda: SoMany(chosen.index, number),
+            store=opened.store,
+            provider=opened.provider,
+            start=opened.start,
+            notify=opened.show,
+            stopped=opened.stopped,
+        )
         stopped = opened.stopped()
     counted = tally.good + tally.bad
     low, high = clopper_pearson(tally.bad, counted)
@@ -250,7 +259,7 @@ def verify(
     start_log("verify", shown)
     with session(matrix, at, db, where, logged(TrialLines(shown))) as opened:
         verifier = Verifier(
-            opened.one,
+            opened.chosen,
             opened.store,
             max_rate=max_rate,
             confidence=confidence,
@@ -259,11 +268,13 @@ def verify(
         )
         again = f", going on after {how_many(verifier.resumed, 'trial')}" if verifier.resumed else ""
         say(
-            f"{opened.one.single.combination}: {verifier.clean_needed} trials without a failure would show a "
-            f"rate below {max_rate:.4g}{again}",
+            f"{opened.chosen.single.combination}: {verifier.clean_needed} trials without a failure would "
+            f"show a rate below {max_rate:.4g}{again}",
             sys.stderr,
         )
-        found = verifier.run(opened.trials)
+        found = verifier.run(
+            provider=opened.provider, start=opened.start, notify=opened.show, stopped=opened.stopped
+        )
         stopped = opened.stopped() and found.claim is None
     say(json.dumps(found.document()) if shown.as_json else told(found))
     if stopped:
@@ -354,7 +365,7 @@ def diagnose(
     _, provider = where.open(loaded)
     with Store.open(db) as store:
         one = look_up(loaded, at, store=store, provider=provider, notify=heard)
-        study_id = None if one.study is None else one.study.id
+        study_id = None if one.known is None else one.known.id
         target = known_target(loaded, store, study_id)
     folder = _new_folder(output, f"{loaded.name}-{one.single.lock.content_hash[:8]}")
 

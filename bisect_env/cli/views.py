@@ -289,9 +289,12 @@ def describe(event: events.Event) -> str | None:
         case events.TrialFinished(record, evidence, _) if evidence is Evidence.BAD:
             return f"{record.outcome}: {record.combination} ({record.detail})"
         case events.Answered():
-            checks = f"{how_many(event.checks, 'more trial')}, for {event.seconds:.0f} s at most"
+            checks = how_many(event.checks, "more trial")
             answer = _told(event.verdict, event.axes)
-            return f"answer: {answer}; now checking it with up to {checks} (`--quick` leaves that out)"
+            if event.seconds is None:
+                return f"answer: {answer}; now checking it with up to {checks} (Ctrl-C ends that)"
+            limit = f"{event.seconds:.0f} s at most"
+            return f"answer: {answer}; now checking it for {limit} (`--sure` checks on: up to {checks})"
         case events.Progress():
             words, left = told_passing(event), _what_is_left(event)
             if event.passing is not None:

@@ -1,37 +1,45 @@
 """Measures which circumstances make a study's failure frequent, and checks that the good end still passes.
 
-None of these trials is evidence. What was found is stored with the study as a decision, and all of its trials
-then run under it.
+These trials are a study of their own, which no other study reuses: they are no evidence. What was found is
+stored with the study as a decision, and all of its trials then run under it.
 """
 
 from __future__ import annotations
 
 import os
-import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from bisect_env.cluster.protocol import BuildFailed, Executor, PrefixProgress, PrefixReady, TrialCompleted
+from bisect_env.cluster.protocol import Executor
+from bisect_env.engine import events
+from bisect_env.engine.derived import open_derived
 from bisect_env.engine.locking import Locking
-from bisect_env.engine.runner import Runner
+from bisect_env.engine.plans import BlockPlan
+from bisect_env.engine.runner import Conditions, Runner
 from bisect_env.engine.specs import target_of
 from bisect_env.engine.stored import known_target
 from bisect_env.environments.lock import Lock
-from bisect_env.errors import InfrastructureError, NoEnvironmentError, StudyInterruptedError
-from bisect_env.matrix.grid import Combination, Grid
+from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
+from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, Index
 from bisect_env.matrix.interpreter import can_repeat
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import FROM_BAD_END, shown
 from bisect_env.search.circumstances import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
-from bisect_env.storage.entries import AMPLIFIED
+from bisect_env.storage.entries import (
+    AMPLIFIED,
+    StoredTrial,
+    Study,
+    StudyStatus,
+)
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import Target, judge_alone
-from bisect_env.trials.records import NONE, Evidence, Perturbation, TrialRecord
+from bisect_env.trials.judge import Target
+from bisect_env.trials.records import NONE, Evidence, Perturbation
 from bisect_env.trials.signature import matches
 
 BASE_TRIALS = 24
@@ -46,10 +54,6 @@ HOPEFUL = 0.6
 """Probability of being faster below which no candidate is worth that."""
 CANDIDATES = 3
 """How many are tried to the end, should the first not hold what it promised."""
-SPOILT = 10
-"""Void trials in one batch after which the machine is to blame."""
-
-
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables that set how many threads numeric libraries use."""
 
@@ -136,35 +140,224 @@ def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
     return None
 
 
+End = tuple[Combination, Lock]
+Batch = tuple[str, Perturbation, int]
+"""At which end, under what, and how many trials."""
+Batches = Generator[Batch, list[StoredTrial], Amplified]
+GOOD, BAD = "good", "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Amplifying:
+    """The order in which circumstances are tried. Pure: it is told trials and says which to run next.
+
+    Attributes:
+        matrix: What is run.
+        arms: Returns the circumstances to try, given hash seeds of trials that failed.
+        notify: Called with a sentence about what was found.
+        seed: For the draws that compare.
+    """
+
+    matrix: Matrix
+    arms: Callable[[Sequence[int]], Sequence[Perturbation]]
+    notify: Callable[[str], None]
+    seed: int = 0
+
+    def batches(self) -> Batches:
+        """Ask for batches of trials; each answer has those that count, and fewer only if an end is hopeless.
+
+        Returns:
+            The circumstances under which the failure is most frequent for what it costs.
+        """
+        trials = yield BAD, NONE, BASE_TRIALS
+        while not (failed := [trial for trial in trials if trial.evidence is Evidence.BAD]):
+            more = yield BAD, NONE, BASE_TRIALS
+            trials = [*trials, *more]
+            if len(trials) >= BASE_MOST or len(more) < BASE_TRIALS:
+                # Without its signature another failure could be taken for it, and made frequent instead.
+                base = _arm_of(trials, "")
+                why = f"{_words(base)} at the bad end: which failure is meant is not known yet"
+                return Amplified(NONE, why, base)
+        signature = self._meant(failed)
+        if signature:
+            self.notify(f"the failure: {shown(signature)}")
+        base = _arm_of(trials, signature)
+        self.notify(f"as it is: {_words(base)}")
+        found = yield from self._compare(signature, base, sorted({one.hash_seed for one in failed})[:2])
+        return replace(found, signature=signature)
+
+    def _compare(self, signature: str, base: Arm, seeds: Sequence[int]) -> Batches:
+        if base.hits >= ENOUGH * base.trials:
+            return Amplified(NONE, "it fails often enough as it is", base)
+        tried, left = yield from self._rounds(signature, list(self.arms(seeds)))
+        sure = {one.name: probability_faster(arm, base, self._rng()) for one, arm in left}
+        order = sorted(left, key=lambda pair: (-sure[pair[0].name], -pair[1].speed))
+        why = "nothing raises the rate for its cost"
+        for perturbation, arm in order[:CANDIDATES]:
+            if not arm.hits or sure[perturbation.name] < HOPEFUL:
+                continue
+            again, base = yield from self._final(signature, perturbation, base)
+            if probability_faster(again, base, self._rng()) < SURE:
+                continue
+            passes = yield GOOD, perturbation, clean_trials(again.rate)
+            wrong = [trial for trial in passes if trial.evidence is not Evidence.GOOD]
+            if wrong:
+                why = (
+                    f"under {perturbation.name} the good end fails, too: {len(wrong)} of {len(passes)}, "
+                    f"{wrong[0].detail}"
+                )
+                self.notify(why)
+                continue
+            clean = _arm_of(passes, "")
+            passed = f"the good end passed {clean.trials} of {clean.trials}"
+            reason = f"{_words(again)} against {_words(base)}; {passed}"
+            return Amplified(perturbation, reason, base, again, clean, tuple(tried))
+        return Amplified(NONE, why, base, tried=tuple(tried))
+
+    def _meant(self, failed: Sequence[StoredTrial]) -> str:
+        """Return the signature of the failure that is to become more frequent."""
+        found = [trial.signature for trial in failed]
+        if self.matrix.file.trial.bad.signature == FROM_BAD_END:
+            # As the study itself settles it: by the first failure, not by the most frequent one.
+            return next(filter(None, found), "")
+        return Counter(found).most_common(1)[0][0]
+
+    def _rounds(
+        self, signature: str, arms: list[Perturbation]
+    ) -> Generator[
+        Batch,
+        list[StoredTrial],
+        tuple[list[tuple[Perturbation, Arm]], list[tuple[Perturbation, Arm]]],
+    ]:
+        """Return what all arms came to, and those that were in to the end."""
+        known = [Arm() for _ in arms]
+        alive = list(range(len(arms)))
+        for trials in ROUNDS:
+            for i in alive:
+                known[i] += _arm_of((yield BAD, arms[i], trials), signature)
+                self.notify(f"{arms[i].name}: {_words(known[i])}")
+            order = better_half([known[i] for i in alive], least=CANDIDATES)
+            alive = [alive[j] for j in order]
+        return list(zip(arms, known, strict=True)), [(arms[i], known[i]) for i in alive]
+
+    def _rng(self) -> np.random.Generator:
+        return np.random.default_rng(self.seed)
+
+    def _final(
+        self, signature: str, perturbation: Perturbation, base: Arm
+    ) -> Generator[Batch, list[StoredTrial], tuple[Arm, Arm]]:
+        """Return both with fresh trials, in turns: a machine that slows down does so for both."""
+        again = Arm()
+        for _ in range(2):
+            again += _arm_of((yield BAD, perturbation, FINAL // 2), signature)
+            base += _arm_of((yield BAD, NONE, FINAL // 4), signature)
+        self.notify(f"again {perturbation.name}: {_words(again)}")
+        self.notify(f"again as it is: {_words(base)}")
+        return again, base
+
+
+def _arm_of(trials: Sequence[StoredTrial], signature: str) -> Arm:
+    hits = [
+        trial
+        for trial in trials
+        if trial.evidence is Evidence.BAD and (not signature or matches(trial.signature, signature))
+    ]
+    return Arm(len(trials), len(hits), sum(trial.duration for trial in trials))
+
+
+class BatchPlan(BlockPlan):
+    """A plan of batches of trials, each asked for once the one before has ended.
+
+    Args:
+        batches: Asks for them.
+        place: Returns the index of an end under some circumstances.
+
+    Attributes:
+        found: What to go on with, once that is known.
+    """
+
+    def __init__(self, batches: Batches, place: Callable[[str, Perturbation], Index]) -> None:
+        super().__init__()
+        self._batches = batches
+        self._place = place
+        self._got: list[StoredTrial] = []
+        self._aside: set[Index] = set()
+        self._wanted: tuple[Index, int] | None = None
+        self.found: Amplified | None = None
+        self._advance(None)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is known what to go on with."""
+        return self.found is not None
+
+    def block(self, _places: int, *, is_idle: bool) -> tuple[Index, int] | None:
+        """Return what is left of the batch."""
+        return self._wanted and (self._wanted[0], self._wanted[1] - len(self._got))
+
+    def hear(self, index: Index, trial: StoredTrial) -> None:
+        """Take in a recorded trial of any kind; void ones are run again."""
+        if trial.evidence is Evidence.VOID or self._wanted is None or index != self._wanted[0]:
+            return
+        self._got.append(trial)
+        if len(self._got) >= self._wanted[1]:
+            self._advance(self._got)
+
+    def set_aside(self, index: Index) -> None:
+        """Note that nothing can be learnt under some circumstances: a batch there ends with what it has."""
+        self._aside.add(index)
+        if self._wanted is not None and self._wanted[0] == index:
+            self._advance(self._got)
+
+    def _advance(self, got: list[StoredTrial] | None) -> None:
+        while True:
+            try:
+                end, perturbation, number = next(self._batches) if got is None else self._batches.send(got)
+            except StopIteration as stop:
+                self.found, self._wanted = stop.value, None
+                return
+            self._wanted, self._got = (self._place(end, perturbation), number), []
+            if self._wanted[0] not in self._aside:
+                return
+            got = []
+
+
+class _Measuring(Runner):
+    """Runs batches, whose trials are measured and not only counted."""
+
+    plan: BatchPlan
+
+    def _heard(self, index: Index, trial: StoredTrial) -> None:
+        self.plan.hear(index, trial)
+
+
 @dataclass(slots=True)
 class Amplifier:
     """Tries circumstances.
 
     Attributes:
         matrix: What is run.
-        executor: Where.
-        notify: Hears in words what is being done.
+        store: Open for writing.
+        provider: Made the locks of the ends.
+        start: Starts the place where trials run; the caller closes it.
+        study: For which; None where the matrix has no study.
+        notify: Called with a sentence about what is being done.
         stopped: Looked at twice a second.
         target: What counts as bad; as the matrix says if None.
         cpus: CPUs that a trial may use.
-        seed: For the draws that compare.
     """
 
     matrix: Matrix
-    executor: Executor
+    store: Store
+    provider: EnvironmentProvider
+    start: Callable[[], Executor]
+    study: Study | None = None
     notify: Callable[[str], None] = lambda _text: None
     stopped: Callable[[], bool] = lambda: False
     target: Target | None = None
     cpus: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
-    seed: int = 0
-    _signature: str = ""
-    _trials: int = 0
-    _runner: Runner = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._runner = Runner(self.matrix, self.executor)
-
-    def run(self, bad: tuple[Combination, Lock], good: tuple[Combination, Lock]) -> Amplified:
+    def run(self, bad: End, good: End) -> Amplified:
         """Find the circumstances under which the failure is most frequent for what it costs.
 
         Args:
@@ -173,168 +366,100 @@ class Amplifier:
 
         Raises:
             NoEnvironmentError: One of the environments cannot be made.
-            InfrastructureError: Too many trials were spoilt.
+            InfrastructureError: Too many trials were void.
             StudyInterruptedError: `stopped` said so.
         """
-        found = self._look(bad, good)
-        return replace(found, signature=self._signature, trials=self._trials)
-
-    def _look(self, bad: tuple[Combination, Lock], good: tuple[Combination, Lock]) -> Amplified:
-        for combination, lock in (bad, good):
-            self._prepare(combination, lock)
-        records, seconds = self._batch(bad, NONE, BASE_TRIALS)
-        while not (failed := [record for record in records if self._is_bad(record)]):
-            if len(records) >= BASE_MOST:
-                # Without its signature another failure could be taken for it, and made frequent instead.
-                base = Arm(len(records), 0, seconds)
-                why = f"{_words(base)} at {bad[0]}: which failure is meant is not known yet"
-                return Amplified(NONE, why, base)
-            more, longer = self._batch(bad, NONE, BASE_TRIALS)
-            records, seconds = records + more, seconds + longer
-        self._signature = self._meant(failed)
-        if self._signature:
-            self.notify(f"the failure: {shown(self._signature)}")
-        base = self._count(records, seconds)
-        self.notify(f"as it is: {_words(base)}")
-        if base.hits >= ENOUGH * base.trials:
-            return Amplified(NONE, "it fails often enough as it is", base)
-        seeds = sorted({record.hash_seed for record in failed})[:2]
-        tried, left = self._rounds(bad, self._catalogue(seeds))
-        sure = {one.name: probability_faster(arm, base, self._rng()) for one, arm in left}
-        order = sorted(left, key=lambda pair: (-sure[pair[0].name], -pair[1].speed))
-        why = "nothing raises the rate for its cost"
-        for perturbation, arm in order[:CANDIDATES]:
-            if not arm.hits or sure[perturbation.name] < HOPEFUL:
-                continue
-            again, base = self._final(bad, perturbation, base)
-            if probability_faster(again, base, self._rng()) < SURE:
-                continue
-            clean, problem = self._good_end(good, perturbation, again)
-            if problem:
-                why = f"under {perturbation.name} the good end fails, too: {problem}"
-                self.notify(why)
-                continue
-            passed = f"the good end passed {clean.trials} of {clean.trials}"
-            reason = f"{_words(again)} against {_words(base)}; {passed}"
-            return Amplified(perturbation, reason, base, again, clean, tuple(tried))
-        return Amplified(NONE, why, base, tried=tuple(tried))
-
-    def _meant(self, failed: Sequence[TrialRecord]) -> str:
-        """Signature of the failure that is to become more frequent."""
-        found = [record.signature for record in failed]
-        if self.matrix.file.trial.bad.signature == FROM_BAD_END:
-            # As the study itself settles it: by the first failure, not by the most frequent one.
-            return next(filter(None, found), "")
-        return Counter(found).most_common(1)[0][0]
-
-    def _rounds(
-        self, bad: tuple[Combination, Lock], arms: list[Perturbation]
-    ) -> tuple[list[tuple[Perturbation, Arm]], list[tuple[Perturbation, Arm]]]:
-        """Return what all came to, and those that were in to the end."""
-        known = [Arm() for _ in arms]
-        alive = list(range(len(arms)))
-        for trials in ROUNDS:
-            for i in alive:
-                known[i] += self._measure(bad, arms[i], trials)
-                self.notify(f"{arms[i].name}: {_words(known[i])}")
-            order = better_half([known[i] for i in alive], least=CANDIDATES)
-            alive = [alive[j] for j in order]
-        return list(zip(arms, known, strict=True)), [(arms[i], known[i]) for i in alive]
-
-    def _catalogue(self, seeds: Sequence[int]) -> list[Perturbation]:
         repeats = can_repeat(self.matrix.file.trial.effective_command)
-        return list(catalogue(self.cpus, seeds, repeats=repeats))
 
-    def _rng(self) -> np.random.Generator:
-        return np.random.default_rng(self.seed)
+        def arms(seeds: Sequence[int]) -> Sequence[Perturbation]:
+            return catalogue(self.cpus, seeds, repeats=repeats)
 
-    def _final(self, bad: tuple[Combination, Lock], perturbation: Perturbation, base: Arm) -> tuple[Arm, Arm]:
-        """Fresh trials, in turns: a machine that slows down does so for both."""
-        again = Arm()
-        for _ in range(2):
-            again += self._measure(bad, perturbation, FINAL // 2)
-            base += self._measure(bad, NONE, FINAL // 4)
-        self.notify(f"again {perturbation.name}: {_words(again)}")
-        self.notify(f"again as it is: {_words(base)}")
-        return again, base
+        named = {_AS_IT_IS: NONE, **{one.name: one for one in arms(())}}
+        # Which hash seeds failed is known once something has.
+        ends = {BAD: bad, GOOD: good}
+        own = self._open([*named, *_SEEDS], ends)
+        grid = own.grid
 
-    def _good_end(
-        self, good: tuple[Combination, Lock], perturbation: Perturbation, arm: Arm
-    ) -> tuple[Arm, str]:
-        records, seconds = self._batch(good, perturbation, clean_trials(arm.rate))
-        wrong = [record for record in records if self._evidence(record) is not Evidence.GOOD]
-        problem = f"{len(wrong)} of {len(records)}, {wrong[0].detail}" if wrong else ""
-        return Arm(len(records), len(wrong), seconds), problem
+        def place(end: str, perturbation: Perturbation) -> Index:
+            if perturbation not in named.values():
+                named[next(name for name in _SEEDS if name not in named)] = perturbation
+            around = next(name for name, one in named.items() if one == perturbation)
+            return grid.index(Combination.of({_END: end, _AROUND: around}))
 
-    def _measure(self, bad: tuple[Combination, Lock], perturbation: Perturbation, trials: int) -> Arm:
-        return self._count(*self._batch(bad, perturbation, trials))
+        def conditions(index: Index) -> Conditions:
+            combination = grid.combination(index)
+            around = named.get(combination[_AROUND], NONE)
+            # No key: what was run to choose among circumstances is no evidence.
+            return Conditions("", ends[combination[_END]][0], around)
 
-    def _count(self, records: Sequence[TrialRecord], seconds: float) -> Arm:
-        hits = [record for record in records if self._is_bad(record) and self._is_same(record)]
-        return Arm(len(records), len(hits), seconds)
+        steps = Amplifying(self.matrix, arms, self.notify)
+        with closing(self._locking(own, grid, ends)) as locking:
+            runner = _Measuring(
+                self.matrix,
+                locking,
+                lambda: BatchPlan(steps.batches(), place),
+                self.store,
+                own.id,
+                conditions=conditions,
+                notify=self._heard,
+                stopped=self.stopped,
+                waits=True,
+            )
+            runner.replay()
+            runner.run(self.start)
+        self.store.finish_study(own.id, StudyStatus.FINISHED, None)
+        self._check(runner, ends)
+        found = runner.plan.found
+        assert found is not None
+        return replace(found, trials=runner.plan.trials)
 
-    def _evidence(self, record: TrialRecord) -> Evidence:
-        return judge_alone(record, self.target or target_of(self.matrix))
+    def _open(self, names: Sequence[str], ends: Mapping[str, End]) -> Study:
+        target = self.target or target_of(self.matrix)
+        axes = {_END: [GOOD, BAD], _AROUND: list(names)}
+        around = range(len(names))
+        return open_derived(
+            self.store,
+            self.matrix,
+            "" if self.study is None else self.study.id,
+            what="circumstances",
+            digest=self.matrix.digest,
+            description=f"circumstances under which {ends[BAD][0]} fails and {ends[GOOD][0]} does not",
+            grid=[
+                {"name": name, "kind": AxisKind.VALUE, "direction": Direction.UNORDERED, "values": values}
+                for name, values in axes.items()
+            ],
+            target=target.any_signature if target.is_open else target,
+            as_of=None if self.study is None else self.study.exclude_newer,
+            locks={(i, j): ends[end][1] for i, end in enumerate(axes[_END]) for j in around},
+            fresh=True,
+        )
 
-    def _is_bad(self, record: TrialRecord) -> bool:
-        return self._evidence(record) is Evidence.BAD
+    def _locking(self, own: Study, grid: Grid, ends: Mapping[str, End]) -> Locking:
+        known = {index: ends[grid.combination(index)[_END]][1] for index in grid.indices()}
+        return Locking(self.matrix, grid, self.provider, own.created_at, known=known, among=list(known))
 
-    def _is_same(self, record: TrialRecord) -> bool:
-        return not self._signature or matches(record.signature, self._signature)
+    def _heard(self, event: events.Event) -> None:
+        if isinstance(event, events.Warned):
+            self.notify(f"warning: {event.text}")
 
-    def _prepare(self, combination: Combination, lock: Lock) -> None:
-        for answer in self._runner.answers(lock, lambda: None, self.stopped):
-            if isinstance(answer, BuildFailed):
+    def _check(self, runner: Runner, ends: Mapping[str, End]) -> None:
+        for index, (status, reason) in runner.state.aside.items():
+            if status.startswith("env-"):
+                combination = ends[runner.grid.combination(index)[_END]][0]
                 raise NoEnvironmentError(
-                    f"{combination}: its environment cannot be made: {answer.message}",
+                    f"{combination}: its environment cannot be made: {reason}",
                     remedy="state other ends in the matrix, or leave amplifying out",
                 )
-        self._check()
-
-    def _batch(
-        self, end: tuple[Combination, Lock], perturbation: Perturbation, trials: int
-    ) -> tuple[list[TrialRecord], float]:
-        """Run trials on all places at once; those that count, and the seconds that they took together."""
-        combination, lock = end
-        runner = self._runner
-        records: list[TrialRecord] = []
-        spoilt = 0
-
-        def start() -> None:
-            room = min(runner.slots, trials - len(records)) - len(runner.running)
-            for _ in range(room):
-                runner.submit(uuid.uuid4().hex, combination, lock, perturbation=perturbation)
-
-        started = time.monotonic()
-        try:
-            for answer in runner.answers(None, start, self.stopped):
-                match answer:
-                    case PrefixReady() | PrefixProgress():
-                        continue
-                    case TrialCompleted(record):
-                        self._trials += 1
-                        if self._evidence(record) is not Evidence.VOID:
-                            records.append(record)
-                            continue
-                    case BuildFailed():
-                        runner.prepare(lock)
-                spoilt += 1
-                if spoilt >= SPOILT:
-                    raise InfrastructureError(
-                        f"{spoilt} trials at {combination} were spoilt",
-                        remedy="correct that, then start the same command again",
-                    )
-        finally:
-            runner.end()
-        self._check()
-        return records, time.monotonic() - started
-
-    def _check(self) -> None:
-        if self.stopped():
+        if not runner.plan.finished:
             raise StudyInterruptedError(
                 "stopped while looking for what makes the failure more frequent",
                 remedy="the same command begins with that anew",
             )
+
+
+_END, _AROUND = "end", "circumstances"
+_AS_IT_IS = "as it is"
+_SEEDS = ("hash seed of a failure", "hash seed of another failure")
 
 
 def _words(arm: Arm) -> str:
@@ -349,7 +474,8 @@ def settle(
     locking: Locking,
     store: Store,
     study_id: str,
-    executor: Callable[[], Executor],
+    provider: EnvironmentProvider,
+    start: Callable[[], Executor],
     *,
     notify: Callable[[str], None],
     stopped: Callable[[], bool],
@@ -362,8 +488,9 @@ def settle(
         locking: Locks its ends.
         store: Where it is written.
         study_id: The open study.
-        executor: Where trials run; called if there is something to find out.
-        notify: Hears in words what is being done.
+        provider: Solves.
+        start: Starts the place where trials run; called if there is something to find out.
+        notify: Called with a sentence about what is being done.
         stopped: Looked at twice a second.
     """
     if not matrix.file.search.amplify:
@@ -380,7 +507,9 @@ def settle(
         good, bad = ((grid.combination(index), lock) for index, lock in zip(chosen, solved, strict=True))
         target = known_target(matrix, store, study_id)
         # Where the target is still open, its signature is what the study looks for from now on.
-        found = Amplifier(matrix, executor(), notify, stopped, target).run(bad, good)
+        found = Amplifier(matrix, store, provider, start, store.study(study_id), notify, stopped, target).run(
+            bad, good
+        )
     # Another command of this study may have decided meanwhile: the first one counts, for both.
     known = known_perturbation(store, study_id)
     if known is None:

@@ -8,9 +8,9 @@ everything else as it was.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from datetime import datetime
 
 from packaging.utils import canonicalize_name
 
@@ -18,7 +18,7 @@ from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.phrases import probability
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine.explain import ABSENT
-from bisect_env.engine.locking import environment_request
+from bisect_env.engine.locking import lock_all
 from bisect_env.engine.stored import refuse_local, stored_combination
 from bisect_env.environments.foreign import (
     ForeignEnvironment,
@@ -26,11 +26,12 @@ from bisect_env.environments.foreign import (
     fitting_python,
     read_environment,
 )
-from bisect_env.environments.lock import Lock, UnsolvableError
+from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import NoEnvironmentError, UsageError
 from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Moving, Pair, Whole
-from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.expand import expand
+from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.versions import Manager, host_platform
 from bisect_env.storage.entries import TRACED, Study
@@ -193,37 +194,30 @@ def _minor(version: str) -> str:
 # -- both ends, before anything is tried -------------------------------------------------------------------
 
 
-def unsolvable_ends(matrix: Matrix, provider: EnvironmentProvider, as_of: Any) -> dict[str, str]:
-    """Return which ends have no environment, and the solver's words.
+def lock_ends(matrix: Matrix, provider: EnvironmentProvider, as_of: datetime) -> dict[str, LockResult]:
+    """Lock both ends, in the order good, bad.
 
     Args:
         matrix: Of the pair.
         provider: Solves.
         as_of: What "now" is.
     """
-    results = _locks(matrix, provider, as_of)
-    return {name: one.message for name, one in results.items() if isinstance(one, UnsolvableError)}
+    grid = expand(matrix, provider.catalogue, as_of)
+    prepared = lock_all(matrix, grid, provider, as_of).prepared
+    results: dict[Index, LockResult] = {**prepared.locks, **prepared.unsolvable}
+    return {name: results[grid.index(Combination.of({ENVIRONMENT: name}))] for name in (GOOD, BAD)}
 
 
-def _locks(matrix: Matrix, provider: EnvironmentProvider, as_of: Any) -> dict[str, Lock | UnsolvableError]:
-    combinations = {name: Combination.of({ENVIRONMENT: name}) for name in (GOOD, BAD)}
-    requests = [environment_request(matrix, one, as_of) for one in combinations.values()]
-    return dict(zip(combinations, provider.lock_many(requests), strict=True))
-
-
-def other_archives(matrix: Matrix, ends: Ends, provider: EnvironmentProvider, as_of: Any) -> list[str]:
-    """Packages whose archive is not one that the lock file allows, in words; empty where all are.
+def other_archives(ends: Ends, locks: Mapping[str, LockResult]) -> list[str]:
+    """Return which packages have an archive that the lock file does not allow, in words.
 
     Args:
-        matrix: Of the pair, both ends of which can be locked.
         ends: What the lock files say.
-        provider: Solves.
-        as_of: What "now" is.
+        locks: Of both ends.
     """
     found = []
-    for (_, lock), environment in zip(
-        _locks(matrix, provider, as_of).items(), (ends.good, ends.bad), strict=True
-    ):
+    for name, environment in ((GOOD, ends.good), (BAD, ends.bad)):
+        lock = locks[name]
         if not isinstance(lock, Lock):
             continue
         allowed = {(p.manager, _normal(p.name)): p.hashes for p in environment.packages if p.hashes}

@@ -173,7 +173,6 @@ def _diagnose(
             single.lock,
             uuid.uuid4().hex,
             files,
-            values=single.values,
             perturbation=single.perturbation,
         )
         spec = with_tools(plain, tools)

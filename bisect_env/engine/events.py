@@ -193,13 +193,13 @@ class Answered:
     Attributes:
         verdict: The verdict so far.
         checks: Trials that the checks want.
-        seconds: How long they may take.
+        seconds: How long they may take; None for any time.
         axes: Of the grid (see `axes_document`).
     """
 
     verdict: VerdictDocument
     checks: int
-    seconds: float
+    seconds: float | None
     axes: Sequence[Mapping[str, Any]] = ()
 
 

@@ -123,7 +123,7 @@ def _locked(
         provider,
         answers.as_of,
         on_progress=lambda done, total: on_progress("locking", done, total),
-    )
+    ).prepared
     if not prepared.locks:
         why = next(iter(prepared.unsolvable.values()), None)
         raise NoEnvironmentError(

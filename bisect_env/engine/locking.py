@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
 import queue
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 from packaging.utils import canonicalize_name
 
@@ -27,8 +27,6 @@ from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import CommitAxis, DateAxis, EnvironmentAxis, PackageAxis, ValueAxis
 from bisect_env.matrix.versions import Manager
 from bisect_env.storage.entries import CombinationState, CombinationStatus
-
-_MANY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,29 +206,6 @@ def anchors(matrix: Matrix, grid: Grid, index: Index) -> list[Index]:
     return list(dict.fromkeys(found))
 
 
-def leaning(matrix: Matrix, grid: Grid, indices: Iterable[Index]) -> tuple[list[Index], list[list[int]]]:
-    """In which order several combinations are locked, and whose lock each is to be like. Pure.
-
-    Args:
-        matrix: As loaded.
-        grid: As expanded.
-        indices: The combinations.
-
-    Returns:
-        The combinations, those first on which others lean; for each of them the positions of those that it
-        leans on, most welcome first.
-    """
-    asked = list(indices)
-    leaned_on = {anchor for index in asked for anchor in anchors(matrix, grid, index)}
-    ordered = sorted(asked, key=lambda index: index not in leaned_on)
-    place = {index: position for position, index in enumerate(ordered)}
-    models = [
-        [place[one] for one in anchors(matrix, grid, index) if place.get(one, len(place)) < place[index]]
-        for index in ordered
-    ]
-    return ordered, models
-
-
 def unfit(matrix: Matrix, grid: Grid) -> dict[Index, UnsolvableError]:
     """Combinations of which the index says that a package is not to be had for that Python. Pure."""
     pythons = [k for k, axis in enumerate(matrix.file.axes.values()) if getattr(axis, "is_python", False)]
@@ -256,6 +231,71 @@ SOLVERS = 4
 """Solvers of wheels at the same time, at least."""
 
 
+class Requests(Protocol):
+    """Says which environment each combination asks for."""
+
+    def request(self, index: Index) -> EnvironmentRequest:
+        """Return the environment that a combination asks for."""
+
+    def anchors(self, index: Index) -> list[Index]:
+        """Return the combinations whose locks should be kept to, the best first; see `anchors`."""
+
+    def alike(self, index: Index) -> Iterator[Index]:
+        """Return combinations, other than this one, that ask for the same environment."""
+
+    def known(self, index: Index) -> LockResult | None:
+        """Return the lock of a combination where no solver is needed, else None; called from any thread."""
+
+    def accept(self, index: Index, result: LockResult) -> LockResult:
+        """Return what a solver's answer means for a combination."""
+
+
+class MatrixRequests:
+    """The environments that the combinations of a matrix ask for.
+
+    Args:
+        matrix: As loaded.
+        grid: As expanded.
+        as_of: See `environment_request`.
+        images: See `environment_request`.
+    """
+
+    def __init__(
+        self, matrix: Matrix, grid: Grid, as_of: datetime, images: Mapping[str, str] | None = None
+    ) -> None:
+        self._matrix, self._grid, self._as_of, self._images = matrix, grid, as_of, images
+        self._requests: dict[Index, EnvironmentRequest] = {}
+
+    def request(self, index: Index) -> EnvironmentRequest:
+        """Return the environment that a combination asks for."""
+        if (found := self._requests.get(index)) is None:
+            combination = self._grid.combination(index)
+            found = environment_request(self._matrix, combination, self._as_of, self._images)
+            self._requests[index] = found
+        return found
+
+    def anchors(self, index: Index) -> list[Index]:
+        """See `anchors`."""
+        return anchors(self._matrix, self._grid, index)
+
+    def alike(self, index: Index) -> Iterator[Index]:
+        """Return combinations that differ in values alone: one environment, unless its image names values."""
+        if self._matrix.file.executor is not None:
+            return iter(())
+        axes = zip(self._grid.axes, index, strict=True)
+        places = [range(len(a.values)) if a.kind is AxisKind.VALUE else (at,) for a, at in axes]
+        every = itertools.product(*places)
+        return (one for one in every if one != index and one not in self._grid.excluded)
+
+    def known(self, _index: Index) -> LockResult | None:
+        """Return None: a solver is asked."""
+        return None
+
+    def accept(self, _index: Index, result: LockResult) -> LockResult:
+        """Return the answer as it is."""
+        return result
+
+
 class Locking:
     """The locks of a study's combinations, made when they are wanted.
 
@@ -269,7 +309,10 @@ class Locking:
         workers: Solvers at the same time.
         images: See `environment_request`.
         known: Locks that the study has already.
-        whole: All locks, if they were made before.
+        unsolvable: Combinations that are known to have none.
+        among: The only combinations that can be wanted, each a measurement of its own; all of the grid if
+            None. Others are added when they are wanted.
+        requests: The environments asked for; those of the matrix if None.
 
     Attributes:
         prepared: What is known by now; its mappings grow.
@@ -287,11 +330,12 @@ class Locking:
         workers: int = 2,
         images: Mapping[str, str] | None = None,
         known: Mapping[Index, Lock] | None = None,
-        whole: Prepared | None = None,
+        unsolvable: Mapping[Index, UnsolvableError] | None = None,
+        among: Collection[Index] | None = None,
+        requests: Requests | None = None,
     ) -> None:
-        self._matrix, self._grid, self._provider, self._as_of = matrix, grid, provider, as_of
-        self._images = images
-        self._requests: dict[Index, EnvironmentRequest] = {}
+        self._grid, self._provider = grid, provider
+        self._requests = requests or MatrixRequests(matrix, grid, as_of, images)
         # What may not be wanted gets no more than a core each, which builds and trials want, too.
         self._most_ahead = max(1, workers)
         # A solver of wheels mostly waits for the index; one of conda packages has a core's worth to do.
@@ -299,29 +343,22 @@ class Locking:
         self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="lock")
         self.on_done: Callable[[], None] = lambda: None
         self.spent = 0.0
-        self._locks: dict[Index, Lock] = dict((known if whole is None else whole.locks) or {})
-        self._unsolvable = unfit(matrix, grid) if whole is None else dict(whole.unsolvable)
-        self._warnings: dict[Index, tuple[str, ...]] = {} if whole is None else dict(whole.warnings)
+        self._locks: dict[Index, Lock] = dict(known or {})
+        self._unsolvable = dict(unsolvable or {}) if requests or among else unfit(matrix, grid)
+        self._warnings: dict[Index, tuple[str, ...]] = {}
         self._running: dict[Index, Future[tuple[LockResult, float]]] = {}
         self._waiting: dict[Index, None] = {}
         self._ahead: tuple[Index, ...] = ()
-        # What is needed, and what met an error while it was locked ahead: that is locked again when needed.
+        # Combinations that are needed; and those that met an error while they were locked ahead, which are
+        # locked again when they are needed.
         self._asked: set[Index] = set()
         self._failed_ahead: set[Index] = set()
         self._done: queue.SimpleQueue[Index] = queue.SimpleQueue()
         # Without days on an axis no two combinations can turn out to be the same environment with the same
         # values: each names other versions, or is asked for as such.
-        groups = unlocked(grid).groups if whole is None else whole.groups
-        groups = {index: first for index, first in groups.items() if index not in self._unsolvable}
-        self.prepared = Prepared(grid, self._locks, self._unsolvable, groups, self._warnings)
-
-    def _request(self, index: Index) -> EnvironmentRequest:
-        # Asked for again with whatever else is wanted.
-        if (found := self._requests.get(index)) is None:
-            combination = self._grid.combination(index)
-            found = environment_request(self._matrix, combination, self._as_of, self._images)
-            self._requests[index] = found
-        return found
+        groups = unlocked(grid).groups if among is None else {index: index for index in among}
+        self._groups = {index: first for index, first in groups.items() if index not in self._unsolvable}
+        self.prepared = Prepared(grid, self._locks, self._unsolvable, self._groups, self._warnings)
 
     @property
     def under_way(self) -> int:
@@ -332,6 +369,9 @@ class Locking:
         """Begin to lock combinations; those that are known or under way already are left as they are."""
         asked = tuple(indices)
         self._asked.update(asked)
+        for index in asked:
+            if index not in self._unsolvable and index not in self._grid.excluded:
+                self._groups.setdefault(index, index)
         self._waiting |= {index: None for index in asked if self._is_open(index)}
         self._start()
 
@@ -371,8 +411,8 @@ class Locking:
         self._start()
         return answered
 
-    def wait(self, timeout: float) -> None:
-        """Wait until a solver has answered, or the time (seconds) is over."""
+    def wait(self, timeout: float | None) -> None:
+        """Wait until a solver has answered, or the time (seconds) is over; None for no limit."""
         wait(self._running.values(), timeout, return_when=FIRST_COMPLETED)
 
     def lock_now(self, index: Index) -> LockResult:
@@ -381,43 +421,76 @@ class Locking:
         Raises:
             InfrastructureError: As for `take`.
         """
-        self.want([index])
-        while index not in self._locks and index not in self._unsolvable:
-            wait(self._running.values(), return_when=FIRST_COMPLETED)
-            self.take()
+        self.lock_every([index])
         return self._locks.get(index) or self._unsolvable[index]
+
+    def lock_every(
+        self, indices: Collection[Index], on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Lock combinations, and what they lean on, and wait for all of them.
+
+        Args:
+            indices: Which.
+            on_progress: Called with (answered, all) as solutions come in.
+
+        Raises:
+            InfrastructureError: As for `take`.
+        """
+        self.want(indices)
+        open_ones = {index for index in indices if self._is_unknown(index)}
+        while open_ones:
+            self.wait(None)
+            self.take()
+            open_ones = {index for index in open_ones if self._is_unknown(index)}
+            if on_progress is not None:
+                on_progress(len(indices) - len(open_ones), len(indices))
+
+    def _is_unknown(self, index: Index) -> bool:
+        return index not in self._locks and index not in self._unsolvable
+
+    def regroup(self) -> None:
+        """Find out which combinations are one measurement, once all are locked."""
+        self._groups.clear()
+        self._groups.update(group(self._grid, self._locks))
 
     def close(self) -> None:
         """Give up what was not begun; solvers that run are not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
-        solving = {self._request(index).key for index in self._running}
-        todo = [(index, self._most) for index in self._waiting]
-        todo += [(index, self._most_ahead) for index in self._ahead if index not in self._failed_ahead]
-        while todo:
-            index, most = todo.pop(0)
-            key = self._request(index).key
-            if len(self._running) >= most or key in solving or not self._is_open(index):
-                continue
-            missing, model = self._model(index)
-            if missing is not None and index in self._asked:
-                self._asked.add(missing)
-            if missing is None:
-                is_wanted = index in self._waiting
-                self._waiting.pop(index, None)
-                self._failed_ahead.discard(index)
-                solving.add(key)
-                self._submit(index, model, is_wanted=is_wanted)
-            elif missing in self._failed_ahead and index not in self._asked:
-                continue
-            elif missing not in self._running and missing not in self._waiting:
-                self._waiting[missing] = None
-                todo.append((missing, self._most))
+        for index in tuple(self._waiting):
+            if len(self._running) >= self._most:
+                return
+            self._begin(index, self._most)
+        for index in self._ahead:
+            if index not in self._failed_ahead:
+                self._begin(index, self._most_ahead)
+
+    def _begin(self, index: Index, most: int) -> None:
+        """Begin to lock a combination, or what it leans on, if fewer than `most` solvers run."""
+        solving = {self._requests.request(one).key for one in self._running}
+        if len(self._running) >= most or not self._is_open(index):
+            return
+        if self._requests.request(index).key in solving:
+            return
+        missing, model = self._model(index)
+        if missing is None:
+            is_wanted = index in self._waiting
+            self._waiting.pop(index, None)
+            self._failed_ahead.discard(index)
+            self._submit(index, model, is_wanted=is_wanted)
+            return
+        if index in self._asked:
+            self._asked.add(missing)
+        elif missing in self._failed_ahead:
+            return
+        if missing not in self._running:
+            self._waiting[missing] = None
+            self._begin(missing, self._most)
 
     def _model(self, index: Index) -> tuple[Index | None, Lock | None]:
         """What has to be locked before, None if nothing; and the lock to be like, None if there is none."""
-        for anchor in anchors(self._matrix, self._grid, index):
+        for anchor in self._requests.anchors(index):
             if anchor in self._locks:
                 return None, self._locks[anchor]
             if anchor not in self._unsolvable:
@@ -425,8 +498,7 @@ class Locking:
         return None, None
 
     def _submit(self, index: Index, model: Lock | None, *, is_wanted: bool) -> None:
-        request = self._request(index)
-        future = self._pool.submit(self._solve, request, model, is_wanted)
+        future = self._pool.submit(self._solve, index, model, is_wanted)
         self._running[index] = future
 
         def done(_future: Future[tuple[LockResult, float]]) -> None:
@@ -435,19 +507,21 @@ class Locking:
 
         future.add_done_callback(done)
 
-    def _solve(
-        self, request: EnvironmentRequest, model: Lock | None, is_wanted: bool
-    ) -> tuple[LockResult, float]:
+    def _solve(self, index: Index, model: Lock | None, is_wanted: bool) -> tuple[LockResult, float]:
         began = time.monotonic()
+        if (found := self._requests.known(index)) is not None:
+            return found, 0.0
+        request = self._requests.request(index)
         with contextlib.nullcontext() if is_wanted else giving_way():
-            return self._provider.lock(request, model), time.monotonic() - began
+            found = self._provider.lock(request, model)
+        return self._requests.accept(index, found), time.monotonic() - began
 
     def _note(self, index: Index, result: LockResult) -> list[Index]:
-        """Take an answer in, for all combinations that ask for the same environment; gives these."""
-        answered = [index, *(one for one in self._alike(index) if one != index)]
+        """Take an answer in, for all combinations that ask for the same environment; return these."""
+        answered = [index, *self._requests.alike(index)]
         found = None
         if isinstance(result, Lock):
-            found = environment_warnings(self._request(index), result)
+            found = environment_warnings(self._requests.request(index), result)
         for one in answered:
             self._waiting.pop(one, None)
             if isinstance(result, UnsolvableError):
@@ -457,15 +531,6 @@ class Locking:
             if found:
                 self._warnings[one] = found
         return answered
-
-    def _alike(self, index: Index) -> Iterator[Index]:
-        """Combinations that differ in values alone, which are one environment unless its image names them."""
-        if self._matrix.file.executor is not None:
-            return iter(())
-        axes = zip(self._grid.axes, index, strict=True)
-        places = [range(len(a.values)) if a.kind is AxisKind.VALUE else (at,) for a, at in axes]
-        every = itertools.product(*places)
-        return (one for one in every if one not in self._grid.excluded)
 
 
 def lock_all(
@@ -477,8 +542,8 @@ def lock_all(
     workers: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
     images: Mapping[str, str] | None = None,
-) -> Prepared:
-    """Lock every combination that no rule takes out.
+) -> Locking:
+    """Lock every combination that no rule takes out, and wait for it.
 
     Args:
         matrix: As loaded.
@@ -492,37 +557,13 @@ def lock_all(
     Raises:
         InfrastructureError: The index cannot be reached, or an interpreter is missing.
     """
-    # Combinations that differ in values alone ask for one environment (an image may name values): many need
-    # not ask one by one.
-    once = matrix.file.executor is None and math.prod(grid.shape) > _MANY
-    values = [i for i, axis in enumerate(grid.axes) if once and axis.kind is AxisKind.VALUE]
-    asked: dict[Index, list[Index]] = {}
-    for index in grid.indices():
-        if index not in grid.excluded:
-            first = tuple(0 if axis in values else i for axis, i in enumerate(index)) if values else index
-            asked.setdefault(first, []).append(index)
-    wanted, models = leaning(matrix, grid, asked)
-    requests = [environment_request(matrix, grid.combination(index), as_of, images) for index in wanted]
-    answered = 0
-
-    def count(_position: int, _result: object) -> None:
-        nonlocal answered
-        answered += 1
-        if on_progress is not None:
-            on_progress(answered, len(requests))
-
-    results = provider.lock_many(requests, workers=workers, on_done=count, prefer=models)
-    locks: dict[Index, Lock] = {}
-    unsolvable: dict[Index, UnsolvableError] = {}
-    warnings: dict[Index, tuple[str, ...]] = {}
-    for first, request, result in zip(wanted, requests, results, strict=True):
-        if isinstance(result, UnsolvableError):
-            unsolvable |= dict.fromkeys(asked[first], result)
-            continue
-        locks |= dict.fromkeys(asked[first], result)
-        if found := environment_warnings(request, result):
-            warnings |= dict.fromkeys(asked[first], found)
-    return Prepared(grid, locks, unsolvable, group(grid, locks), warnings)
+    locking = Locking(matrix, grid, provider, as_of, workers=workers, images=images)
+    try:
+        locking.lock_every([index for index in grid.indices() if index not in grid.excluded], on_progress)
+    finally:
+        locking.close()
+    locking.regroup()
+    return locking
 
 
 def of_commits(grid: Grid) -> bool:

@@ -1,4 +1,4 @@
-"""Runs trials of one combination of a matrix, so many or until its rate is known, without a search.
+"""Runs trials of one combination of a matrix: a number of them, or until its failure rate is known.
 
 They are recorded in the study of the matrix, as any trial is: what was measured here is evidence there.
 """
@@ -7,33 +7,20 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection
+from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from bisect_env.cluster.protocol import (
-    BuildFailed,
-    Executor,
-    PrefixChange,
-    PrefixProgress,
-    PrefixReady,
-    TrialCompleted,
-    TrialLost,
-)
+from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
 from bisect_env.engine.amplify import known_perturbation
-from bisect_env.engine.locking import (
-    Prepared,
-    environment_request,
-    environment_warnings,
-    group,
-    lock_one,
-)
+from bisect_env.engine.locking import Locking, environment_request, environment_warnings, lock_one
+from bisect_env.engine.plans import OnePlan, UntilRate
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.runner import Runner
-from bisect_env.engine.specs import lost_record
-from bisect_env.engine.state import BUILDS_BEFORE_UNBUILDABLE, VOIDS_BEFORE_STOP, Tally, in_flight
+from bisect_env.engine.runner import Conditions, NewTrials, Runner, Series
+from bisect_env.engine.state import Tally
 from bisect_env.engine.stored import named_combinations
 from bisect_env.engine.study import (
     as_refined_before,
@@ -45,7 +32,7 @@ from bisect_env.engine.study import (
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.environments.provider import EnvironmentProvider
-from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
+from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Combination, Grid, Index, find_combination
 from bisect_env.matrix.load import Matrix
@@ -53,11 +40,10 @@ from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rate_test import RateClaim, RateTest, upper_bound
 from bisect_env.storage.entries import CombinationState, CombinationStatus, Study, StudyStatus
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import ChangedEnvironment
-from bisect_env.trials.records import NONE, Evidence, Outcome, Perturbation, TrialRecord
+from bisect_env.trials.records import NONE, Perturbation
 
 # --------------------------------------------------------------------------------------------------
-# Trials of one combination, one after another, for those who ask without a search.
+# One combination of a matrix, with the lock that it has in its study.
 
 MAKING = "making the environment, unless it is here already"
 """Said before the first trial, which may wait for it for minutes."""
@@ -65,273 +51,52 @@ MAKING = "making the environment, unless it is here already"
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """One combination, ready to be tried.
+    """One combination with its environment.
 
     Attributes:
-        combination: Under which its trials are recorded.
+        combination: The values of its axes.
         lock: Its environment.
-        key: What makes trials of other studies the same measurement.
-        values: What the command sees of the axes, if that is something else than `combination`.
         perturbation: Circumstances under which the study's trials run.
     """
 
     combination: Combination
     lock: Lock
-    key: str
-    values: Combination | None = None
     perturbation: Perturbation = NONE
 
 
-Wanted = Callable[[Tally, int], int]
-"""From what trials have said and how many run to how many more are wanted now; 0 when none run ends it."""
-
-
-class SingleTrials:
-    """Runs trials of single combinations.
-
-    Args:
-        matrix: What is run.
-        store: Where trials are recorded.
-        study_id: Their study.
-        executor: Where they run; the caller closes it.
-        notify: Hears of every trial once it is recorded.
-        stopped: Looked at twice a second; true ends what runs.
-    """
-
-    def __init__(
-        self,
-        matrix: Matrix,
-        store: Store,
-        study_id: str,
-        executor: Executor,
-        *,
-        notify: Callable[[events.Event], None],
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._matrix = matrix
-        self._store = store
-        self._study_id = study_id
-        self._runner = Runner(matrix, executor, lambda text: self._warn([text]))
-        self._notify = notify
-        self._stopped = stopped
-        self._trials = store.study_trials(study_id)
-        self._trials.look()
-        self._said: dict[str, Evidence] = {}
-        self._seconds: float | None = None
-        self._voids = 0
-
-    @property
-    def slots(self) -> int:
-        """How many trials can run at the same time."""
-        return self._runner.slots
-
-    def run(
-        self,
-        single: Single,
-        wanted: Wanted,
-        ids: Iterator[str] | None = None,
-        on_evidence: Callable[[Evidence], None] = lambda _evidence: None,
-    ) -> Tally:
-        """Run trials until no more are wanted.
-
-        What runs then comes to its end and is recorded, too: to cut it off would favour quick outcomes.
-
-        Args:
-            single: What to try.
-            wanted: Decides how many.
-            ids: Of the trials; random ones if None.
-            on_evidence: Hears what each trial says, in the order of recording, before more are wanted.
-
-        Returns:
-            What they said.
-
-        Raises:
-            NoEnvironmentError: The environment cannot be built.
-            InfrastructureError: Too many trials in a row were spoilt.
-            UsageError: The command cannot be run.
-        """
-        tally = Tally()
-        runner = self._runner
-
-        def start() -> None:
-            self._submit(single, wanted(tally, len(runner.running)), ids)
-
-        self._notify(events.Said(MAKING))
-        try:
-            for completion in runner.answers(single.lock, start, self._stopped):
-                match completion:
-                    case PrefixProgress(lock_hash, step):
-                        self._notify(events.Building(lock_hash, step, 0, 1))
-                    case PrefixReady():
-                        self._made(single, completion)
-                    case BuildFailed():
-                        tally.failed_builds += 1
-                        self._build_failed(single, completion, tally.failed_builds)
-                    case TrialCompleted(record, build_seconds, notes):
-                        self._warn(notes)
-                        on_evidence(self._record(single, record, tally, build_seconds))
-                    case TrialLost(_, _, host, crowded):
-                        if crowded:
-                            # Our own doing, and of all that shared the GPU at once: not a row of voids.
-                            self._voids = -1
-                        elif completion.under_trial:
-                            tally.lost_on |= {host} - {""}
-                        on_evidence(self._record(single, _lost(single, completion), tally))
-                        if completion.change is not None:
-                            self._note_change(single, completion.change)
-        finally:
-            # What had come to its end before it could be ended is recorded, too.
-            for ended in runner.end():
-                if isinstance(ended, TrialCompleted):
-                    tally.count(self._judged(single, ended.record))
-        return tally
-
-    def _submit(self, single: Single, more: int, ids: Iterator[str] | None) -> None:
-        room = in_flight(self.slots, self._seconds) - len(self._runner.running)
-        for _ in range(min(more, room)):
-            trial_id = uuid.uuid4().hex if ids is None else next(ids)
-            self._runner.submit(
-                trial_id,
-                single.combination,
-                single.lock,
-                values=single.values,
-                perturbation=single.perturbation,
-            )
-            self._notify(events.TrialStarted(trial_id, single.combination))
-
-    def _made(self, single: Single, answer: PrefixReady) -> None:
-        self._warn(answer.notes)
-        if answer.build_seconds:
-            built = (single.combination,)
-            self._notify(events.Built(single.lock.content_hash, built, answer.build_seconds))
-
-    def _build_failed(self, single: Single, failure: BuildFailed, times: int) -> None:
-        """Begin again a few times: network trouble passes, and one host's disk is not all hosts'."""
-        if times < BUILDS_BEFORE_UNBUILDABLE:
-            self._warn([f"building {single.combination}: {failure.message}; it is tried again"])
-            self._runner.prepare(single.lock)
-            return
-        if failure.transient:
-            raise InfrastructureError(
-                f"{single.combination}: its environment cannot be made: {failure.message}",
-                tried=f"{times} times",
-                remedy="mend that, then start the same command again",
-            )
-        raise NoEnvironmentError(
-            f"{single.combination}: its environment cannot be built: {failure.message}",
-            tried=f"{times} times",
-            remedy="try another combination; `bisect-env plan MATRIX` lists them",
-        )
-
-    def _warn(self, texts: Sequence[str]) -> None:
-        for text in texts:
-            self._notify(events.Warned(text))
-
-    def _judged(self, single: Single, record: TrialRecord) -> Evidence:
-        """Record a trial; return what it is evidence of.
-
-        Raises:
-            UsageError: Another command has shown which failure is meant, and earlier trials mean something
-                else now.
-        """
-        before = self._trials.target
-        news = self._trials.record([(record, single.key)])
-        is_changed = self._trials.target != before
-        known = self._trials.everything() if is_changed else news
-        by_now = {one.trial_id: one.evidence for one in known}
-        if is_changed and any(by_now[trial_id] is not said for trial_id, said in self._said.items()):
-            raise UsageError(
-                "another command has shown meanwhile which failure is meant, and trials that were counted "
-                "here mean something else now",
-                remedy="start the same command again: what it has measured is stored",
-            )
-        self._said[record.trial_id] = by_now[record.trial_id]
-        return by_now[record.trial_id]
-
-    def _note_change(self, single: Single, change: PrefixChange) -> None:
-        """Void the trials of an environment since it was last seen as it was made.
-
-        Raises:
-            InfrastructureError: Always: what was counted here does not count any more.
-        """
-        until = datetime.now(UTC)
-        self._trials.note_change(ChangedEnvironment(change.lock_hash, change.host, change.since, until))
-        raise InfrastructureError(
-            f"{single.combination}: files of its environment were changed while trials ran",
-            tried="its trials since it was last seen as it was made are not counted",
-            remedy="see to it that the script changes no installed file, then start the same command again",
-        )
-
-    def _record(
-        self, single: Single, record: TrialRecord, tally: Tally, build_seconds: float = 0.0
-    ) -> Evidence:
-        evidence = self._judged(single, record)
-        tally.count(evidence)
-        if evidence in (Evidence.GOOD, Evidence.BAD):
-            self._seconds = record.duration
-        self._notify(events.TrialFinished(record, evidence, build_seconds))
-        if record.outcome is Outcome.NOT_RUNNABLE:
-            raise UsageError(
-                f"{self._matrix.path}: the trial's command cannot be run: {record.detail}",
-                tried=" ".join(self._matrix.command(single.values or single.combination)),
-                remedy="correct `trial.command` or `trial.files`, then start the same command again",
-            )
-        self._voids = self._voids + 1 if evidence is Evidence.VOID else 0
-        if self._voids >= VOIDS_BEFORE_STOP:
-            raise InfrastructureError(
-                f"{self._voids} trials in a row were spoilt; the last: {record.outcome}: {record.detail}",
-                tried="each was run again",
-                remedy="mend that, then start the same command again",
-            )
-        return evidence
-
-
-def _lost(single: Single, lost: TrialLost) -> TrialRecord:
-    return lost_record(lost.trial_id, single.combination, single.lock.content_hash, lost.reason, lost.host)
-
-
-# --------------------------------------------------------------------------------------------------
-# One combination of a matrix, with the lock that it has in its study.
-
-
 @dataclass(frozen=True, slots=True)
-class One:
-    """One combination and where its trials belong.
+class ChosenCombination:
+    """One combination, and the study to which it belongs.
 
     Attributes:
-        study: Of the matrix.
+        matrix: As loaded.
         grid: As expanded.
-        index: Of the combination.
-        single: What is to be tried.
+        as_of: What "now" is for its study.
+        single: The combination.
+        known: The study of the matrix; None if there is none.
     """
 
-    study: Study
-    grid: Grid
-    index: Index
-    single: Single
-
-
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """One combination for those whose trials belong to no study.
-
-    Attributes:
-        study: Of the matrix; None if there is none.
-        single: What is to be tried.
-    """
-
-    study: Study | None
-    single: Single
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """A combination that a user has named, before it is locked."""
-
-    study: Study | None
+    matrix: Matrix
     grid: Grid
     as_of: datetime
-    combination: Combination
+    single: Single
+    known: Study | None
+
+    @property
+    def index(self) -> Index:
+        """Position of the combination in the grid."""
+        return self.grid.index(self.single.combination)
+
+    @property
+    def study(self) -> Study:
+        """The study of the matrix.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if self.known is None:
+            raise ValueError("the matrix has no study")
+        return self.known
 
 
 def open_one(
@@ -341,7 +106,7 @@ def open_one(
     store: Store,
     provider: EnvironmentProvider,
     notify: Callable[[events.Event], None],
-) -> One:
+) -> ChosenCombination:
     """Find a combination and lock it, in the study of its matrix, which is begun if there is none.
 
     Args:
@@ -349,20 +114,18 @@ def open_one(
         at: See `bisect_env.matrix.grid.find_combination`.
         store: Open for writing.
         provider: Solves.
-        notify: Hears of the study and of warnings.
+        notify: Called with the study and with warnings.
 
     Raises:
         UsageError: No such combination.
         NoEnvironmentError: It has no environment; no study is begun for it.
         InfrastructureError: The index cannot be used.
     """
-    named = _named(matrix, at, store, provider)
-    lock, warnings = _locked(matrix, named, store, provider, notify)
-    study = named.study or _begin(store, matrix, named.grid, named.as_of)
+    found, warnings = _look_up(matrix, at, store, provider, notify, None)
+    study = found.known or _begin(store, matrix, found.grid, found.as_of)
     notify(events.StudyOpened(study.id, study.name, own_trials(store, study)))
-    index = named.grid.index(named.combination)
-    _save(store, study, named.grid, index, lock, warnings)
-    return One(study, named.grid, index, _single(matrix, named, lock, store))
+    _save(store, study, found.grid, found.index, found.single.lock, warnings)
+    return ChosenCombination(matrix, found.grid, found.as_of, found.single, study)
 
 
 def look_up(
@@ -373,15 +136,15 @@ def look_up(
     provider: EnvironmentProvider,
     notify: Callable[[events.Event], None],
     as_of: datetime | None = None,
-) -> Looked:
-    """Look up and lock a combination without recording a study.
+) -> ChosenCombination:
+    """Find a combination and lock it, without beginning a study.
 
     Args:
         matrix: As loaded.
         at: As for `open_one`.
         store: Where a study may be.
         provider: Solves.
-        notify: Hears of warnings.
+        notify: Called with warnings.
         as_of: What "now" is where no study says; the present moment if None.
 
     Raises:
@@ -389,14 +152,18 @@ def look_up(
         NoEnvironmentError: It has no environment.
         InfrastructureError: The index cannot be used.
     """
-    named = _named(matrix, at, store, provider, as_of)
-    lock, _ = _locked(matrix, named, store, provider, notify)
-    return Looked(named.study, _single(matrix, named, lock, store))
+    return _look_up(matrix, at, store, provider, notify, as_of)[0]
 
 
-def _named(
-    matrix: Matrix, at: str | None, store: Store, provider: EnvironmentProvider, as_of: datetime | None = None
-) -> _Named:
+def _look_up(
+    matrix: Matrix,
+    at: str | None,
+    store: Store,
+    provider: EnvironmentProvider,
+    notify: Callable[[events.Event], None],
+    as_of: datetime | None,
+) -> tuple[ChosenCombination, str]:
+    """Return a combination with its lock, and what the lock warns of in one line."""
     known = store.find_study(matrix.name, matrix.digest)
     if known is not None or as_of is None:
         as_of = study_date(matrix, store, provider.as_of)
@@ -404,43 +171,26 @@ def _named(
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
     combination = find_combination(grid, at, named_combinations(known) if known else None)
-    return _Named(known, grid, as_of, combination)
-
-
-def _locked(
-    matrix: Matrix,
-    named: _Named,
-    store: Store,
-    provider: EnvironmentProvider,
-    notify: Callable[[events.Event], None],
-) -> tuple[Lock, str]:
-    """The lock of a combination, as its study has it or else solved now; what it warns of in one line."""
-    grid, combination = named.grid, named.combination
     index = grid.index(combination)
     if index in grid.excluded:
         notify(events.Warned(f"{combination} is excluded in the matrix: {grid.excluded[index]}"))
-    lock = None if named.study is None else _stored_lock(store, named.study, combination)
+    lock = None if known is None else _stored_lock(store, known, combination)
     if lock is None or not may_be_installed(lock):
         notify(events.Said(f"locking {combination}"))
-        result = lock_one(matrix, grid, index, provider, named.as_of)
+        result = lock_one(matrix, grid, index, provider, as_of)
         if isinstance(result, UnsolvableError):
             raise NoEnvironmentError(
                 f"{combination} has no environment: {result.message}",
                 remedy="`bisect-env plan MATRIX` lists the combinations that have one",
             )
         lock = result
-    warnings = environment_warnings(environment_request(matrix, combination, named.as_of), lock)
+    warnings = environment_warnings(environment_request(matrix, combination, as_of), lock)
     for warning in warnings:
         notify(events.Warned(f"{combination}: {warning}"))
-    return lock, "; ".join(warnings)
-
-
-def _single(matrix: Matrix, named: _Named, lock: Lock, store: Store) -> Single:
-    index = named.grid.index(named.combination)
-    prepared = Prepared(named.grid, {index: lock}, {}, group(named.grid, {index: lock}))
-    around = (None if named.study is None else known_perturbation(store, named.study.id)) or NONE
-    key = trial_key(matrix, prepared, index, around)
-    return Single(named.combination, lock, key, perturbation=around)
+    around = (None if known is None else known_perturbation(store, known.id)) or NONE
+    return ChosenCombination(matrix, grid, as_of, Single(combination, lock, around), known), "; ".join(
+        warnings
+    )
 
 
 def _begin(store: Store, matrix: Matrix, grid: Grid, as_of: datetime) -> Study:
@@ -469,6 +219,78 @@ def _save(store: Store, study: Study, grid: Grid, index: Index, lock: Lock, warn
 
 
 # --------------------------------------------------------------------------------------------------
+# Its trials.
+
+
+def run_trials(
+    chosen: ChosenCombination,
+    make_plan: Callable[[], OnePlan],
+    *,
+    store: Store,
+    provider: EnvironmentProvider,
+    start: Callable[[], Executor],
+    notify: Callable[[events.Event], None],
+    stopped: Callable[[], bool] = lambda: False,
+    series: Series | None = None,
+) -> tuple[OnePlan, Tally, str]:
+    """Run trials of one combination until its plan is finished.
+
+    Trials that run then come to their end and are recorded, too: to end them would favour quick outcomes.
+
+    Args:
+        chosen: From `open_one`.
+        make_plan: Returns a plan that was told nothing.
+        store: Open for writing.
+        provider: As for `open_one`.
+        start: Starts the place where trials run; the caller closes it.
+        notify: Called with everything that happens.
+        stopped: True ends what runs.
+        series: Trials of the study that belong to the plan; those that are started now if None.
+
+    Returns:
+        The plan, which was told everything; all that the trials said; and why nothing can be learnt here, or
+        "".
+
+    Raises:
+        NoEnvironmentError: The environment cannot be built.
+        InfrastructureError: Too many trials in a row were void.
+        UsageError: The command cannot be run.
+    """
+    matrix, index, single = chosen.matrix, chosen.index, chosen.single
+    locking = Locking(matrix, chosen.grid, provider, chosen.as_of, known={index: single.lock}, among=[index])
+
+    def conditions(_index: Index) -> Conditions:
+        key = trial_key(matrix, locking.prepared, index, single.perturbation)
+        return Conditions(key, None, single.perturbation)
+
+    runner: Runner | None = None
+
+    def plan() -> OnePlan:
+        made = make_plan()
+        made.tally = lambda: Tally() if runner is None else runner.state.tallies[index]
+        return made
+
+    with closing(locking):
+        runner = Runner(
+            matrix,
+            locking,
+            plan,
+            store,
+            chosen.study.id,
+            conditions=conditions,
+            notify=notify,
+            stopped=stopped,
+            series=NewTrials() if series is None else series,
+            waits=True,
+        )
+        runner.replay()
+        notify(events.Said(MAKING))
+        runner.run(start)
+    assert isinstance(runner.plan, OnePlan)
+    return runner.plan, runner.state.tallies[index], runner.state.aside.get(index, ("", ""))[1]
+
+
+# --------------------------------------------------------------------------------------------------
 # Runs one combination until its failure rate is shown to be below a limit, or above it.
 #
 # A test that was interrupted goes on where it stopped. The ids of its trials are made from the id of the test
@@ -476,7 +298,7 @@ def _save(store: Store, study: Study, grid: Grid, index: Index, lock: Lock, warn
 
 BEGUN, ENDED = "verify", "verified"
 """Kinds of decisions."""
-PATIENCE = 10
+GIVE_UP_AFTER = 10
 """Trials at most, in those that a flawless combination would need, unless the user says otherwise."""
 
 
@@ -525,11 +347,48 @@ class Verification:
         }
 
 
+class NumberedTrials:
+    """The trials of one test, whose ids follow from that of the test.
+
+    Args:
+        test_id: Hexadecimal.
+        stored: Ids of the trials of the study.
+
+    Attributes:
+        resumed: Trials of the test that are stored already.
+    """
+
+    def __init__(self, test_id: str, stored: Collection[str]) -> None:
+        self._space = uuid.UUID(test_id)
+        # Trials were started in the order of their numbers, and some may never have ended.
+        known = set(stored)
+        names = (self._named(number) for number in range(len(known) + _LOST))
+        self._ids = {name for name in names if name in known}
+        self.resumed = len(self._ids)
+        self._numbers = itertools.count()
+
+    def _named(self, number: int) -> str:
+        return uuid.uuid5(self._space, str(number)).hex
+
+    def new_id(self) -> str:
+        """Return the next id that no stored trial has."""
+        trial_id = next(name for n in self._numbers if (name := self._named(n)) not in self._ids)
+        self._ids.add(trial_id)
+        return trial_id
+
+    def __contains__(self, trial_id: object) -> bool:
+        return trial_id in self._ids
+
+
+_LOST = 1000
+"""Numbers that cancelled and lost trials may have used up."""
+
+
 class Verifier:
     """One test of a rate, in the database and in memory.
 
     Args:
-        one: The combination.
+        chosen: The combination.
         store: Where its trials are.
         max_rate: The limit.
         confidence: Of the claim.
@@ -538,11 +397,12 @@ class Verifier:
 
     Attributes:
         resumed: Trials of an interrupted test that count on.
+        clean_needed: Trials without a failure that show a rate below the limit.
     """
 
     def __init__(
         self,
-        one: One,
+        chosen: ChosenCombination,
         store: Store,
         *,
         max_rate: float,
@@ -550,54 +410,67 @@ class Verifier:
         max_trials: int | None = None,
         fresh: bool = False,
     ) -> None:
-        self._one = one
+        self._chosen = chosen
         self._store = store
-        self._test = RateTest(max_rate, confidence)
-        self.limit = max_trials or PATIENCE * self._test.clean_needed
+        self._max_rate, self._confidence = max_rate, confidence
+        self.clean_needed = RateTest(max_rate, confidence).clean_needed
+        self.limit = max_trials or GIVE_UP_AFTER * self.clean_needed
         self._facts = {
-            "combination": one.single.combination.as_dict(),
-            "lock": one.single.lock.content_hash,
+            "combination": chosen.single.combination.as_dict(),
+            "lock": chosen.single.lock.content_hash,
             "max_rate": max_rate,
             "confidence": confidence,
         }
         unfinished = None if fresh else self._unfinished()
         self._id = unfinished or uuid.uuid4().hex
         if unfinished is None:
-            store.record_decision(one.study.id, BEGUN, {"id": self._id, **self._facts})
-        self._known = {trial.trial_id: trial for trial in store.trials(one.study.id)}
-        mine = [self._known[trial_id] for trial_id in self._names() if trial_id in self._known]
-        for trial in sorted(mine, key=lambda trial: trial.sequence):
-            self._tell(trial.evidence)
-        self.resumed = len(mine)
+            store.record_decision(chosen.study.id, BEGUN, {"id": self._id, **self._facts})
+        self._series = NumberedTrials(self._id, [one.trial_id for one in store.trials(chosen.study.id)])
+        self.resumed = self._series.resumed
 
-    @property
-    def clean_needed(self) -> int:
-        """Trials without a failure that show a rate below the limit."""
-        return self._test.clean_needed
+    def run(
+        self,
+        *,
+        provider: EnvironmentProvider,
+        start: Callable[[], Executor],
+        notify: Callable[[events.Event], None],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Verification:
+        """Run trials until something is shown, nothing can be learnt, or the limit is reached.
 
-    def run(self, trials: SingleTrials) -> Verification:
-        """Run trials until something is shown, nothing can be learnt, or the limit is reached."""
-        names = (trial_id for trial_id in self._names(endless=True) if trial_id not in self._known)
-        tally = trials.run(self._one.single, self._wanted, names, on_evidence=self._tell)
-        return self.end(tally.why_aside() or "")
+        Args:
+            provider: As for `run_trials`.
+            start: As for `run_trials`.
+            notify: As for `run_trials`.
+            stopped: As for `run_trials`.
+        """
 
-    def _wanted(self, tally: Tally, running: int) -> int:
-        if self._test.claim is not None or tally.why_aside() is not None:
-            return 0
-        # As long as nothing failed it is known where the end would be; what runs beyond it runs for nothing.
-        end = self.limit if self._test.hits else min(self.limit, self._test.clean_needed)
-        return max(0, end - self._test.trials - running)
+        def make_plan() -> OnePlan:
+            test = RateTest(self._max_rate, self._confidence)
+            return UntilRate(self._chosen.index, test, self.limit)
 
-    def end(self, why: str = "") -> Verification:
+        plan, _, why = run_trials(
+            self._chosen,
+            make_plan,
+            store=self._store,
+            provider=provider,
+            start=start,
+            notify=notify,
+            stopped=stopped,
+            series=self._series,
+        )
+        assert isinstance(plan, UntilRate)
+        return self._end(plan.test, why)
+
+    def _end(self, test: RateTest, why: str) -> Verification:
         """Return the result so far; it is stored if the test has ended."""
-        test = self._test
         if test.claim is None and not why and test.trials >= self.limit:
             why = f"the limit of {self.limit} trials is reached"
         if test.claim is not None or why:
             said = None if test.claim is None else str(test.claim)
-            self._store.record_decision(self._one.study.id, ENDED, {"id": self._id, "claim": said})
+            self._store.record_decision(self._chosen.study.id, ENDED, {"id": self._id, "claim": said})
         return Verification(
-            self._one.single.combination.as_dict(),
+            self._chosen.single.combination.as_dict(),
             test.claim,
             test.max_rate,
             test.confidence,
@@ -609,26 +482,12 @@ class Verifier:
             why,
         )
 
-    def _tell(self, evidence: Evidence) -> None:
-        if evidence in (Evidence.GOOD, Evidence.BAD):
-            self._test.tell(evidence is Evidence.BAD)
-
     def _unfinished(self) -> str | None:
         ended, found = set(), None
-        for decision in self._store.decisions(self._one.study.id):
+        for decision in self._store.decisions(self._chosen.study.id):
             payload = decision.payload
             if decision.kind == ENDED:
                 ended.add(payload.get("id"))
             elif decision.kind == BEGUN and all(payload.get(k) == v for k, v in self._facts.items()):
                 found = str(payload["id"])
         return None if found in ended else found
-
-    def _names(self, *, endless: bool = False) -> Iterator[str]:
-        """Ids of this test's trials; trials were started in this order, and some may never have ended."""
-        space = uuid.UUID(self._id)
-        names = (uuid.uuid5(space, str(number)).hex for number in itertools.count())
-        return names if endless else itertools.islice(names, 2 * self.limit + _LOST)
-
-
-_LOST = 1000
-"""Numbers that cancelled and lost trials may have used up."""

@@ -11,9 +11,11 @@ change its mind.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from bisect_env.engine.locking import Prepared, of_commits
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
@@ -21,7 +23,6 @@ from bisect_env.matrix.grid import AxisKind, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
 from bisect_env.search.bisect import BUILT_AT_ONCE
-from bisect_env.search.searcher import StudySearch
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
 OTHER_BEFORE_ASIDE = 3
@@ -36,6 +37,8 @@ LOSSES_FOR_FINDING = 3
 VOIDS_BEFORE_STOP = 10
 """Void trials in a row, wherever, after which the infrastructure is to blame and the study stops; likewise
 builds that failed for reasons that pass, while no environment at all could be made."""
+CHANGES_BEFORE_STOP = 3
+"""Times that trials may change the files of one environment before the study stops."""
 TRIED_BEFORE_BLAME = 3
 """Combinations in which a command that cannot be run is tried before the matrix is to blame."""
 BACKFILL = 0.03
@@ -59,7 +62,7 @@ THOUGHT_THROUGH = 20_000
 _HOSTS = "allow_host:"
 """Stands in what is said of a program that is the host's: no combination can change that."""
 _STRETCH = 2
-"""L of `in_vain`: played for intervals of 4 to 10 among 50, it takes fewer builds than 1, 3 or 4."""
+"""L of `expected_builds`: played for intervals of 4 to 10 among 50, it takes fewer builds than 1, 3 or 4."""
 _SHORT = 4
 """Lines of a builder's words that are told as a whole."""
 
@@ -164,8 +167,8 @@ def build_cost(build_seconds: float | None, trial_seconds: float | None) -> floa
     return min(build_seconds / trial_seconds, 500.0)
 
 
-def in_vain(place: int, failed: Collection[int], built: Collection[int]) -> float:
-    """Return how many builds one that succeeds is likely to take at a place near to others that failed.
+def expected_builds(place: int, failed: Collection[int], built: Collection[int]) -> float:
+    """Return how many builds it is likely to take until one succeeds at a place near others that failed.
 
     Commits that cannot be built come in intervals of unknown length: of those at a distance d from one about
     d in d + L can be built. Beyond one that was built another interval would have to begin.
@@ -199,10 +202,55 @@ def in_flight(slots: int, trial_seconds: float | None, *, flaky: bool = True) ->
     return slots + waiting
 
 
-def gist(text: str) -> str:
+def brief(text: str) -> str:
     """The first line; of a short text all of them, for tools put the cause below what it led to. Pure."""
     lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
     return ": ".join(lines if len(lines) <= _SHORT else lines[:1]) or "(no words)"
+
+
+# -- the plan ----------------------------------------------------------------------------------------------
+
+
+class Plan(Protocol):
+    """Chooses which combinations to try, and knows when to stop."""
+
+    @property
+    def trials(self) -> int:
+        """Trials that it was told and that count."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no more trials are wanted."""
+
+    def ask(
+        self,
+        count: int,
+        *,
+        pending: Mapping[Index, int] | None = None,
+        build_cost: Mapping[Index, float] | None = None,
+        only: Collection[Index] | None = None,
+        worth: float = 0.0,
+    ) -> list[Index]:
+        """Return the combinations of the next trials, at most `count`, and none where none is worth its time.
+
+        Args:
+            count: Most trials.
+            pending: Trials of each combination that run and are not told yet.
+            build_cost: Price of an environment that does not exist yet, in trials.
+            only: Choose among these combinations.
+            worth: Leave out trials that tell less than this share of what the best one tells.
+        """
+
+    def foresee(
+        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
+    ) -> list[Index]:
+        """Return combinations that could come next, whose environments are worth making meanwhile."""
+
+    def tell(self, index: Index, *, hit: bool) -> None:
+        """Count one trial of a combination: bad or good."""
+
+    def set_aside(self, index: Index) -> None:
+        """Note that nothing more can be learnt at a combination."""
 
 
 # -- the state of a study ----------------------------------------------------------------------------------
@@ -258,7 +306,8 @@ class StudyState:
     Args:
         matrix: What is asked.
         prepared: Its combinations; locks may be added to it at any time.
-        search: Chooses, and is told here.
+        plan: Chooses, and is told here.
+        max_trials: Trials that count, at most; None for any number.
 
     Attributes:
         tallies: What trials said, for each combination that stands for its group.
@@ -274,14 +323,17 @@ class StudyState:
         trial_seconds: Of trials that count.
     """
 
-    def __init__(self, matrix: Matrix, prepared: Prepared, search: StudySearch) -> None:
+    def __init__(
+        self, matrix: Matrix, prepared: Prepared, plan: Plan, *, max_trials: int | None = None
+    ) -> None:
         self._matrix = matrix
+        self._max_trials = sys.maxsize if max_trials is None else max_trials
         self._of_commits = of_commits(prepared.grid)
         axes = matrix.file.axes.values()
         self._builds_ahead = any(isinstance(axis, CommitAxis) and axis.build.ahead for axis in axes)
         self._prepared = prepared
         self._grid = prepared.grid
-        self.search = search
+        self.plan = plan
         self.members: defaultdict[Index, list[Index]] = defaultdict(list)
         for index, stands_for in prepared.groups.items():
             self.members[stands_for].append(index)
@@ -299,25 +351,26 @@ class StudyState:
         self._last_void = ""
         self._said: set[str] = set()
         self._broken: dict[str, str] = {}
-        self._living: defaultdict[str, list[Index]] = defaultdict(list)
+        self._in_environment: defaultdict[str, list[Index]] = defaultdict(list)
         for index in self.members:
             if index in prepared.locks:
-                self._living[prepared.locks[index].content_hash].append(index)
+                self._in_environment[prepared.locks[index].content_hash].append(index)
+        self._changes: Counter[str] = Counter()
         self._backfilled, self._backfilled_at = 0, 0
         # What `decide` wanted last and could not start, because its environment is not there yet.
         self._awaited: Counter[Index] = Counter()
         self._foreseen_at: tuple[int, int, int, int] | None = None
 
-    def begin_again(self, search: StudySearch) -> None:
+    def begin_again(self, plan: Plan) -> None:
         """Forget what trials said, which is told again; environments, and what runs, stay as they are.
 
         Args:
-            search: A new one, which is told here from now on.
+            plan: A new one, which is told here from now on.
         """
-        self.search = search
+        self.plan = plan
         self.aside = {i: why for i, why in self.aside.items() if why[0] != "set-aside"}
         for index in self.aside:
-            search.set_aside(index)
+            plan.set_aside(index)
         self.tallies = defaultdict(
             Tally,
             {
@@ -358,11 +411,13 @@ class StudyState:
             NoEnvironmentError: It is an end that the matrix states, and has no environment.
         """
         error = self._prepared.unsolvable.get(index)
+        if self._prepared.groups.get(index) == index and index not in self.members:
+            self.members[index].append(index)
         if error is None:
             if index not in self.members:
                 return []
             lock_hash = self._prepared.locks[index].content_hash
-            self._living[lock_hash].append(index)
+            self._in_environment[lock_hash].append(index)
             why = self._broken.get(lock_hash)
             return [] if why is None else self._put_aside(index, "env-unbuildable", why)
         for name, end in (("good", self._grid.good), ("bad", self._grid.bad)):
@@ -400,7 +455,7 @@ class StudyState:
         self.building.discard(lock_hash)
         # One that broke on some host is looked at again before more trials go there.
         self.ready.discard(lock_hash)
-        indices = self.living_in(lock_hash)
+        indices = self.combinations_in(lock_hash)
         findings: list[Finding] = []
         for index in indices:
             tally = self.tallies[index]
@@ -411,7 +466,7 @@ class StudyState:
         if not transient or not indices:
             return findings
         self._failed_builds += 1
-        self._last_void = f"building {self._grid.combination(indices[0])}: {gist(message)}"
+        self._last_void = f"building {self._grid.combination(indices[0])}: {brief(message)}"
         if self._failed_builds >= VOIDS_BEFORE_STOP and not self.ready:
             raise InfrastructureError(
                 f"{self._failed_builds} builds in a row failed; the last: {self._last_void}",
@@ -420,9 +475,28 @@ class StudyState:
             )
         return findings + self._remark(f"build-{indices[0]}", f"{self._last_void}; it is tried again")
 
-    def living_in(self, lock_hash: str) -> list[Index]:
+    def combinations_in(self, lock_hash: str) -> list[Index]:
         """Combinations, each standing for its group, whose environment this is."""
-        return list(self._living[lock_hash])
+        return list(self._in_environment[lock_hash])
+
+    def changed(self, lock_hash: str, name: str) -> None:
+        """Note that trials changed an environment, which is made again.
+
+        Args:
+            lock_hash: Which one.
+            name: A combination that lives in it, for the message.
+
+        Raises:
+            InfrastructureError: It was changed again and again: no trial in it would ever count.
+        """
+        self._changes[lock_hash] += 1
+        if self._changes[lock_hash] >= CHANGES_BEFORE_STOP:
+            raise InfrastructureError(
+                f"files of the environment of {name} were changed {self._changes[lock_hash]} times by trials",
+                tried="it was made again each time, and its trials since were not counted",
+                remedy="see to it that the script changes no installed file, then start the same command "
+                "again",
+            )
 
     # -- facts: trials -------------------------------------------------------------------------------------
 
@@ -462,7 +536,7 @@ class StudyState:
             return []
         if (bad := says_bad(evidence)) is not None:
             self.trial_seconds.add(duration)
-            self.search.tell(index, hit=bad)
+            self.plan.tell(index, hit=bad)
         if (why := tally.why_aside()) is not None:
             return self._put_aside(index, "set-aside", f"{outcome}: {detail}; {why}" if tally.skip else why)
         if (lost := tally.many_lost()) is not None:
@@ -488,7 +562,7 @@ class StudyState:
             self._last_void = f"{record.outcome}: {record.detail}"
         else:
             self._voids_in_a_row = 0
-        nowhere = record.outcome is Outcome.NOT_RUNNABLE and not self.search.trials
+        nowhere = record.outcome is Outcome.NOT_RUNNABLE and not self.plan.trials
         if nowhere and _HOSTS in record.detail:
             raise UsageError(
                 f"{self._matrix.path}: {record.detail}",
@@ -501,14 +575,15 @@ class StudyState:
                 t.not_runnable for t in tried
             ):
                 raise UsageError(
-                    f"{self._matrix.path}: the trial's command cannot be run in any of {len(tried)} "
-                    f"combinations tried: {record.detail}",
+                    f"{self._matrix.path}: the trial's command cannot be run"
+                    + (f" in any of {len(tried)} combinations tried" if len(tried) > 1 else "")
+                    + f": {record.detail}",
                     tried=" ".join(self._matrix.command(record.combination)),
                     remedy="correct `trial.command` or `trial.files`, then start the same command again",
                 )
         if self._voids_in_a_row >= VOIDS_BEFORE_STOP:
             raise InfrastructureError(
-                f"{self._voids_in_a_row} trials in a row were spoilt; the last: {self._last_void}",
+                f"{self._voids_in_a_row} trials in a row were void; the last: {self._last_void}",
                 tried="each was run again",
                 remedy="correct that, then start the same command again: it goes on where it stopped",
             )
@@ -523,7 +598,7 @@ class StudyState:
         Raises:
             NoEnvironmentError: No combination has an environment that can be made.
         """
-        if self.search.trials or any(index not in self.aside for index in self.members):
+        if self.plan.trials or any(index not in self.aside for index in self.members):
             return
         reasons = [reason for status, reason in self.aside.values() if status.startswith("env-")]
         if len(reasons) < len(self.members):
@@ -535,7 +610,7 @@ class StudyState:
                 remedy="`bisect-env plan` lists every combination with its reason",
             )
         raise NoEnvironmentError(
-            f"no environment could be built: {gist(reasons[-1]) if reasons else 'none is solvable'}",
+            f"no environment could be built: {brief(reasons[-1]) if reasons else 'none is solvable'}",
             remedy="`bisect-env report` lists every combination with its reason",
         )
 
@@ -543,7 +618,7 @@ class StudyState:
         if index in self.aside:
             return []
         self.aside[index] = (status, reason)
-        self.search.set_aside(index)
+        self.plan.set_aside(index)
         return [PutAside(index, status, reason)]
 
     def _remark(self, key: str, text: str) -> list[Finding]:
@@ -579,11 +654,11 @@ class StudyState:
                 trials of each may run at the same time.
         """
         self._awaited = Counter()
-        if self.search.finished:
+        if self.plan.finished:
             return Wanted()
         free = in_flight(slots, self.trial_seconds.value, flaky=not self.looks_certain) - len(self.running)
         # Nothing is begun that would exceed the budget of trials.
-        left = self._matrix.file.search.max_trials - self.search.trials - len(self.running)
+        left = self._max_trials - self.plan.trials - len(self.running)
         free = min(free, left)
         if only is not None:
             return self._try_only(only, max(0, free), slots)
@@ -592,7 +667,7 @@ class StudyState:
             free = min(free, 1 - len(self.running))
         costs = self._costs()
         pending = self.pending()
-        chosen = self.search.ask(free, pending=pending, build_cost=costs) if free > 0 else []
+        chosen = self.plan.ask(free, pending=pending, build_cost=costs) if free > 0 else []
         now = [index for index in chosen if self.is_ready(index)]
         later = self._elsewhere([index for index in chosen if not self.is_ready(index)])
         self._awaited = Counter(later)
@@ -621,7 +696,7 @@ class StudyState:
         Args:
             slots: Places for trials.
         """
-        if self.search.finished:
+        if self.plan.finished:
             return Wanted()
         costs, pending = self._costs(), self.pending() + self._awaited
         ahead = self._ahead(costs, pending)
@@ -654,23 +729,23 @@ class StudyState:
         place = next(i for i, axis in enumerate(self._grid.axes) if axis.kind is AxisKind.COMMIT)
         failed = {i[place] for i, (status, _) in self.aside.items() if status == "env-unbuildable"}
         built = {i[place] for i in self.members if self.is_ready(i)}
-        return {index: price * in_vain(index[place], failed, built) for index in unpaid}
+        return {index: price * expected_builds(index[place], failed, built) for index in unpaid}
 
     def _backfill(self, count: int, pending: Mapping[Index, int], slots: int) -> list[Index]:
         """Return what is worth trying in environments that exist, until those that were wanted do."""
         ready = {index for index in self.members if self.is_ready(index)}
-        if count <= 0 or not ready or not self.search.trials or self.looks_certain:
+        if count <= 0 or not ready or not self.plan.trials or self.looks_certain:
             return []
         if (known := len(self.ready)) != self._backfilled_at:
             self._backfilled, self._backfilled_at = 0, known
         worth = BACKFILL if self._backfilled < BACKFILLS * slots else MUCH
-        chosen = self.search.ask(count, pending=pending, only=ready, worth=worth)
+        chosen = self.plan.ask(count, pending=pending, only=ready, worth=worth)
         self._backfilled += len(chosen)
         return chosen
 
     def _ahead(self, costs: Mapping[Index, float], pending: Counter[Index]) -> list[Index]:
         """Return what is likely to be wanted next, if anything new is known since the last call."""
-        known = (self.search.trials, len(self.running), len(self.ready), sum(pending.values()))
+        known = (self.plan.trials, len(self.running), len(self.ready), sum(pending.values()))
         if not pending or not costs or known == self._foreseen_at or len(self.members) > THOUGHT_THROUGH:
             return []
         if self._of_commits and not self._builds_ahead:
@@ -679,8 +754,8 @@ class StudyState:
         self._foreseen_at = known
         again: list[Index] = []
         if not self._awaited:
-            again = self.search.ask(max(1, len(self.running)), pending=pending, build_cost=costs)
-        return [*again, *self.search.foresee(pending, costs)]
+            again = self.plan.ask(max(1, len(self.running)), pending=pending, build_cost=costs)
+        return [*again, *self.plan.foresee(pending, costs)]
 
     def _after(
         self, ahead: Sequence[Index], pending: Counter[Index], costs: Mapping[Index, float]
@@ -688,7 +763,7 @@ class StudyState:
         """Return what may be wanted after what comes next: locking it costs little but waiting."""
         if not ahead or not self.looks_certain:
             return []
-        then = self.search.foresee(pending + Counter(ahead), costs)
+        then = self.plan.foresee(pending + Counter(ahead), costs)
         return [index for index in then if index not in self._prepared.locks]
 
     def _to_make(self, wanted: Iterable[Index], slots: int) -> tuple[tuple[Index, ...], tuple[Index, ...]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cluster.choose import Place
 from bisect_env.engine import events
 from bisect_env.engine.amplify import settle
+from bisect_env.engine.derived import user_name
 from bisect_env.engine.document import MOST_UNTRIED, axes_document, bisect_log, chapter, named_commits
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.reuse import reusable
-from bisect_env.engine.runner import StudyRunner
+from bisect_env.engine.searching import StudyRunner
 from bisect_env.engine.specs import target_of
 from bisect_env.environments.image_lock import moved_tag
 from bisect_env.environments.lock import Lock, LockResult
@@ -43,6 +43,7 @@ from bisect_env.matrix.grid import AxisKind, Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.matrix.versions import VersionCatalogue
+from bisect_env.report.build import report_document
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.space import is_large
@@ -76,25 +77,9 @@ SPENT = "time-spent"
 """Kind of the decisions that say how many seconds of its budget a command has taken."""
 
 
-def run_study(
-    matrix: Matrix,
-    *,
-    store: Store,
-    provider: EnvironmentProvider,
-    place: Place,
-    lockfiles: Path | None,
-    notify: Notify,
-    stopped: Callable[[], bool] = lambda: False,
-    workers: int = 2,
-    fresh: bool = False,
-    only_mine: bool = False,
-    goal: Goal = Goal.FIRST_BAD,
-    every_lock: bool = False,
-    quick: bool = False,
-    careful: bool = False,
-    posterior: bool = True,
-) -> Conclusion:
-    """Answer a matrix: begin its study, or go on with it where it stopped.
+@dataclass(slots=True)
+class StudyRun:
+    """One command's work on the study of a matrix: it begins the study, or goes on where it stopped.
 
     Args:
         matrix: As loaded.
@@ -102,151 +87,268 @@ def run_study(
         provider: Makes environments.
         place: Where trials run, started unless the study is answered; closed at the end.
         lockfiles: Folder under which the locks are written; None writes none.
-        notify: Hears of everything.
+        notify: Called with everything that happens.
         stopped: True when the user wants to stop.
         workers: Solvers at the same time.
         fresh: Begin a new study that reuses nothing, whatever has been measured already.
         only_mine: Go on with a study of this user, and reuse only trials of this user's studies.
         goal: What is asked: where it begins to fail, where else it does, or the whole table.
-        quick: End as soon as the answer stands, without checking it further.
-        careful: Try both stated ends before anything between them, whatever that costs.
         every_lock: Lock every combination before the first trial.
+        quick: End as soon as the answer stands, without checking it further.
+        sure: Check the answer for as long as its checks take.
+        careful: Try both stated ends before anything between them, whatever that costs.
         posterior: Whether the report follows the answers through all trials; see `load_report`.
-
-    Raises:
-        BisectEnvError: Whatever a user can mend; everything finished by then is stored.
     """
-    user = _user() if only_mine else None
-    known = None if fresh else store.find_study(matrix.name, matrix.digest, user)
-    if user is not None and known is not None and {one.user for one in store.origins(known.id)} - {user}:
-        known = None
-    begins = fresh or (only_mine and known is None)
-    as_of = provider.as_of or _now() if begins else study_date(matrix, store, provider.as_of, user)
-    grid = expand(matrix, provider.catalogue, as_of, settled_ends(known))
-    if known is not None:
-        grid = as_refined_before(matrix, grid, known)
-    large = is_large(grid.shape, [axis.direction for axis in grid.axes])
-    if large and goal is Goal.TABLE:
-        raise UsageError(
-            f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table",
-            remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
-        )
-    own = None if user is None else "" if known is None else known.id
-    study = store.open_study(study_definition(matrix, grid, as_of, fresh=fresh), study_id=own)
-    notify(events.StudyOpened(study.id, study.name, own_trials(store, study)))
-    _keep_logs_within_limit(store, notify)
 
-    def watched(event: events.Event) -> None:
-        notify(event)
-        if isinstance(event, events.LockProgress) and stopped():
+    matrix: Matrix
+    store: Store
+    provider: EnvironmentProvider
+    place: Place
+    lockfiles: Path | None
+    notify: Notify
+    stopped: Callable[[], bool] = lambda: False
+    workers: int = 2
+    fresh: bool = False
+    only_mine: bool = False
+    goal: Goal = Goal.FIRST_BAD
+    every_lock: bool = False
+    quick: bool = False
+    sure: bool = False
+    careful: bool = False
+    posterior: bool = True
+    _study: Study = field(init=False)
+    _grid: Grid = field(init=False)
+    _as_of: datetime = field(init=False)
+    _locking: Locking | None = field(init=False, default=None)
+    _refining: bool = field(init=False)
+    _leaves: bool = field(init=False)
+    _deadline: float | None = field(init=False)
+
+    def run(self) -> Conclusion:
+        """Answer the matrix.
+
+        Raises:
+            BisectEnvError: Whatever a user can correct; everything finished by then is stored.
+        """
+        self._expand()
+        self._open()
+        began = time.monotonic()
+        self._deadline = self._deadline_from(began)
+        # A study that is answered answers again at once, without starting a cluster.
+        if self._study.status is not StudyStatus.FINISHED:
+            self.place.begin()
+        with closing(self.place):
+            try:
+                images = self._settled_images()
+                while True:
+                    runner = self._search(images)
+                    if not self._refine(runner):
+                        return self._conclude(runner)
+            except BisectEnvError as error:
+                self._end_with(error)
+                raise
+            finally:
+                if self._deadline is not None:
+                    with contextlib.suppress(StorageError):  # the error that ended the study
+                        spent = {"seconds": round(time.monotonic() - began, 3)}
+                        self.store.record_decision(self._study.id, SPENT, spent)
+                if self._locking is not None:
+                    self._locking.close()
+                    if self.lockfiles is not None:
+                        _write_locks(self.lockfiles, self.matrix, self._locking.prepared)
+
+    # -- the steps -------------------------------------------------------------------------------------------
+
+    @property
+    def _user(self) -> str | None:
+        return user_name() if self.only_mine else None
+
+    def _expand(self) -> None:
+        """Expand the matrix as its study did, if there is one."""
+        matrix, store, user = self.matrix, self.store, self._user
+        known = None if self.fresh else store.find_study(matrix.name, matrix.digest, user)
+        if user is not None and known is not None and {one.user for one in store.origins(known.id)} - {user}:
+            known = None
+        begins = self.fresh or (self.only_mine and known is None)
+        fixed = self.provider.as_of
+        self._as_of = fixed or _now() if begins else study_date(matrix, store, fixed, user)
+        grid = expand(matrix, self.provider.catalogue, self._as_of, settled_ends(known))
+        self._grid = grid if known is None else as_refined_before(matrix, grid, known)
+        if self._is_large and self.goal is Goal.TABLE:
+            raise UsageError(
+                f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table",
+                remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
+            )
+        own = None if user is None else "" if known is None else known.id
+        definition = study_definition(matrix, self._grid, self._as_of, fresh=self.fresh)
+        self._study = store.open_study(definition, study_id=own)
+
+    @property
+    def _is_large(self) -> bool:
+        return is_large(self._grid.shape, [axis.direction for axis in self._grid.axes])
+
+    def _open(self) -> None:
+        study = self._study
+        self.notify(events.StudyOpened(study.id, study.name, own_trials(self.store, study)))
+        _keep_logs_within_limit(self.store, self.notify)
+        # An answer is checked once every release around it was looked at.
+        passed_over = any(axis.passed_over for axis in self._grid.axes)
+        self._refining = passed_over and self.goal is Goal.FIRST_BAD
+        # Once a failure turned out to be flaky its commits are searched line by line.
+        self._leaves = self._refining
+
+    def _deadline_from(self, began: float) -> float | None:
+        """Return when the budget of the study is spent, with what earlier commands spent of it."""
+        budget = self.matrix.file.search.budget
+        if budget is None:
+            return None
+        decisions = self.store.decisions(self._study.id)
+        spent = [one.payload.get("seconds") for one in decisions if one.kind == SPENT]
+        return began + budget - sum(seconds for seconds in spent if isinstance(seconds, int | float))
+
+    def _settled_images(self) -> dict[str, str]:
+        images = recorded_images(self.matrix, self.store, self._study)
+        for name, reference in images.items():
+            if (text := moved_tag(name, reference)) is not None:
+                self.notify(events.Warned(text))
+        return images
+
+    def _search(self, images: Mapping[str, str]) -> StudyRunner:
+        """Search the grid as it is now; return what is known then."""
+        matrix, store, study = self.matrix, self.store, self._study
+        if self._locking is not None:
+            self._locking.close()
+        locking = self._locking = open_locking(
+            matrix,
+            self._grid,
+            self._as_of,
+            self.provider,
+            self._watched,
+            workers=self.workers,
+            images=images,
+            every=self.every_lock,
+            known=stored_locks(store, study, self._grid),
+        )
+        perturbation = settle(
+            matrix,
+            self._grid,
+            locking,
+            store,
+            study.id,
+            self.provider,
+            self.place.executor,
+            notify=lambda text: self.notify(events.Said(text)),
+            stopped=self.stopped,
+        )
+        save_prepared(store, study, locking.prepared)
+        # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
+        is_done = study.status is StudyStatus.FINISHED
+        reuses = not (study.definition.fresh or self._is_large or is_done)
+        machines = reusable(self.place.machines(), matrix.file.trial.gpus) if reuses else ()
+        runner = StudyRunner(
+            matrix,
+            locking,
+            store,
+            study.id,
+            notify=self.notify,
+            stopped=self.stopped,
+            machines=machines,
+            user=self._user,
+            deadline=self._deadline,
+            goal=self.goal,
+            quick=self.quick or self._refining,
+            sure=self.sure or "clean_rate" in matrix.file.search.model_fields_set,
+            perturbation=perturbation,
+            careful=self.careful,
+            leaves=self._leaves,
+        )
+        runner.replay()
+        runner.take_unbuildable()
+        if not runner.finished:
+            if store.study(study.id).status is StudyStatus.FINISHED:
+                store.reopen(study.id)
+            runner.run(self.place.executor)
+        return runner
+
+    def _watched(self, event: events.Event) -> None:
+        self.notify(event)
+        if isinstance(event, events.LockProgress) and self.stopped():
             raise StudyInterruptedError(
                 f"stopped while locking environments ({event.done} of {event.total})",
-                remedy=_goes_on(matrix, goal),
+                remedy=_goes_on(self.matrix, self.goal),
             )
 
-    # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
-    reuses = not (study.definition.fresh or large) and study.status is not StudyStatus.FINISHED
-    # An answer is checked once every release around it was looked at.
-    refining = any(axis.passed_over for axis in grid.axes) and goal is Goal.FIRST_BAD
-    # Once a failure turned out to be flaky its commits are searched line by line.
-    leaves = refining
-    budget, began = matrix.file.search.budget, time.monotonic()
-    if budget is not None:
-        spent = [one.payload.get("seconds") for one in store.decisions(study.id) if one.kind == SPENT]
-        budget -= sum(seconds for seconds in spent if isinstance(seconds, int | float))
-    # A study that is answered answers again at once, without starting a cluster.
-    if study.status is not StudyStatus.FINISHED:
-        place.begin()
-    with closing(place):
-        locking: Locking | None = None
-        try:
-            images = recorded_images(matrix, store, study)
-            for name, reference in images.items():
-                if (text := moved_tag(name, reference)) is not None:
-                    notify(events.Warned(text))
-            while True:
-                locking = open_locking(
-                    matrix,
-                    grid,
-                    as_of,
-                    provider,
-                    watched,
-                    workers=workers,
-                    images=images,
-                    every=every_lock,
-                    known=stored_locks(store, study, grid),
-                )
-                perturbation = settle(
-                    matrix,
-                    grid,
-                    locking,
-                    store,
-                    study.id,
-                    place.executor,
-                    notify=lambda text: notify(events.Said(text)),
-                    stopped=stopped,
-                )
-                save_prepared(store, study, locking.prepared)
-                runner = StudyRunner(
-                    matrix,
-                    locking,
-                    store,
-                    study.id,
-                    notify=notify,
-                    stopped=stopped,
-                    machines=reusable(place.machines(), matrix.file.trial.gpus) if reuses else (),
-                    user=user,
-                    deadline=None if budget is None else began + budget,
-                    goal=goal,
-                    quick=quick or refining,
-                    perturbation=perturbation,
-                    careful=careful,
-                    leaves=leaves,
-                )
-                runner.replay()
-                if not runner.finished:
-                    if store.study(study.id).status is StudyStatus.FINISHED:
-                        store.reopen(study.id)
-                    runner.run(place.executor)
-                around = goal is Goal.FIRST_BAD and not stopped()
-                values = _to_lay_out(grid, runner.search) if around else {}
-                added = _around(matrix, grid, runner.search.verdict) if around and not values else {}
-                if values:
-                    leaves = runner.search.verdict.certain
-                    grid = laid_out(matrix, grid, values)
-                    store.set_grid(study.id, grid_definition(matrix, grid))
-                elif added:
-                    notify(events.Said(f"around the answer, {_told(matrix, added)}"))
-                    grid = refined(matrix, grid, added)
-                    store.set_grid(study.id, grid_definition(matrix, grid))
-                elif refining and not quick and not stopped():
-                    refining = False
-                else:
-                    return conclude(
-                        matrix,
-                        store,
-                        study,
-                        runner,
-                        notify,
-                        provider.catalogue,
-                        interrupted=stopped(),
-                        posterior=posterior,
-                        goal=goal,
-                    )
-                locking.close()
-        except BisectEnvError as error:
-            _end_with(error, store, study.id)
-            notify(events.Failed.of(error))
-            notify(events.Concluded(_report(store, study.id, posterior=posterior)))
-            raise
-        finally:
-            if budget is not None:
-                with contextlib.suppress(StorageError):  # the error that ended the study
-                    store.record_decision(study.id, SPENT, {"seconds": round(time.monotonic() - began, 3)})
-            if locking is not None:
-                locking.close()
-                if lockfiles is not None:
-                    _write_locks(lockfiles, matrix, locking.prepared)
+    def _refine(self, runner: StudyRunner) -> bool:
+        """Add what lies around the answer to the grid; return whether there is more to search."""
+        matrix = self.matrix
+        if self.stopped():
+            return False
+        around = self.goal is Goal.FIRST_BAD
+        if around and (values := _to_lay_out(self._grid, runner.plan)):
+            self._leaves = runner.plan.verdict.certain
+            self._grid = laid_out(matrix, self._grid, values)
+        elif around and (added := _around(matrix, self._grid, runner.plan.verdict)):
+            self.notify(events.Said(f"around the answer, {_told(matrix, added)}"))
+            self._grid = refined(matrix, self._grid, added)
+        elif self._refining and not self.quick:
+            self._refining = False
+            return True
+        else:
+            return False
+        self.store.set_grid(self._study.id, grid_definition(matrix, self._grid))
+        return True
+
+    def _conclude(self, runner: StudyRunner) -> Conclusion:
+        """Store the verdict, and say how the study ended.
+
+        Raises:
+            StudyInterruptedError: The user stopped it before there was an answer.
+            EndsNotAsStatedError: A stated end is not as stated.
+        """
+        store, study, matrix = self.store, self._study, self.matrix
+        if self.stopped() and runner.plan.answered:
+            # What was to be checked further is left out, as with `--quick`.
+            runner.plan.end_checks()
+        if self.stopped() and not runner.finished:
+            store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
+            raise StudyInterruptedError(
+                # Of this study: what it was spared by trials of others was no work of its own.
+                f"stopped after {how_many(own_trials(store, study), 'trial')}; every one of them is stored",
+                remedy=_goes_on(matrix, self.goal),
+            )
+        while True:
+            document, verdict = runner.document(), runner.plan.verdict
+            if verdict.ends_wrong:
+                reason = _ends_reason(verdict.ends_wrong)
+                document = document.model_copy(update={"status": "none", "reason": reason})
+            store.finish_study(study.id, StudyStatus.FINISHED, document)
+            _keep_commit(matrix, store, study.id, runner, self.provider.catalogue, document)
+            report = report_document(store, study.id, posterior=self.posterior)
+            # For those who ask in SQL: only the report can put it into words.
+            sentence = report["verdict"]["sentence"]
+            store.save_verdict(study.id, document.model_copy(update={"sentence": sentence}))
+            # Looked at after writing: of two commands that end together, the later verdict knows all trials.
+            if not runner.hear_others():
+                break
+        if verdict.ends_wrong:
+            likely = "".join(f"{reason}; else " for reason in report["advice"][:1])
+            raise EndsNotAsStatedError(
+                f"{matrix.path}: {document.reason}",
+                tried=_end_counts(runner, verdict.ends_wrong),
+                remedy=f"{likely}correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
+            )
+        self.notify(events.Concluded(report, runner.searching))
+        return Conclusion(report, ExitCode.VERDICT if document.is_decided else ExitCode.NO_VERDICT)
+
+    def _end_with(self, error: BisectEnvError) -> None:
+        # An answer that stands is not lost because the command could not look at it again.
+        if self.store.study(self._study.id).status is not StudyStatus.FINISHED:
+            interrupted = isinstance(error, StudyInterruptedError)
+            status = StudyStatus.INTERRUPTED if interrupted else StudyStatus.FAILED
+            self.store.finish_study(self._study.id, status, None)
+        self.notify(events.Failed.of(error))
+        report = report_document(self.store, self._study.id, posterior=self.posterior)
+        self.notify(events.Concluded(report))
 
 
 def own_trials(store: Store, study: Study) -> int:
@@ -320,13 +422,6 @@ def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
     return refined(matrix, grid, added) if added else grid
 
 
-def _report(store: Store, study_id: str, *, posterior: bool) -> dict[str, Any]:
-    # Imported here, so that the first trial need not wait for what shows the last one.
-    from bisect_env.report.build import report_document
-
-    return report_document(store, study_id, posterior=posterior)
-
-
 def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
     if store.logs_beyond_limit():
         done = store.collect()
@@ -336,13 +431,6 @@ def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
                 f"({done.logs} of them; `bisect-env db gc --limit SIZE` allows more)"
             )
         )
-
-
-def _end_with(error: BisectEnvError, store: Store, study_id: str) -> None:
-    # An answer that stands is not lost because the command could not look at it again.
-    if store.study(study_id).status is not StudyStatus.FINISHED:
-        interrupted = isinstance(error, StudyInterruptedError)
-        store.finish_study(study_id, StudyStatus.INTERRUPTED if interrupted else StudyStatus.FAILED, None)
 
 
 def study_date(
@@ -404,7 +492,7 @@ def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool
         exclude_newer=as_of,
         version=__version__,
         host=platform.node(),
-        user=_user(),
+        user=user_name(),
         fresh=fresh,
     )
 
@@ -445,10 +533,10 @@ def open_locking(
         every: Lock every combination now.
         known: Locks that the study has already.
     """
-    whole = None
     began = time.monotonic()
-    if every or not is_lazy(grid):
-        whole = lock_all(
+    is_whole = every or not is_lazy(grid)
+    if is_whole:
+        locking = lock_all(
             matrix,
             grid,
             provider,
@@ -457,17 +545,20 @@ def open_locking(
             on_progress=lambda done, total: notify(events.LockProgress(done, total)),
             images=images,
         )
+    else:
+        locking = Locking(matrix, grid, provider, as_of, workers=workers, images=images, known=known)
+    prepared = locking.prepared
     notify(
         events.Locked(
             combinations=math.prod(grid.shape),
             excluded=len(grid.excluded),
-            unsolvable=0 if whole is None else len(whole.unsolvable),
-            environments=None if whole is None else whole.environments,
+            unsolvable=len(prepared.unsolvable) if is_whole else 0,
+            environments=prepared.environments if is_whole else None,
             withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
-            seconds=0.0 if whole is None else time.monotonic() - began,
+            seconds=time.monotonic() - began if is_whole else 0.0,
         )
     )
-    return Locking(matrix, grid, provider, as_of, workers=workers, images=images, known=known, whole=whole)
+    return locking
 
 
 def stored_locks(store: Store, study: Study, grid: Grid) -> dict[Index, Lock]:
@@ -509,67 +600,6 @@ def save_prepared(store: Store, study: Study, prepared: Prepared) -> None:
     store.save_combinations(study.id, [prepared.state(index) for index in prepared.grid.indices()])
 
 
-def conclude(
-    matrix: Matrix,
-    store: Store,
-    study: Study,
-    runner: StudyRunner,
-    notify: Notify,
-    catalogue: VersionCatalogue,
-    *,
-    interrupted: bool,
-    posterior: bool,
-    goal: Goal = Goal.FIRST_BAD,
-) -> Conclusion:
-    """Store the verdict and say how the study ended.
-
-    Args:
-        matrix: As loaded.
-        store: Open for writing.
-        study: As stored.
-        runner: What is known.
-        notify: Hears of the end.
-        catalogue: Knows what commits say of themselves.
-        interrupted: Whether the user stopped it.
-        goal: What was asked.
-        posterior: Whether the report follows the answers through all trials.
-
-    Raises:
-        StudyInterruptedError: The user stopped it.
-        EndsNotAsStatedError: A stated end is not as stated.
-    """
-    if interrupted and not runner.finished:
-        store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
-        raise StudyInterruptedError(
-            # Of this study: what it was spared by trials of others was no work of its own.
-            f"stopped after {how_many(own_trials(store, study), 'trial')}; every one of them is stored",
-            remedy=_goes_on(matrix, goal),
-        )
-    while True:
-        document, verdict = runner.document(), runner.search.verdict
-        if verdict.ends_wrong:
-            reason = _ends_reason(verdict.ends_wrong)
-            document = document.model_copy(update={"status": "none", "reason": reason})
-        store.finish_study(study.id, StudyStatus.FINISHED, document)
-        _keep_commit(matrix, store, study.id, runner, catalogue, document)
-        report = _report(store, study.id, posterior=posterior)
-        # For those who ask in SQL: only the report can put it into words.
-        sentence = report["verdict"]["sentence"]
-        store.save_verdict(study.id, document.model_copy(update={"sentence": sentence}))
-        # Looked at after writing: of two commands that end together, the later verdict knows all trials.
-        if not runner.hear_others():
-            break
-    if verdict.ends_wrong:
-        likely = "".join(f"{reason}; else " for reason in report["advice"][:1])
-        raise EndsNotAsStatedError(
-            f"{matrix.path}: {document.reason}",
-            tried=_end_counts(runner, verdict.ends_wrong),
-            remedy=f"{likely}correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
-        )
-    notify(events.Concluded(report, runner.searching))
-    return Conclusion(report, ExitCode.VERDICT if document.is_decided else ExitCode.NO_VERDICT)
-
-
 def _keep_commit(
     matrix: Matrix,
     store: Store,
@@ -609,14 +639,6 @@ def _end_counts(runner: StudyRunner, wrong: tuple[str, ...]) -> str:
     for name in wrong:
         index = grid.good if name == "good" else grid.bad
         if index is not None:
-            hits, trials = runner.search.counts(index)
+            hits, trials = runner.plan.counts(index)
             texts.append(f"{grid.combination(index)}: {hits} of {trials} trials were bad")
     return "; ".join(texts)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        # A container's user often has no name.
-        return ""

@@ -336,9 +336,9 @@ def test_what_should_be_known_of_a_combination_is_said(tmp_path: Path, words: li
         written = (tmp_path / "log").read_text().splitlines()
         assert "it is too old" in "".join(written)
         assert set(written) <= set(done.stderr.splitlines())
-    # What is no evidence begins no study.
+    # What is no evidence begins no study of the matrix.
     with Store.open(str(tmp_path / "results.sqlite"), read_only=True) as store:
-        assert store.studies() == []
+        assert {study.name for study in store.studies()} <= {"planted: circumstances"}
 
 
 def test_a_range_writes_the_matrix_that_run_would_answer(

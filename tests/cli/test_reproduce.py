@@ -9,16 +9,15 @@ import sqlite3
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
+from bisect_env.engine.plans import SoMany
 from bisect_env.engine.reproduction import Seen, reproduction
-from bisect_env.engine.single import SingleTrials, open_one
-from bisect_env.engine.state import Tally
+from bisect_env.engine.single import open_one, run_trials
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
@@ -37,10 +36,6 @@ SCRIPT = """
         os.abort()
 """
 UV = Path(sys.executable).with_name("uv")
-
-
-def so_many(number: int) -> Callable[[Tally, int], int]:
-    return lambda tally, running: number - tally.good - tally.bad - running
 
 
 @pytest.fixture
@@ -69,8 +64,13 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             provider=Environments(cache, index=index.url),
             notify=lambda event: None,
         )
-        SingleTrials(matrix, store, one.study.id, executor, notify=lambda event: None).run(
-            one.single, so_many(2)
+        run_trials(
+            one,
+            lambda: SoMany(one.index, 2),
+            store=store,
+            provider=Environments(cache, index=index.url),
+            start=lambda: executor,
+            notify=lambda event: None,
         )
         executor.close()
     yield path

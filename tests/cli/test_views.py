@@ -280,7 +280,7 @@ def test_an_answer_on_the_way_is_told_as_the_report_tells_it() -> None:
     )
     line = describe(events.Answered(gap, 1, 10.0, axes)) or ""
     assert "pkg is broken up to 1 and from 4 on" in line
-    assert "up to 1 more trial, for 10 s" in line
+    assert "checking it for 10 s at most (`--sure` checks on: up to 1 more trial)" in line
     with LiveView(Console(file=io.StringIO(), force_terminal=True)) as view:
         view(replace(progress(**{"1": 0.5}), verdict=gap, axes=axes))
         drawn = Console(file=io.StringIO(), width=160)

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Engine, event
 
-from bisect_env.engine import runner
+from bisect_env.engine import searching
 from bisect_env.storage.backend import READING
 from tests.engine.studies import Studies
 
@@ -30,7 +30,7 @@ def main(folder: str, matrix: str, instant: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         passed += 1
 
-    runner.CHECK_SECONDS = runner.CHECK_SHARE = 0.0
+    searching.CHECK_SECONDS = searching.CHECK_SHARE = 0.0
     event.listen(Engine, "begin", at_instant)
     event.listen(Engine, "commit", at_instant)
     Studies(Path(folder)).run(Path(matrix))

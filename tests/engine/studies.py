@@ -14,7 +14,7 @@ from bisect_env.cluster.choose import Place, machines_here
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
-from bisect_env.engine.study import Conclusion, run_study
+from bisect_env.engine.study import Conclusion, StudyRun
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import EnvironmentProvider, Environments
 from bisect_env.matrix.load import load_matrix
@@ -109,7 +109,7 @@ class Studies:
         cache = self.folder / "cache"
         matrix = load_matrix(path)
         with Store.open(str(self.db)) as store:
-            return run_study(
+            return StudyRun(
                 matrix,
                 store=store,
                 provider=provider or Environments(cache, index=matrix.file.index),
@@ -124,4 +124,4 @@ class Studies:
                 fresh=fresh,
                 only_mine=only_mine,
                 goal=goal,
-            )
+            ).run()

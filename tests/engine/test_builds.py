@@ -13,7 +13,7 @@ from bisect_env.cluster.base import one_of_each_host, outcome
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import BuildFailed, PrefixReady, WorkerOffer
 from bisect_env.engine import events
-from bisect_env.engine.runner import Runner
+from bisect_env.engine.sender import Sender
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError, NoEnvironmentError
@@ -116,7 +116,7 @@ def test_builds_that_are_answered_while_trials_are_ended_are_not_forgotten(studi
     matrix = load_matrix(studies.matrix("import time; time.sleep(600)"))
     executor = AnswersAtTheEnd(SlowBuilder(0.0), slots=1)
     with closing(executor):
-        runner = Runner(matrix, executor)
+        runner = Sender(matrix, executor)
         runner.submit("t", Combination.of({"python": "3", "level": "0"}), lock(A))
         ended = runner.end()
     assert [one for one in ended if isinstance(one, PrefixReady | BuildFailed)] == [

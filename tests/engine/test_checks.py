@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bisect_env.engine import events, runner
+from bisect_env.engine import events, searching
 from tests.engine.studies import Studies, crash_from_six
 
 SLOW = crash_from_six("time.sleep(0.2)")
@@ -17,8 +17,8 @@ SLOW = crash_from_six("time.sleep(0.2)")
 def test_checks_end_after_their_time_or_share_of_the_study_whichever_is_longer(
     studies: Studies, monkeypatch: pytest.MonkeyPatch, most: float, share: float
 ) -> None:
-    monkeypatch.setattr(runner, "CHECK_SECONDS", most)
-    monkeypatch.setattr(runner, "CHECK_SHARE", share)
+    monkeypatch.setattr(searching, "CHECK_SECONDS", most)
+    monkeypatch.setattr(searching, "CHECK_SHARE", share)
     began = time.monotonic()
     told_at = [0.0]
     keep = studies.events.append

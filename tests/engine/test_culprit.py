@@ -15,9 +15,10 @@ import pytest
 
 from bisect_env.answers.explanation import Explanation
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.engine.explain import Between, CulpritStudy, Demands
-from bisect_env.engine.single import SingleTrials, open_one
-from bisect_env.engine.state import Tally
+from bisect_env.engine.explain import CulpritStudy
+from bisect_env.engine.intermediates import Between, Demands
+from bisect_env.engine.plans import SoMany
+from bisect_env.engine.single import open_one, run_trials
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
@@ -43,10 +44,6 @@ def index() -> Iterator[IndexServer]:
     server.server_close()
 
 
-def so_many(number: int) -> Callable[[Tally, int], int]:
-    return lambda tally, running: number - tally.good - tally.bad - running
-
-
 class Explained:
     """Trials at two ends, and the search for the culprit between them."""
 
@@ -69,10 +66,14 @@ class Explained:
         with self.open() as (store, provider, executor):
             for at, number in ends:
                 one = open_one(self.matrix, at, store=store, provider=provider, notify=lambda e: None)
-                trials = SingleTrials(
-                    self.matrix, store, one.study.id, executor, notify=self.studies.events.append
+                run_trials(
+                    one,
+                    partial(SoMany, one.index, number),
+                    store=store,
+                    provider=provider,
+                    start=partial(lambda here: here, executor),
+                    notify=self.studies.events.append,
                 )
-                trials.run(one.single, so_many(number))
 
     def explain(
         self, good: str, bad: str, stopped: Callable[[], bool] = lambda: False, **options: float
@@ -80,17 +81,12 @@ class Explained:
         with self.open() as (store, provider, executor):
             study = store.study(self.matrix.name)
 
-            def make_trials(study_id: str) -> SingleTrials:
-                return SingleTrials(
-                    self.matrix, store, study_id, executor, notify=lambda e: None, stopped=stopped
-                )
-
             culprit = CulpritStudy(
                 self.matrix,
                 study,
                 store,
                 provider,
-                make_trials,
+                lambda: executor,
                 tell=self.said.append,
                 stopped=stopped,
                 good=good,

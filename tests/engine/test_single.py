@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine import events
-from bisect_env.engine.locking import lock_all
-from bisect_env.engine.single import One, SingleTrials, Verifier, lock_one, open_one
+from bisect_env.engine.locking import lock_all, lock_one
+from bisect_env.engine.plans import SoMany
+from bisect_env.engine.single import ChosenCombination, Verification, Verifier, open_one, run_trials
 from bisect_env.engine.state import Tally
 from bisect_env.engine.study import study_date
 from bisect_env.environments.prefix import ensure_prefix
@@ -36,63 +38,81 @@ CRASHES_FROM_5 = """
 """
 
 
+class Opened:
+    """One combination of a study, ready to be tried."""
+
+    def __init__(
+        self,
+        studies: Studies,
+        store: Store,
+        chosen: ChosenCombination,
+        executor: PoolExecutor,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.studies, self.store, self.chosen = studies, store, chosen
+        self.study = chosen.study
+        self.options: dict[str, Any] = {
+            "provider": Environments(studies.folder / "cache"),
+            "start": lambda: executor,
+            "notify": studies.events.append,
+            "stopped": stopped,
+        }
+
+    def run(self, number: int) -> Tally:
+        make_plan = partial(SoMany, self.chosen.index, number)
+        return run_trials(self.chosen, make_plan, store=self.store, **self.options)[1]
+
+    def verify(self, verifier: Verifier) -> Verification:
+        return verifier.run(**self.options)
+
+
 @contextmanager
 def opened(
     studies: Studies, path: Path, at: str, stopped: Callable[[], bool] = lambda: False
-) -> Iterator[tuple[Store, One, SingleTrials]]:
+) -> Iterator[Opened]:
     cache = studies.folder / "cache"
     matrix = load_matrix(path)
     executor = PoolExecutor(partial(ensure_prefix, cache_dir=cache), 2)
-    with Store.open(str(studies.db)) as store:
-        one = open_one(matrix, at, store=store, provider=Environments(cache), notify=studies.events.append)
-        trials = SingleTrials(
-            matrix, store, one.study.id, executor, notify=studies.events.append, stopped=stopped
-        )
-        try:
-            yield store, one, trials
-        finally:
-            executor.close()
-
-
-def so_many(number: int) -> Callable[[Tally, int], int]:
-    return lambda tally, running: number - tally.good - tally.bad - tally.other - running
+    with Store.open(str(studies.db)) as store, closing(executor):
+        chosen = open_one(matrix, at, store=store, provider=Environments(cache), notify=studies.events.append)
+        yield Opened(studies, store, chosen, executor, stopped)
 
 
 def test_trials_are_recorded_and_a_study_starts_from_them(studies: Studies) -> None:
     path = studies.matrix(CRASHES_FROM_5)
-    with opened(studies, path, "level=9") as (store, one, trials):
-        tally = trials.run(one.single, so_many(8))
+    with opened(studies, path, "level=9") as one:
+        tally = one.run(8)
         assert tally.good + tally.bad == 8
-        assert len(store.trials(one.study.id)) == 8
-        assert store.study(one.study.id).status == "interrupted"
-        assert load_report(store, one.study.id).trial_counts.bad == tally.bad
+        assert len(one.store.trials(one.study.id)) == 8
+        assert one.store.study(one.study.id).status == "interrupted"
+        assert load_report(one.store, one.study.id).trial_counts.bad == tally.bad
     conclusion = studies.run(path)
     assert conclusion.report["study"]["id"] == one.study.id
     nine = next(c for c in conclusion.report["combinations"] if c["combination"]["level"] == "9")
     assert nine["good"] + nine["bad"] >= 8
     assert [c["combination"]["level"] for c in conclusion.report["combinations"]] == list("0123456789")
     # And what the study found can be named afterwards.
-    with opened(studies, path, "first-bad") as (_, one, _):
-        assert one.single.combination["level"] == conclusion.report["verdict"]["first_bad"]["level"]
+    with opened(studies, path, "first-bad") as one:
+        assert one.chosen.single.combination["level"] == conclusion.report["verdict"]["first_bad"]["level"]
 
 
 def test_a_flawless_combination_is_shown_to_be_below(studies: Studies) -> None:
     path = studies.matrix(CRASHES_FROM_5)
-    with opened(studies, path, "level=4") as (store, one, trials):
-        verifier = Verifier(one, store, max_rate=0.2, confidence=0.9)
-        found = verifier.run(trials)
+    with opened(studies, path, "level=4") as one:
+        verifier = Verifier(one.chosen, one.store, max_rate=0.2, confidence=0.9)
+        found = one.verify(verifier)
         assert found.claim is RateClaim.BELOW
         assert (found.hits, found.trials) == (0, verifier.clean_needed)
         assert found.below < 0.2
-        assert len(store.trials(one.study.id)) == found.trials
+        assert len(one.store.trials(one.study.id)) == found.trials
         # The test has ended: the next one begins anew.
-        assert Verifier(one, store, max_rate=0.2, confidence=0.9).resumed == 0
+        assert Verifier(one.chosen, one.store, max_rate=0.2, confidence=0.9).resumed == 0
 
 
 def test_a_crash_that_is_there_is_shown_to_be_above(studies: Studies) -> None:
     path = studies.matrix(CRASHES_FROM_5)
-    with opened(studies, path, "level=5") as (store, one, trials):
-        found = Verifier(one, store, max_rate=0.05, confidence=0.95).run(trials)
+    with opened(studies, path, "level=5") as one:
+        found = one.verify(Verifier(one.chosen, one.store, max_rate=0.05, confidence=0.95))
         assert found.claim is RateClaim.ABOVE
         assert found.interval[1] > 0.05
         assert found.document()["claim"] == "above"
@@ -104,33 +124,33 @@ def test_an_interrupted_test_goes_on(studies: Studies) -> None:
     def ended() -> int:
         return sum(isinstance(event, events.TrialFinished) for event in studies.events)
 
-    with opened(studies, path, "level=0", stopped=lambda: ended() >= 5) as (store, one, trials):
-        found = Verifier(one, store, max_rate=0.2, confidence=0.9).run(trials)
+    with opened(studies, path, "level=0", stopped=lambda: ended() >= 5) as one:
+        found = one.verify(Verifier(one.chosen, one.store, max_rate=0.2, confidence=0.9))
         assert found.claim is None
-        stored = len(store.trials(one.study.id))
+        stored = len(one.store.trials(one.study.id))
         assert stored >= 5
-    with opened(studies, path, "level=0") as (store, one, trials):
-        other = Verifier(one, store, max_rate=0.1, confidence=0.9)
+    with opened(studies, path, "level=0") as one:
+        other = Verifier(one.chosen, one.store, max_rate=0.1, confidence=0.9)
         assert other.resumed == 0
-        verifier = Verifier(one, store, max_rate=0.2, confidence=0.9)
+        verifier = Verifier(one.chosen, one.store, max_rate=0.2, confidence=0.9)
         assert verifier.resumed == stored
-        found = verifier.run(trials)
+        found = one.verify(verifier)
         assert found.claim is RateClaim.BELOW
-        assert found.trials == len(store.trials(one.study.id)) == verifier.clean_needed
+        assert found.trials == len(one.store.trials(one.study.id)) == verifier.clean_needed
 
 
 def test_a_limit_ends_it_without_a_claim(studies: Studies) -> None:
     path = studies.matrix(CRASHES_FROM_5)
-    with opened(studies, path, "level=0") as (store, one, trials):
-        found = Verifier(one, store, max_rate=0.01, confidence=0.99, max_trials=6).run(trials)
+    with opened(studies, path, "level=0") as one:
+        found = one.verify(Verifier(one.chosen, one.store, max_rate=0.01, confidence=0.99, max_trials=6))
         assert (found.claim, found.trials) == (None, 6)
         assert found.why_stopped == "the limit of 6 trials is reached"
 
 
 def test_what_always_fails_in_another_way_proves_nothing(studies: Studies) -> None:
     path = studies.matrix("raise SystemExit(3)", trial="bad: {outcomes: [crash]}")
-    with opened(studies, path, "level=0") as (store, one, trials):
-        found = Verifier(one, store, max_rate=0.1, confidence=0.9).run(trials)
+    with opened(studies, path, "level=0") as one:
+        found = one.verify(Verifier(one.chosen, one.store, max_rate=0.1, confidence=0.9))
         assert (found.claim, found.trials) == (None, 0)
         assert "always fails in another way" in found.why_stopped
 
@@ -138,17 +158,17 @@ def test_what_always_fails_in_another_way_proves_nothing(studies: Studies) -> No
 def test_a_command_that_cannot_run_and_an_environment_that_cannot_be(studies: Studies) -> None:
     path = studies.matrix("pass", trial="bad: {outcomes: [crash]}")
     path.write_text(path.read_text().replace("python script.py", "absent-program script.py"))
-    with opened(studies, path, "level=0") as (_, one, trials), pytest.raises(UsageError) as refused:
-        trials.run(one.single, so_many(3))
+    with opened(studies, path, "level=0") as one, pytest.raises(UsageError) as refused:
+        one.run(3)
     assert "absent-program" in str(refused.value)
     (studies.folder / "cache").mkdir(exist_ok=True)
     path = studies.matrix("pass")
-    with opened(studies, path, "level=0") as (_, one, trials):
+    with opened(studies, path, "level=0") as one:
         prefixes = studies.folder / "cache" / "prefixes"
         prefixes.rename(studies.folder / "gone") if prefixes.exists() else None
         prefixes.write_text("in the way")
         with pytest.raises(InfrastructureError):
-            trials.run(one.single, so_many(3))
+            one.run(3)
 
 
 def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
@@ -171,7 +191,7 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
         with Store.open(str(studies.db)) as store:
             as_of = study_date(matrix, store)
         grid = expand(matrix, provider.catalogue, as_of)
-        whole = lock_all(matrix, grid, provider, as_of)
+        whole = lock_all(matrix, grid, provider, as_of).prepared
         assert list(whole.unsolvable) == [(0, 2)]
         newest = {package.name: package.version for package in whole.locks[(0, 4)].packages}
         assert newest == {"lib": "1.4", "helper": "1.0"}
@@ -181,7 +201,7 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
             alone = lock_one(matrix, grid, place, elsewhere, as_of)
             expected = whole.locks.get(place)
             assert getattr(alone, "text", None) == getattr(expected, "text", None), place
-        again = lock_all(matrix, grid, elsewhere, as_of, workers=4)
+        again = lock_all(matrix, grid, elsewhere, as_of, workers=4).prepared
         assert {k: lock.text for k, lock in again.locks.items()} == {
             k: lock.text for k, lock in whole.locks.items()
         }
@@ -189,7 +209,7 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
         path.write_text(path.read_text() + "\nsolver: {dependencies: newest}\n")
         afresh = load_matrix(path)
         assert afresh.digest != matrix.digest
-        whole = lock_all(afresh, grid, provider, as_of)
+        whole = lock_all(afresh, grid, provider, as_of).prepared
         newest = {package.name: package.version for package in whole.locks[(0, 4)].packages}
         assert newest == {"lib": "1.4", "helper": "2.0"}
         alone = lock_one(afresh, grid, (0, 4), elsewhere, as_of)

@@ -20,7 +20,7 @@ from bisect_env.engine.state import (
     Remark,
     StudyState,
     Wanted,
-    in_vain,
+    expected_builds,
 )
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.errors import InfrastructureError, NoEnvironmentError
@@ -210,7 +210,7 @@ def test_an_environment_is_made_once_for_all_that_share_it(matrix: Matrix) -> No
     for index in wanted.build:
         study.state.begun(study.hash_of(index))
     assert study.state.decide(8) == Wanted()
-    assert sorted(study.state.living_in("lock-1")) == [(1, n) for n in range(5)]
+    assert sorted(study.state.combinations_in("lock-1")) == [(1, n) for n in range(5)]
     study.state.built("lock-1", 2.0)
     wanted = study.state.decide(8)
     assert wanted.start
@@ -393,5 +393,6 @@ def test_any_other_combination_without_one_is_left_out(study: Study, building: b
 
 
 def test_builds_near_to_those_that_failed_are_dearer_unless_one_in_between_was_made() -> None:
-    assert in_vain(20, {19}, set()) > in_vain(20, {15}, set()) > in_vain(20, {2}, set()) > 1
-    assert in_vain(20, {15}, {17}) == in_vain(20, set(), {17}) == 1
+    near, far, farther = (expected_builds(20, {failed}, set()) for failed in (19, 15, 2))
+    assert near > far > farther > 1
+    assert expected_builds(20, {15}, {17}) == expected_builds(20, set(), {17}) == 1

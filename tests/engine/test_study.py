@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.engine import events, runner
+from bisect_env.engine import events, searching
 from bisect_env.errors import (
     EndsNotAsStatedError,
     ExitCode,
@@ -158,7 +158,7 @@ def test_a_study_can_be_stopped_before_anything_ran(studies: Studies) -> None:
 def test_the_report_of_a_first_study_that_still_runs_shows_its_answer_so_far(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(searching, "SAVE_EVERY", 0.0)
     told: list[str] = []
 
     def look() -> bool:

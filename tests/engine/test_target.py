@@ -22,7 +22,7 @@ from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence
 from tests.engine.studies import PYTHON, QUICK, Studies
 from tests.engine.test_reuse import renamed
-from tests.engine.test_single import opened, so_many
+from tests.engine.test_single import opened
 
 # From 3 on one failure, from 6 on the one that is looked for; at 8 now and then the other as well.
 TWO_FAILURES = """
@@ -236,14 +236,14 @@ def test_two_commands_on_one_study_agree_on_the_failure(studies: Studies) -> Non
 @pytest.mark.integration
 def test_trials_by_themselves_are_judged_by_the_same_target(studies: Studies) -> None:
     path = studies.matrix(TWO_FAILURES, **FROM_BAD_END)
-    with opened(studies, path, "level=5") as (_, one, trials):
+    with opened(studies, path, "level=5") as one:
         # Nobody knows yet which failure is meant.
-        assert trials.run(one.single, so_many(2)).other == 2
-    with opened(studies, path, "level=9") as (store, one, trials):
-        assert trials.run(one.single, so_many(2)).bad == 2
-        assert not known_target(store, one.study.id).is_open
-    with opened(studies, path, "level=4") as (_, one, trials):
-        assert trials.run(one.single, so_many(2)).other == 2
+        assert one.run(2).other == 2
+    with opened(studies, path, "level=9") as one:
+        assert one.run(2).bad == 2
+        assert not known_target(one.store, one.study.id).is_open
+    with opened(studies, path, "level=4") as one:
+        assert one.run(2).other == 2
     assert first_bad(studies.run(path).report) == "6"
 
 
@@ -252,10 +252,10 @@ def test_trials_by_themselves_are_judged_by_the_same_target(studies: Studies) ->
 def test_a_named_signature_holds_for_trials_by_themselves(studies: Studies, version: str) -> None:
     signature = f"crash:SIGABRT in body, at script.py:late < script.py:<module>{version}"
     path = studies.matrix(TWO_FAILURES, trial=f"bad: {{signature: {signature!r}}}", rest=QUICK)
-    with opened(studies, path, "level=5") as (_, one, trials):
-        assert trials.run(one.single, so_many(1)).other == 1
-    with opened(studies, path, "level=7") as (_, one, trials):
-        assert trials.run(one.single, so_many(1)).bad == 1
+    with opened(studies, path, "level=5") as one:
+        assert one.run(1).other == 1
+    with opened(studies, path, "level=7") as one:
+        assert one.run(1).bad == 1
 
 
 TWO_PROBLEMS = """

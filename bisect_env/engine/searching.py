@@ -1,0 +1,309 @@
+"""Runs the search of a study: bounds its checks, says its answer, and settles which failure is meant."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from bisect_env.answers.verdict_document import VerdictDocument, calls_bad
+from bisect_env.engine import events
+from bisect_env.engine.alone import ALONE, Alone
+from bisect_env.engine.document import axes_document, verdict_document
+from bisect_env.engine.locking import Locking, of_commits
+from bisect_env.engine.reuse import trial_key
+from bisect_env.engine.runner import Conditions, Runner
+from bisect_env.errors import NoEnvironmentError
+from bisect_env.matrix.grid import Combination, Index
+from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.signatures import shown
+from bisect_env.search.goals import Goal, search_towards, settings_of
+from bisect_env.search.multiple import is_coarsened
+from bisect_env.search.searcher import Search, StudySearch
+from bisect_env.search.verdict import Status
+from bisect_env.storage.entries import StoredTrial
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import NONE, Machine, Perturbation, TrialRecord
+
+CHECK_SECONDS, CHECK_SHARE = 1.0, 0.5
+"""How long an answer may be checked: seconds, or this share of the time that it took if that is more."""
+SHOW_EVERY = 0.2
+"""Seconds between two pictures of where the search stands."""
+SAVE_EVERY = 5.0
+"""Seconds between two verdicts stored on the way, for those who look at a running study."""
+
+
+class StudyRunner(Runner):
+    """Runs one study until it is decided, its budget is spent, or the user stops it.
+
+    Args:
+        matrix: What is asked.
+        locking: Locks its combinations.
+        store: Where everything is written.
+        study_id: The open study.
+        notify: Called with everything that happens.
+        clock: Seconds that only grow.
+        stopped: Looked at between steps; true ends the study in an orderly way.
+        machines: As for `Runner`.
+        goal: What the study wants to know.
+        quick: Whether to end as soon as the answer stands, without checks.
+        sure: Whether the checks take as long as they need.
+        perturbation: Circumstances under which all trials run.
+        careful: Whether both stated ends are tried even where environments take long to make.
+        leaves: Whether the search may want commits that are no values of its axis.
+        user: As for `Runner`.
+        deadline: As for `Runner`.
+
+    Attributes:
+        plan: The search, which chooses and answers.
+    """
+
+    plan: StudySearch
+
+    def __init__(
+        self,
+        matrix: Matrix,
+        locking: Locking,
+        store: Store,
+        study_id: str,
+        *,
+        notify: Callable[[events.Event], None],
+        clock: Callable[[], float] = time.monotonic,
+        stopped: Callable[[], bool] = lambda: False,
+        machines: Collection[Machine] = (),
+        goal: Goal = Goal.FIRST_BAD,
+        quick: bool = False,
+        sure: bool = False,
+        perturbation: Perturbation = NONE,
+        careful: bool = False,
+        leaves: bool = False,
+        user: str | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        prepared = locking.prepared
+        settings = settings_of(
+            matrix.file.search,
+            quick=quick,
+            thrifty=of_commits(prepared.grid),
+            careful=careful,
+            leaves=leaves,
+        )
+
+        def conditions(index: Index) -> Conditions:
+            return Conditions(trial_key(matrix, prepared, index, perturbation), None, perturbation)
+
+        super().__init__(
+            matrix,
+            locking,
+            lambda: search_towards(goal, prepared.grid, prepared.groups, settings),
+            store,
+            study_id,
+            conditions=conditions,
+            notify=notify,
+            clock=clock,
+            stopped=stopped,
+            machines=machines,
+            user=user,
+            deadline=deadline,
+            max_trials=matrix.file.search.max_trials,
+        )
+        self._axes = axes_document(self.grid)
+        self._bad_end = None if self.grid.bad is None else prepared.groups.get(self.grid.bad)
+        self._trials_alone = {one.payload["trial"] for one in store.decisions(study_id) if one.kind == ALONE}
+        self._alone = Alone(matrix.file.trial.gpus)
+        self._is_sure = sure
+        self._began_at = clock()
+        self._check_until: float | None = None
+        self._shown_at = self._saved_at = float("-inf")
+
+    # -- before and after ----------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> dict[Index, tuple[str, str]]:
+        """Status and reason of every combination that cannot be run, as far as that is known."""
+        return self.state.missing()
+
+    def document(self) -> VerdictDocument:
+        """Return the verdict by now."""
+        document = verdict_document(self.grid, self.plan, self.missing)
+        if (why := self._alone.why_not(self.plan)) is not None:
+            document = document.model_copy(update={"status": Status.LIKELY.value, "reason": why})
+        return document
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more is to be tried."""
+        return self.plan.finished and not self._alone.wanted(self.plan, 1)
+
+    def tried(self, axis: str, verdict: VerdictDocument) -> list[tuple[str, str, str]]:
+        """Return what was tried along an axis, all else as in the first bad combination.
+
+        Args:
+            axis: Its name.
+            verdict: With a first bad combination.
+
+        Returns:
+            Value, verdict and reason of each.
+        """
+        first = verdict.first_bad or {}
+        is_bad = calls_bad(verdict)
+        place = next(i for i, one in enumerate(self.grid.axes) if one.name == axis)
+        found = []
+        missing = self.missing
+        for value in self.grid.axes[place].values:
+            index = self.grid.find(Combination.of({**first, axis: value}))
+            if index is None:
+                continue
+            tally = self.state.tallies.get(self._prepared.groups.get(index, index))
+            if tally is not None and tally.bad + tally.good:
+                said = "bad" if is_bad({**first, axis: value}) else "good"
+                found.append((value, said, f"({tally.bad} of {tally.bad + tally.good} trials failed)"))
+            elif index in missing:
+                found.append((value, "skip", f"({missing[index][0]})"))
+        return found
+
+    def _heard(self, index: Index, trial: StoredTrial) -> None:
+        if trial.trial_id in self._trials_alone:
+            self._alone.heard(index, trial.evidence)
+
+    def _begin_again(self) -> None:
+        problems = self._trials.judge.two_problems if self._basis[0] != self._trials.target else None
+        if problems is not None and not problems.lacking:
+            signature = shown(problems.signature)
+            text = (
+                f"two failures that have nothing to do with each other: {problems.other} fails as "
+                f"{problems.other_kind}, {problems.bad} as {signature}; this study looks for the latter, as "
+                f"`bad: {{signature: '{signature}'}}` in `trial` says from the start"
+            )
+            self._warn([text])
+        self._alone = Alone(self._matrix.file.trial.gpus)
+        super()._begin_again()
+
+    # -- what is tried ---------------------------------------------------------------------------------------
+
+    def _only(self) -> Mapping[Index, int] | None:
+        """Return what to try alone while it is not known which failure is meant, and how many at a time."""
+        if not self._trials.target.is_open:
+            problems = self._trials.judge.two_problems
+            lacking = {} if problems is None else problems.lacking
+            found = {self._group_of(combination): number for combination, number in lacking.items()}
+            return {i: n for i, n in found.items() if i is not None and i not in self.state.aside} or None
+        bad_end = self._bad_end
+        if bad_end is None or bad_end in self.state.aside:
+            raise NoEnvironmentError(
+                f"{self._matrix.path}: the bad end, whose failure the study is to look for, cannot be run",
+                tried=self.state.aside[bad_end][1] if bad_end is not None else None,
+                remedy="state another `bad`, or a `signature` instead of `from-bad-end`",
+            )
+        return {bad_end: sys.maxsize}
+
+    def _go_further(self) -> bool:
+        return self._try_alone() or super()._go_further()
+
+    def _try_alone(self) -> bool:
+        """Try both sides of the boundary without neighbours, where trials share GPUs; whether any ran."""
+        chosen = self._alone.wanted(self.plan, self._sender.places_alone)
+        if not chosen or self._stopped() or not self._in_time():
+            return False
+        self._start(chosen, alone=True)
+        while self.state.running and not self._stopped():
+            self._handle(self._sender.wait())
+            self._sharing.renew(self._claims)
+            self._show()
+        self._wind_down()
+        return True
+
+    def _send(self, index: Index, trial_id: str, combination: Combination, *, alone: bool) -> None:
+        super()._send(index, trial_id, combination, alone=alone)
+        if alone:
+            self._trials_alone.add(trial_id)
+
+    def _recorded(self, record: TrialRecord) -> None:
+        if record.trial_id in self._trials_alone:
+            said = {"combination": record.combination.as_dict(), "trial": record.trial_id}
+            self._store.record_decision(self._study_id, ALONE, said)
+
+    def _leading(self) -> float:
+        return self.plan.leading
+
+    # -- while it runs ---------------------------------------------------------------------------------------
+
+    def _after_step(self) -> None:
+        self._look_between_kinds()
+        self._bound_checks()
+        self._show()
+
+    def _bound_checks(self) -> None:
+        """Say the answer as soon as it stands, and end its checks when their time is over."""
+        if not isinstance(self.plan, Search) or not self.plan.answered:
+            # A failure during the checks has opened the question again.
+            self._check_until = None
+            return
+        now = self._clock()
+        if self._check_until is None:
+            seconds = max(CHECK_SECONDS, CHECK_SHARE * (now - self._began_at))
+            self._check_until = float("inf") if self._is_sure else now + seconds
+            # On resuming, a replayed study may have looks that are due before it has an answer.
+            if self.plan.checks_left and (document := self.document()).status != "none":
+                bound = None if self._is_sure else seconds
+                self._notify(events.Answered(document, self.plan.checks_left, bound, self._axes))
+        elif now >= self._check_until:
+            self.plan.end_checks()
+
+    def _look_between_kinds(self) -> None:
+        """Look between failures of different kinds once an answer stands: a pass there tells them apart."""
+        search = self.plan
+        if self._trials.target.signature or not isinstance(search, Search) or not search.answered:
+            return
+        positions = self._trials.judge.places.line
+        if not positions or not search.verdict.certain:
+            return
+        line = {
+            self.grid.combination(index): index
+            for index in self.state.members
+            if index not in self.state.aside
+        }
+        ordered = sorted((one for one in line if one in positions), key=lambda one: positions[one])
+        if (between := self._trials.judge.between_kinds(ordered)) is not None:
+            search.look_at(line[between])
+
+    def _show(self) -> None:
+        now = self._clock()
+        if now >= self._saved_at + SAVE_EVERY:
+            # The first one is stored when there is something to tell.
+            if self._saved_at > 0 and self.plan.trials:
+                self._store.save_verdict(self._study_id, self.document())
+            self._saved_at = now
+        if now < self._shown_at + SHOW_EVERY:
+            return
+        self._shown_at = now
+        bad = self.plan.probability_bad()
+        # Of a large matrix what was tried is drawn.
+        drawn = self.state.tallies if is_coarsened(self.plan) else self._prepared.groups
+        shown_now: list[tuple[Combination, float]] = [
+            (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
+        ]
+        self._notify(
+            events.Progress(
+                self.plan.trials,
+                self.state.hits,
+                dict(self._run_now()),
+                self.document(),
+                tuple(shown_now),
+                {
+                    self.grid.combination(index): (tally.bad, tally.bad + tally.good)
+                    for index, tally in self.state.tallies.items()
+                },
+                self._only_passing(),
+                self._axes,
+            )
+        )
+
+    def _only_passing(self) -> tuple[Combination, int, float] | None:
+        """Return what is known of a failure that nobody has seen yet: see `events.Progress.passing`."""
+        tallies = self.state.tallies
+        if self.state.hits or not tallies:
+            return None
+        end = self._bad_end if self._bad_end in tallies else max(tallies, key=lambda one: tallies[one].good)
+        assert end is not None
+        return self.grid.combination(end), tallies[end].good, self._matrix.file.search.min_crash_rate
