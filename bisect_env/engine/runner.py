@@ -34,7 +34,7 @@ from bisect_env.engine.document import axes_document, verdict_document
 from bisect_env.engine.locking import Locking, of_commits
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.sharing import Sharing
-from bisect_env.engine.specs import allowed_sources, lost_record, trial_files, trial_spec
+from bisect_env.engine.specs import allowed_sources, lost_record, trial_files, trial_spec, within_limits
 from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, gist
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
@@ -121,7 +121,7 @@ class Runner:
 
     def prepare(self, lock: Lock, *, look: bool = False) -> None:
         """Begin to make an environment, or to look whether it is still as it was made."""
-        self.executor.prepare(PrefixRequest(lock, self._allow_source, look))
+        self.executor.prepare(PrefixRequest(within_limits(self._matrix, lock), self._allow_source, look))
 
     def submit(
         self,
@@ -150,7 +150,7 @@ class Runner:
             gpus=max(1, self.gpus) if alone else self.gpus,
         )
         self.running[trial_id] = spec.gpus
-        self.executor.submit(TrialRequest(spec, lock, self._allow_source))
+        self.executor.submit(TrialRequest(spec, within_limits(self._matrix, lock), self._allow_source))
 
     def wait(self, timeout: float = LOOK) -> list[Completion]:
         """Return answers since the last call, after waiting up to `timeout` seconds for the first."""

@@ -636,7 +636,7 @@ class _Builder:
         packages = []
         for package in self.lock.packages:
             if package.is_commit:
-                built = commits.wheel(CommitSource.of(package), interpreter)
+                built = commits.wheel(CommitSource.of(package, self.lock.limits), interpreter)
                 self.spent += built.seconds
                 package = built.locked(package)
             packages.append(package)
