@@ -6,7 +6,6 @@ import difflib
 import functools
 import json
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from bisect_env.environments.interpreters import (
     uv_python_versions,
 )
 from bisect_env.environments.lock import PackageNotFoundError
+from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.settings import configured_index
 from bisect_env.errors import IndexUnavailableError, UsageError
 from bisect_env.matrix.secrets import without_credentials
@@ -294,8 +294,7 @@ class PypiCatalogue:
         self._index = index
         self._timeout = timeout
         self._interpreters = interpreters
-        self._lock = threading.Lock()
-        self._pages: dict[tuple[str, str], tuple[IndexFile, ...]] = {}
+        self._pages: OncePerKey[tuple[str, str], tuple[IndexFile, ...]] = OncePerKey()
 
     def versions(
         self, package: str, *, manager: Manager = Manager.PYPI, index: str | None = None
@@ -330,11 +329,8 @@ class PypiCatalogue:
             IndexUnavailableError: The index does not answer, or not like an index.
         """
         base = index or self._index or configured_index()
-        key = (base, canonicalize_name(package))
-        with self._lock:
-            if key not in self._pages:
-                self._pages[key] = self._page(base, package)
-            return self._pages[key]
+        key = (base, str(canonicalize_name(package)))
+        return self._pages.get(key, lambda: self._page(base, package))
 
     def python_versions(self) -> list[str]:
         """Pythons that an environment could have, oldest first.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from bisect_env.environments.lock import (
     UnsolvableError,
 )
 from bisect_env.environments.lockfiles import make_lock, note_solved
+from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.environments.pypi_lock import PypiSolver
 from bisect_env.environments.repository import Repository
@@ -163,8 +163,7 @@ class Locker:
     ) -> None:
         self._pypi = PypiSolver(cache_dir, interpreters=interpreters, timeout=timeout)
         self._conda = conda or CondaSolver(cache_dir, timeout=timeout)
-        self._images: dict[str, LockedPackage] = {}
-        self._looking_up = threading.Lock()
+        self._images: OncePerKey[str, LockedPackage] = OncePerKey()
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> Lock:
         """Lock one environment; the same request on the same index gives the same text, byte for byte.
@@ -216,10 +215,7 @@ class Locker:
         """Return the image of a request; a name stands for one image as long as this object lives."""
         if not request.image:
             return []
-        with self._looking_up:
-            if request.image not in self._images:
-                self._images[request.image] = locked_image(request.image)
-            return [self._images[request.image]]
+        return [self._images.get(request.image, lambda: locked_image(request.image))]
 
     def lock_many(
         self,
