@@ -212,11 +212,9 @@ class _Comparison:
     def _matrix(self, save: Path | None, *, hashes: bool) -> Matrix:
         """Return the matrix of both ends, each of which can be made again."""
         from bisect_env.engine.between import no_environment, other_archives, unsolvable_ends
-        from bisect_env.engine.study import study_date
         from bisect_env.errors import NoEnvironmentError
         from bisect_env.matrix.ask import pair_text
         from bisect_env.matrix.load import load_matrix
-        from bisect_env.storage.store import Store
 
         problems: dict[str, str] = {}
         for dependencies in ("resolve", "none"):
@@ -224,14 +222,13 @@ class _Comparison:
             text = pair_text(pair, command_line=own_words())
             matrix = load_matrix(kept(text, self.files, None, quiet=True))
             place, provider = self.where.open(matrix)
-            with closing(place), Store.open(self.db) as store:
-                as_of = study_date(matrix, store, provider.as_of)
+            with closing(place):
                 self._say("solving both environments")
-                found = unsolvable_ends(matrix, provider, as_of)
+                found = unsolvable_ends(matrix, provider)
                 if found:
                     problems = problems or found
                     continue
-                others = other_archives(matrix, self.ends, provider, as_of) if hashes else []
+                others = other_archives(matrix, self.ends, provider) if hashes else []
             if others:
                 shown = "\n".join(others[:5])
                 raise NoEnvironmentError(
@@ -310,9 +307,7 @@ class _Comparison:
 
         place, provider = self.where.open(load_matrix(kept(self._text(), self.files, None, quiet=True)))
         place.close()
-        moving = moving_packages(
-            explanation, self.pair, withdrawn(provider, self.pair.question.index or None), failure
-        )
+        moving = moving_packages(explanation, self.pair, withdrawn(provider), failure)
         if isinstance(moving, str):
             return moving
         for what, rest in surroundings(explanation, self.pair, moving):
@@ -322,7 +317,7 @@ class _Comparison:
                 as_of = study_date(matrix, store, provider.as_of)
             grid = expand(matrix, provider.catalogue, as_of)
             ends = [grid.combination(end) for end in (grid.good, grid.bad) if end is not None]
-            locks = provider.lock_many([environment_request(matrix, one, as_of) for one in ends])
+            locks = provider.lock_many([environment_request(matrix, one) for one in ends])
             if all(isinstance(lock, Lock) for lock in locks):
                 names = " and ".join(one.name for one in moving)
                 conclusion = self._study(matrix, f"bisecting the releases of {names}, {what}")

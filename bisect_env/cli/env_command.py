@@ -234,7 +234,7 @@ def fetch(
 
     fetched = fetch_study(
         loaded,
-        provider=Environments(cache_dir, index=loaded.file.index),
+        provider=Environments.of(loaded, cache_dir),
         root=to,
         cache_dir=cache_dir,
         piece_size=pieces,

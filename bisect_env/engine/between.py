@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -193,37 +192,33 @@ def _minor(version: str) -> str:
 # -- both ends, before anything is tried -------------------------------------------------------------------
 
 
-def unsolvable_ends(matrix: Matrix, provider: EnvironmentProvider, as_of: Any) -> dict[str, str]:
+def unsolvable_ends(matrix: Matrix, provider: EnvironmentProvider) -> dict[str, str]:
     """Return which ends have no environment, and the solver's words.
 
     Args:
         matrix: Of the pair.
         provider: Solves.
-        as_of: What "now" is.
     """
-    results = _locks(matrix, provider, as_of)
+    results = _locks(matrix, provider)
     return {name: one.message for name, one in results.items() if isinstance(one, UnsolvableError)}
 
 
-def _locks(matrix: Matrix, provider: EnvironmentProvider, as_of: Any) -> dict[str, Lock | UnsolvableError]:
+def _locks(matrix: Matrix, provider: EnvironmentProvider) -> dict[str, Lock | UnsolvableError]:
     combinations = {name: Combination.of({ENVIRONMENT: name}) for name in (GOOD, BAD)}
-    requests = [environment_request(matrix, one, as_of) for one in combinations.values()]
+    requests = [environment_request(matrix, one) for one in combinations.values()]
     return dict(zip(combinations, provider.lock_many(requests), strict=True))
 
 
-def other_archives(matrix: Matrix, ends: Ends, provider: EnvironmentProvider, as_of: Any) -> list[str]:
+def other_archives(matrix: Matrix, ends: Ends, provider: EnvironmentProvider) -> list[str]:
     """Packages whose archive is not one that the lock file allows, in words; empty where all are.
 
     Args:
         matrix: Of the pair, both ends of which can be locked.
         ends: What the lock files say.
         provider: Solves.
-        as_of: What "now" is.
     """
     found = []
-    for (_, lock), environment in zip(
-        _locks(matrix, provider, as_of).items(), (ends.good, ends.bad), strict=True
-    ):
+    for (_, lock), environment in zip(_locks(matrix, provider).items(), (ends.good, ends.bad), strict=True):
         if not isinstance(lock, Lock):
             continue
         allowed = {(p.manager, _normal(p.name)): p.hashes for p in environment.packages if p.hashes}
@@ -313,11 +308,11 @@ def _names(text: str, package: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(package.replace('-', '_'))}(?![\w-])", text) is not None
 
 
-def withdrawn(provider: EnvironmentProvider, index: str | None) -> Callable[[str, Collection[str]], bool]:
+def withdrawn(provider: EnvironmentProvider) -> Callable[[str, Collection[str]], bool]:
     """Return a function that asks the index whether one of some versions of a package was withdrawn."""
 
     def ask(package: str, versions: Collection[str]) -> bool:
-        releases = provider.catalogue.versions(package, manager=Manager.PYPI, index=index)
+        releases = provider.catalogue.versions(package, manager=Manager.PYPI, index=None)
         return any(release.yanked for release in releases if release.version in versions)
 
     return ask

@@ -422,14 +422,14 @@ def _locked(
     lock = None if named.study is None else _stored_lock(store, named.study, combination)
     if lock is None or not may_be_installed(lock):
         notify(events.Said(f"locking {combination}"))
-        result = lock_one(matrix, grid, index, provider, named.as_of)
+        result = lock_one(matrix, grid, index, provider)
         if isinstance(result, UnsolvableError):
             raise NoEnvironmentError(
                 f"{combination} has no environment: {result.message}",
                 remedy="`bisect-env plan MATRIX` lists the combinations that have one",
             )
         lock = result
-    warnings = environment_warnings(environment_request(matrix, combination, named.as_of), lock)
+    warnings = environment_warnings(environment_request(matrix, combination), lock)
     for warning in warnings:
         notify(events.Warned(f"{combination}: {warning}"))
     return lock, "; ".join(warnings)

@@ -175,7 +175,6 @@ def run_study(
                 locking = open_locking(
                     matrix,
                     grid,
-                    as_of,
                     provider,
                     watched,
                     workers=workers,
@@ -430,7 +429,6 @@ def _ends(grid: Grid) -> dict[str, dict[str, str] | None]:
 def open_locking(
     matrix: Matrix,
     grid: Grid,
-    as_of: datetime,
     provider: EnvironmentProvider,
     notify: Notify,
     *,
@@ -444,7 +442,6 @@ def open_locking(
     Args:
         matrix: As loaded.
         grid: As expanded.
-        as_of: What "now" is for the study.
         provider: Solves.
         notify: Hears of the progress.
         workers: Solvers at the same time.
@@ -459,7 +456,6 @@ def open_locking(
             matrix,
             grid,
             provider,
-            as_of,
             workers=workers,
             on_progress=lambda done, total: notify(events.LockProgress(done, total)),
             images=images,
@@ -474,7 +470,7 @@ def open_locking(
             seconds=0.0 if whole is None else time.monotonic() - began,
         )
     )
-    return Locking(matrix, grid, provider, as_of, workers=workers, images=images, known=known, whole=whole)
+    return Locking(matrix, grid, provider, workers=workers, images=images, known=known, whole=whole)
 
 
 def stored_locks(store: Store, study: Study, grid: Grid) -> dict[Index, Lock]:

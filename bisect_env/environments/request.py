@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from bisect_env.environments.lock import BuildLimit, LockedPackage, UnbuildableError
 from bisect_env.errors import UsageError
 from bisect_env.matrix.secrets import MASK, is_secret, without_credentials
-from bisect_env.matrix.versions import host_platform
+from bisect_env.matrix.versions import PackageIndex, host_platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,9 @@ class EnvironmentRequest:
         overrides: Requirements that replace what any metadata say about those packages.
         allow_source: Whether source distributions may be built: all, none, or these packages only.
         index: URL of the package index; None for the configured one.
+        indexes: Further indexes that are asked before it.
+        sources: Package to the name of the only index among them that it comes from.
+        find_links: Folders and pages with further archives.
         platform: conda's name of the platform the environment is for.
         exclude_newer: Files uploaded at or after this moment do not exist (see `matrix.scalars.cutoff`);
             None for the index as it stands.
@@ -102,6 +105,9 @@ class EnvironmentRequest:
     overrides: tuple[str, ...] = ()
     allow_source: bool | frozenset[str] = False
     index: str | None = None
+    indexes: tuple[PackageIndex, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    find_links: tuple[str, ...] = ()
     platform: str = field(default_factory=host_platform)
     exclude_newer: datetime | None = None
     conda: CondaRequest | None = None
@@ -140,6 +146,9 @@ class EnvironmentRequest:
                 "overrides": sorted(self.overrides),
                 "allow_source": allowed,
                 "index": self.index,
+                **({"indexes": [astuple(one) for one in self.indexes]} if self.indexes else {}),
+                **({"sources": sorted(self.sources.items())} if self.sources else {}),
+                **({"find_links": self.find_links} if self.find_links else {}),
                 "platform": self.platform,
                 "exclude_newer": self.exclude_newer_text,
                 "conda": self.conda.facts() if self.conda else None,

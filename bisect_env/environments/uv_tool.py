@@ -23,9 +23,15 @@ from urllib.parse import unquote, urlsplit
 
 import uv
 
-from bisect_env.environments.settings import configured_index, default_build_limit, uv_config_files
+from bisect_env.environments.settings import (
+    configured_index,
+    configured_places,
+    default_build_limit,
+    uv_config_files,
+)
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import passed_on, without_credentials
+from bisect_env.matrix.versions import PackageIndex
 from bisect_env.temporary import FULL, full_file_system, read_limited, replacing, temporary
 
 # --------------------------------------------------------------------------------------------------
@@ -304,6 +310,8 @@ class Uv:
         cache_dir: Our cache directory; uv's own lies in it, so that prefixes beside it can be hardlinked.
         index: URL of the package index, None for the configured one.
         environ: The environment to start from, ours by default.
+        indexes: Further indexes, which are asked before it and before those that are configured.
+        find_links: Folders and pages with further archives.
         holding: A descriptor that every run inherits; see `run_tool`.
     """
 
@@ -313,9 +321,13 @@ class Uv:
         index: str | None = None,
         environ: Mapping[str, str] | None = None,
         *,
+        indexes: Sequence[PackageIndex] = (),
+        find_links: Sequence[str] = (),
         holding: int | None = None,
     ) -> None:
         self.cache_dir = cache_dir
+        self._indexes = indexes
+        self._find_links = find_links
         self._holding = holding
         self._environ = dict(os.environ if environ is None else environ)
         self._explicit = index
@@ -397,6 +409,7 @@ class Uv:
             "NO_COLOR": "1",
         }
         env.setdefault("UV_HTTP_TIMEOUT", _HTTP_TIMEOUT)
+        self._add_places(env)
         env.pop("UV_INDEX_URL", None)
         env["UV_DEFAULT_INDEX"] = self.index
         if self._own_config_fits():
@@ -409,6 +422,22 @@ class Uv:
                 if self._environ.get(name):
                     env[name] = self._environ[name]
         return env
+
+    def _add_places(self, env: dict[str, str]) -> None:
+        """Name further indexes and folders: those of the matrix, then uv's own, or else pip's."""
+        configured = configured_places(self._environ)
+        indexes = [f"{one.name}={one.url}" for one in self._indexes if not one.explicit]
+        indexes += env.get("UV_INDEX", "").split()
+        links = [*self._find_links, *filter(None, [env.get("UV_FIND_LINKS", "")])]
+        if configured.are_pips:
+            links += configured.find_links
+            if configured.indexes:
+                indexes += [self.index, *(one.url for one in configured.indexes)]
+                env.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
+        if indexes:
+            env["UV_INDEX"] = " ".join(indexes)
+        if links:
+            env["UV_FIND_LINKS"] = ",".join(links)
 
     def _for_builds(self, env: Mapping[str, str]) -> tuple[dict[str, str], str]:
         """Return what of uv's environment the code of a source distribution may see.
