@@ -23,7 +23,7 @@ from bisect_env.environments.index import advice, choose_wheel, day_of, tag_rank
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
+from bisect_env.environments.uv_tool import CACHE_CONTROL, Finished, Uv, is_transient, plain_words
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
 from bisect_env.temporary import temporary
@@ -292,7 +292,7 @@ def _sources(request: EnvironmentRequest) -> str:
     for one in request.indexes:
         if one.name in request.sources.values():
             lines += ["[[tool.uv.index]]", f"name = {json.dumps(one.name)}", f"url = {json.dumps(one.url)}"]
-            lines += ["explicit = true"]
+            lines += ["explicit = true", CACHE_CONTROL]
     return "\n".join((*lines, ""))
 
 
