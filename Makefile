@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+LOWEST := .venv-lowest
 STAMP  := $(VENV)/.setup-stamp
 
 # With bytecode kept, the hundreds of processes that tests start need not compile what they import.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-fast lint format cases cases-heavy bench soak bench-search lock schema reference docs clean
+.PHONY: help setup run test test-all test-fast test-lowest lint format cases cases-heavy bench soak bench-search lock schema reference docs clean
 
 help:           ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,6 +39,11 @@ test-all: setup ## run what `make test` leaves out: slow tests, and studies with
 
 test-fast: setup ## run the unit tests alone
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not integration and not network and not slow and not statistical and not heavy"
+
+test-lowest: setup ## run the unit tests with the lowest versions that pyproject.toml allows
+	@rm -rf $(LOWEST) && $(BIN)/uv venv --quiet -p $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip install --quiet -p $(LOWEST)/bin/python --resolution lowest-direct --editable . --group dev
+	$(LOWEST)/bin/python -m pytest -q -n 2 --dist worksteal -m "not integration and not network and not slow and not statistical and not heavy"
 
 lint: setup     ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,7 @@ HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 MANY = "jupyterlab==4.3.4"
 """Brings some ninety packages."""
 WHEELS = {"numpy": "2.2.1", "pandas": "2.2.3", "scipy": "1.14.1", "sympy": "1.13.3"}
-"""Some 300 MB, more source than is compiled only after a second trial (`bytecode.SMALL`)."""
+"""Some 300 MB."""
 SMALL = ("1.10.0", "1.11.0", "1.12.0", "1.13.0", "1.14.0", "1.15.0", "1.16.0", "1.17.0")
 """Versions of six, in which eight environments differ."""
 
@@ -44,31 +44,18 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def creation(label: str, lock: Lock, teachers: Iterable[Lock], cache: Path, repeats: int) -> None:
-    """Warm creation of a prefix against `cp -al` of the same prefix, in turns.
-
-    The prefix was never there before: what is known of its packages is known from others. The installers'
-    own time, which it takes where a package is new in the cache, is shown beside it.
-    """
-    for teacher in teachers:
-        ensure_prefix(teacher, cache_dir=cache).release()
+def creation(label: str, lock: Lock, cache: Path, repeats: int) -> None:
+    """Creation of a prefix whose archives are in the cache against `cp -al` of the same prefix, in turns."""
     prefix = ensure_prefix(lock, cache_dir=cache)
     copy = cache / "copy"
     ours: list[float] = []
     theirs: list[float] = []
-    installers: list[float] = []
-
-    def make(into: list[float]) -> None:
+    for _ in range(repeats):
         prefix.release()
         remove_tree(prefix.path)
-        into.append(seconds(lambda: ensure_prefix(lock, cache_dir=cache)))
-
-    for _ in range(repeats):
-        make(ours)
+        ours.append(seconds(lambda: ensure_prefix(lock, cache_dir=cache)))
         theirs.append(seconds(lambda: subprocess.run(["cp", "-al", prefix.path, copy], check=True)))
         remove_tree(copy)
-        remove_tree(cache / "parts")
-        make(installers)
     files = sum(len(names) for _, _, names in os.walk(prefix.path))
     size = sum(p.lstat().st_size for p in prefix.path.rglob("*")) / 1e6
     alone = statistics.median(theirs)
@@ -76,17 +63,13 @@ def creation(label: str, lock: Lock, teachers: Iterable[Lock], cache: Path, repe
         f"{f'{label}, warm / cp -al':<46}{statistics.median(ours) / alone:6.2f}   ({size:.0f} MB in {files} "
         f"files: {statistics.median(ours):.3f} s, cp -al {alone:.3f} s, medians of {repeats})"
     )
-    print(
-        f"{'  by the installers, compiled, remembered':<46}{statistics.median(installers) / alone:6.2f}   "
-        f"({statistics.median(installers):.3f} s)"
-    )
 
 
 def small(lock: Lock, cache: Path, repeats: int) -> None:
     """A small environment that was never there, its wheels cached, against uv's own fresh one, in turns.
 
     The rival makes a virtual environment and installs the locked wheels into it by hard links, from the same
-    cache and without asking an index. Ours is held against its archives besides.
+    cache and without asking an index. Ours takes a snapshot besides.
     """
     prefix = ensure_prefix(lock, cache_dir=cache)
     python = prefix.path / "bin" / "python"
@@ -142,6 +125,8 @@ def small(lock: Lock, cache: Path, repeats: int) -> None:
 def importing(lock: Lock, cache: Path, repeats: int) -> None:
     """A trial's import in a prefix as it is, against one without bytecode."""
     prefix = ensure_prefix(lock, cache_dir=cache)
+    # The first import leaves bytecode beside the modules.
+    subprocess.run([prefix.path / "bin" / "python", "-c", "import pandas"], env={}, check=True)
     bare = cache / "bare"
     # Real copies: a directory of links would take the bytecode of the originals away, too.
     subprocess.run(["cp", "-a", prefix.path, bare], check=True)
@@ -162,8 +147,8 @@ def importing(lock: Lock, cache: Path, repeats: int) -> None:
     )
 
 
-def whole_python(folder: Path) -> list[Lock]:
-    """Locks of a whole Python as a conda package, alone and with another one, from a channel made for it."""
+def whole_python(folder: Path) -> Lock:
+    """The lock of a whole Python as a conda package, from a channel made for it."""
     sys.path.insert(0, str(ROOT))
     from tests.environments.conda_channel import Channel
 
@@ -187,11 +172,8 @@ def whole_python(folder: Path) -> list[Lock]:
         links=links,
         executable=[f"bin/python{HERE}"],
     )
-    channel.add("other", "1.0", files={"share/other.txt": "other\n"})
     channel.write()
-    locker = Locker(folder / "cache")
-    requests = (CondaRequest((channel.url,), packages=names) for names in ((), ("other",)))
-    return [locker.lock(EnvironmentRequest(HERE, conda=conda)) for conda in requests]
+    return Locker(folder / "cache").lock(EnvironmentRequest(HERE, conda=CondaRequest((channel.url,))))
 
 
 def disk(folder: Path) -> None:
@@ -244,13 +226,9 @@ def main() -> None:
         folder = Path(name)
         try:
             cache = folder / "cache"
-            lock, other = whole_python(folder)
-            creation("conda prefix", lock, [other], cache, options.repeats)
-            lock, other = (
-                Locker(cache).lock(EnvironmentRequest(HERE, pins))
-                for pins in (WHEELS, {**WHEELS, "six": SMALL[0]})
-            )
-            creation("PyPI prefix", lock, [other], cache, options.repeats)
+            creation("conda prefix", whole_python(folder), cache, options.repeats)
+            lock = Locker(cache).lock(EnvironmentRequest(HERE, WHEELS))
+            creation("PyPI prefix", lock, cache, options.repeats)
             pins = {"marshmallow": "3.26.1"}
             small(Locker(cache).lock(EnvironmentRequest(HERE, pins)), cache, options.repeats)
             importing(lock, cache, options.repeats)

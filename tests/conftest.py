@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Generator
 from typing import Any
@@ -11,6 +12,11 @@ from hypothesis import HealthCheck, settings
 # How long an example takes, or is in the making, says how busy the machine is; pytest ends what hangs.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# What the developer has configured for pip would come to the packages of every test.
+os.environ["PIP_CONFIG_FILE"] = os.devnull
+for name in [name for name in os.environ if name.startswith(("PIP_EXTRA", "PIP_FIND", "PIP_INDEX"))]:
+    del os.environ[name]
 
 MAY_START = {"whole_command", "slow", "heavy"}
 running: list[pytest.Item] = []

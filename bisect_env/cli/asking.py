@@ -68,6 +68,18 @@ NameOption = Annotated[str, typer.Option("--name", help="Of the study; default: 
 IndexOption = Annotated[
     str, typer.Option("--index", help="Address of the package index; default: the one uv and pip use.")
 ]
+ExtraIndexOption = Annotated[
+    list[str] | None,
+    typer.Option("--extra-index", help="Further index, asked before --index: [NAME=]URL; may be repeated."),
+]
+FindLinksOption = Annotated[
+    list[str] | None,
+    typer.Option("--find-links", help="Folder, or address of a page, with wheels; may be repeated."),
+]
+ExcludeNewerOption = Annotated[
+    str, typer.Option("--exclude-newer", help="Ignore what was uploaded later: a day, or an instant.")
+]
+YankedOption = Annotated[bool, typer.Option("--yanked", help="Try withdrawn releases too.")]
 GitOption = Annotated[
     str, typer.Option("--git", help="Ask for the commit: address of the repository, or path of a clone.")
 ]
@@ -97,6 +109,9 @@ class TrialFlags:
     confidence: ConfidenceOption = None
     name: NameOption = ""
     index: IndexOption = ""
+    extra_index: ExtraIndexOption = None
+    find_links: FindLinksOption = None
+    exclude_newer: ExcludeNewerOption = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +124,8 @@ class Flags(TrialFlags):
         first: `--from`.
         last: `--to`.
         merges: `--into-merges`.
-        packages, with_packages, python, good, bad, since, git, subdirectory, pre, step, channel: The options
-            of these names.
+        packages, with_packages, python, good, bad, since, git, subdirectory, pre, yanked, step, channel: The
+            options of these names.
     """
 
     words: Sequence[str] = ()
@@ -127,6 +142,7 @@ class Flags(TrialFlags):
     merges: MergesOption = False
     subdirectory: SubdirectoryOption = ""
     pre: PreOption = False
+    yanked: YankedOption = False
     step: StepOption = ""
     channel: ChannelOption = None
 
@@ -156,6 +172,7 @@ class Flags(TrialFlags):
                 ("--always", self.always),
                 ("--files", self.files),
                 ("--pre", self.pre),
+                ("--yanked", self.yanked),
                 ("--step", self.step),
                 ("--channel", self.channel),
                 ("--timeout", self.timeout),
@@ -163,6 +180,9 @@ class Flags(TrialFlags):
                 ("--confidence", self.confidence is not None),
                 ("--name", self.name),
                 ("--index", self.index),
+                ("--extra-index", self.extra_index),
+                ("--find-links", self.find_links),
+                ("--exclude-newer", self.exclude_newer),
                 ("--from", self.first),
                 ("--to", self.last),
                 ("--into-merges", self.merges),
@@ -302,6 +322,7 @@ def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
         ("--channel", flags.channel),
         ("--step", flags.step),
         ("--pre", flags.pre),
+        ("--yanked", flags.yanked),
     ):
         if given:
             raise UsageError(
@@ -386,6 +407,7 @@ def asked_command(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, di
         inline=inline or InlineMetadata(),
         channels=tuple(flags.channel or ()),
         prereleases=flags.pre,
+        yanked=flags.yanked,
         step=flags.step,
         timeout=flags.timeout,
         gpus=_gpus_of_a_trial(flags.gpus),
@@ -393,8 +415,25 @@ def asked_command(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, di
         confidence=flags.confidence,
         name=flags.name,
         index=flags.index,
+        extra_indexes=_named_indexes(flags.extra_index or ()),
+        find_links=tuple(
+            one if "://" in one else str((folder / Path(one).expanduser()).resolve())
+            for one in flags.find_links or ()
+        ),
+        exclude_newer=flags.exclude_newer,
     )
     return question, files
+
+
+def _named_indexes(texts: Sequence[str]) -> dict[str, str]:
+    """Return the indexes of `[NAME=]URL`, those without a name as `extra-1`, `extra-2`."""
+    found = {}
+    for number, text in enumerate(texts, start=1):
+        name, equals, url = text.partition("=")
+        if not equals or ":" in name or "/" in name:
+            name, url = f"extra-{number}", text
+        found[name] = url
+    return found
 
 
 def _pythons(question: AskedQuestion) -> Callable[[], Iterable[str]]:

@@ -212,12 +212,10 @@ class _Comparison:
     def _matrix(self, save: Path | None, *, hashes: bool) -> Matrix:
         """Return the matrix of both ends, each of which can be made again."""
         from bisect_env.engine.between import lock_ends, no_environment, other_archives
-        from bisect_env.engine.study import study_date
         from bisect_env.environments.lock import UnsolvableError
         from bisect_env.errors import NoEnvironmentError
         from bisect_env.matrix.ask import pair_text
         from bisect_env.matrix.load import load_matrix
-        from bisect_env.storage.store import Store
 
         problems: dict[str, str] = {}
         for dependencies in ("resolve", "none"):
@@ -225,10 +223,9 @@ class _Comparison:
             text = pair_text(pair, command_line=own_words())
             matrix = load_matrix(kept(text, self.files, None, quiet=True))
             place, provider = self.where.open(matrix)
-            with closing(place), Store.open(self.db) as store:
-                as_of = study_date(matrix, store, provider.as_of)
+            with closing(place):
                 self._say("solving both environments")
-                locks = lock_ends(matrix, provider, as_of)
+                locks = lock_ends(matrix, provider)
                 found = {n: one.message for n, one in locks.items() if isinstance(one, UnsolvableError)}
                 if found:
                     problems = problems or found
@@ -311,9 +308,7 @@ class _Comparison:
 
         place, provider = self.where.open(load_matrix(kept(self._text(), self.files, None, quiet=True)))
         place.close()
-        moving = moving_packages(
-            explanation, self.pair, withdrawn(provider, self.pair.question.index or None), failure
-        )
+        moving = moving_packages(explanation, self.pair, withdrawn(provider), failure)
         if isinstance(moving, str):
             return moving
         for what, rest in surroundings(explanation, self.pair, moving):
@@ -323,7 +318,7 @@ class _Comparison:
                 as_of = study_date(matrix, store, provider.as_of)
             grid = expand(matrix, provider.catalogue, as_of)
             ends = [end for end in (grid.good, grid.bad) if end is not None]
-            with closing(Locking(matrix, grid, provider, as_of)) as locking:
+            with closing(Locking(matrix, grid, provider)) as locking:
                 locking.lock_every(ends)
             if not locking.prepared.unsolvable.keys() & set(ends):
                 names = " and ".join(one.name for one in moving)

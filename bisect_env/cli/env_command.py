@@ -138,36 +138,35 @@ def verify(
     ] = None,
     cache: CacheOption = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Take damaged ones away; they are made anew when needed.")
+        bool, typer.Option("--repair", help="Take changed ones away; they are made anew when needed.")
     ] = False,
 ) -> None:
-    """Read every file and compare it with what its package lists; ends with 6 if something is damaged."""
+    """Look whether files changed, came or went since they were installed; ends with 6 if any did."""
     from bisect_env.cli.output import deliver
     from bisect_env.environments.cache import verify as compare
     from bisect_env.environments.settings import default_cache_dir
     from bisect_env.errors import InfrastructureError, UsageError
 
     place = (cache or default_cache_dir()).absolute()
-    checked = damaged = left = 0
+    checked = changed = left = 0
     for found in compare(place, tuple(environment or ()), repair=repair):
         checked += 1
-        if found.damaged:
-            damaged += 1
+        if found.changed:
+            changed += 1
             left += not found.removed
-            packages = ", ".join(f"{name} ({count})" for name, count in found.damaged.items())
-            deliver(f"{found.name}: damaged files in {packages}{', removed' * found.removed}\n", None)
+            deliver(f"{found.name}: changed since it was installed{', removed' * found.removed}\n", None)
     if environment and not checked:
         raise UsageError(
             f"no environment begins with {', '.join(environment)}", remedy="`bisect-env env ls` lists them"
         )
     if left:
         raise InfrastructureError(
-            f"{damaged} of {checked} environments and archives are damaged",
+            f"{changed} of {checked} environments and archives have changed since they were installed",
             remedy="`bisect-env env verify --repair` takes them away, and they are made anew when needed"
             if not repair
             else "those that are in use stay: end what uses them, then give the same command again",
         )
-    typer.echo(f"{checked} environments and archives read, {damaged} damaged", err=True)
+    typer.echo(f"{checked} environments and archives looked at, {changed} changed", err=True)
 
 
 def _size(count: int) -> str:
@@ -234,7 +233,7 @@ def fetch(
 
     fetched = fetch_study(
         loaded,
-        provider=Environments(cache_dir, index=loaded.file.index),
+        provider=Environments.of(loaded, cache_dir),
         root=to,
         cache_dir=cache_dir,
         piece_size=pieces,

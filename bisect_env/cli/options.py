@@ -48,6 +48,9 @@ _WORDS = {
     "from": "COMMIT",
     "git": "REPOSITORY",
     "gpus": "GPUS",
+    "exclude_newer": "DAY",
+    "extra_index": "[NAME=]URL",
+    "find_links": "DIR|URL",
     "index": "URL",
     "lockfiles": "DIR",
     "offline": "DIR",
@@ -271,7 +274,7 @@ class ExecutionOptions:
         cache_dir = (self.cache or default_cache_dir()).absolute()
         provider: EnvironmentProvider
         if offline is None:
-            provider = Environments(cache_dir, index=matrix.file.index)
+            provider = Environments.of(matrix, cache_dir)
         else:
             provider = OfflineEnvironments(offline, matrix.name, cache_dir)
         here = partial(machines_here, matrix.file.trial.gpus, self.gpus)

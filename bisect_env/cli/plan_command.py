@@ -81,10 +81,10 @@ def plan(
             "and their build scripts run",
             err=True,
         )
-    provider = Environments(cache.absolute() if cache else None, index=loaded.file.index)
+    provider = Environments.of(loaded, cache.absolute() if cache else None)
     as_of = datetime.now(UTC)
     grid = expand(loaded, provider.catalogue, as_of)
-    prepared = unlocked(grid) if of_commits(grid) else lock_all(loaded, grid, provider, as_of).prepared
+    prepared = unlocked(grid) if of_commits(grid) else lock_all(loaded, grid, provider).prepared
     rates = (crash_rate,) if crash_rate else (1.0, max(0.1, loaded.file.search.min_crash_rate))
     document = _document(loaded, prepared, listed=whole or len(prepared.groups) <= _LISTED)
     if not json_output:

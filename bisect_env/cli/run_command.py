@@ -402,14 +402,14 @@ def ask_index(loaded: Matrix, provider: EnvironmentProvider) -> None:
     from bisect_env.matrix.versions import Manager
 
     # An error is reported where the answer is needed.
-    def ask(name: str) -> None:
+    def ask(name: str, index: str | None) -> None:
         with contextlib.suppress(Exception):
-            provider.catalogue.versions(name, manager=Manager.PYPI, index=loaded.file.index)
+            provider.catalogue.versions(name, manager=Manager.PYPI, index=index)
 
     for axis in loaded.file.axes.values():
         if isinstance(axis, PackageAxis) and not axis.is_python and axis.manager is Manager.PYPI:
-            name = axis.canonical_package
-            threading.Thread(target=ask, args=(name,), name="index", daemon=True).start()
+            asked = (axis.canonical_package, loaded.index_of(axis))
+            threading.Thread(target=ask, args=asked, name="index", daemon=True).start()
 
 
 def forgotten(module: str, *, everywhere: bool) -> Exception:

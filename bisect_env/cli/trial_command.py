@@ -348,7 +348,7 @@ def diagnose(
     from bisect_env.engine.diagnose import SANITIZERS, Tools
     from bisect_env.engine.diagnose import diagnose as run
     from bisect_env.engine.single import MAKING, look_up
-    from bisect_env.engine.specs import allowed_sources
+    from bisect_env.engine.specs import allowed_sources, within_limits
     from bisect_env.engine.stored import known_target
     from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
     from bisect_env.matrix.load import load_matrix
@@ -379,7 +379,8 @@ def diagnose(
 
     show(f"{one.single.combination} (environment {one.single.lock.content_hash[:12]})")
     show(MAKING)
-    prefix = provider.ensure_prefix(one.single.lock, allow_source=allowed_sources(loaded))
+    lock = within_limits(loaded, one.single.lock)
+    prefix = provider.ensure_prefix(lock, allow_source=allowed_sources(loaded))
     try:
         found = run(
             loaded,

@@ -206,7 +206,7 @@ class PlainView(View):
         return text
 
 
-_STEPS = {"checking": "comparing files with their lists", "compiling": "compiling modules"}
+_STEPS = {"checking": "looking at what was installed"}
 
 
 class Doing:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import queue
 import socket
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
@@ -26,7 +20,7 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
 )
 from bisect_env.environments.lock import Lock, UnbuildableError
-from bisect_env.environments.prefix import Prefix, count_use, lacks_bytecode, look, state_of
+from bisect_env.environments.prefix import Prefix, look, state_of
 from bisect_env.environments.progress import Seldom, told_to
 from bisect_env.environments.validation import cuda_majors, provided_to_pypi
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
@@ -62,90 +56,8 @@ def importable(lock: Lock) -> tuple[LockedDistribution, ...]:
 # --------------------------------------------------------------------------------------------------
 # What happens on a worker for one request: make the prefix, run the trial, answer.
 
-_log = logging.getLogger(__name__)
-
 CANCELLED = "the trial was cancelled"
 CHANGED = "files of its environment were changed or removed while it ran"
-
-
-_QUIET = 1.0
-"""Seconds without a trial in another environment, after which those that saw one trial are compiled, too."""
-_LAST, _BESIDE = 19, 5
-"""Niceness of compiling what saw one trial in this process, and what saw more and will see others."""
-
-
-class BytecodeQueue:
-    """Counts uses of small environments and has their modules compiled, in a thread of its own.
-
-    No trial waits for that: an environment that is looked at once is not worth it while the answer is
-    searched. The thread is a daemon, and what it has begun when the command ends is begun again by the next.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Prefix] = queue.SimpleQueue()
-        self._waiting: list[Prefix] = []
-        self._uses: Counter[str] = Counter()
-        self._thread: threading.Thread | None = None
-        self._new_at = 0.0
-
-    def used(self, prefix: Prefix) -> bool:
-        """A trial has used a prefix; whether its lease is ours now."""
-        if not lacks_bytecode(prefix):
-            return False
-        with self._lock:
-            name = prefix.path.name
-            self._uses[name] += 1
-            if self._uses[name] == 1:
-                self._new_at = time.monotonic()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="bytecode", daemon=True)
-                self._thread.start()
-            self._queue.put(prefix)
-        return True
-
-    def give_up(self) -> None:
-        """Begin nothing more of what waits."""
-        with self._lock:
-            # The thread takes from it as well, and without the lock: nothing is waited for here.
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    self._queue.get_nowait().release()
-            for prefix in self._waiting:
-                prefix.release()
-            self._waiting.clear()
-
-    def _serve(self) -> None:
-        while True:
-            prefix = self._next()
-            try:
-                again = self._uses[prefix.path.name] > 1
-                done = count_use(prefix, nice=_BESIDE if again else _LAST)
-                for note in done.notes[len(prefix.notes) :]:
-                    _log.info("%s", note)
-            except Exception as error:  # noqa: BLE001 - trials are merely slower without
-                _log.info("bytecode of %s: %r", prefix.path.name, error)
-            finally:
-                prefix.release()
-
-    def _next(self) -> Prefix:
-        """Return what to look at next: what was used again at once, other things when it is quiet."""
-        while True:
-            try:
-                prefix = self._queue.get(timeout=_QUIET if self._waiting else None)
-            except queue.Empty:
-                with self._lock:
-                    if self._waiting and time.monotonic() > self._new_at + _QUIET:
-                        return self._waiting.pop(0)
-                continue
-            with self._lock:
-                if self._uses[prefix.path.name] > 1:
-                    return prefix
-                self._waiting.append(prefix)
-
-
-BYTECODE = BytecodeQueue()
-"""That of this process."""
 
 
 class PrefixBuilder(Protocol):
@@ -225,6 +137,11 @@ def perform(
         failure = _build_failed(request, error, spec.trial_id)
         return failure or TrialCompleted(harness_error_record(spec, error))
 
+    if prefix.changed is not None:
+        # Trials of an earlier command may have run in it: they have to be void before anything is counted.
+        prefix.release()
+        change = PrefixChange(spec.lock_hash, socket.gethostname(), prefix.changed.since)
+        return TrialLost(spec.trial_id, CHANGED, change.host, under_trial=False, change=change)
     state = state_of(prefix.path)
 
     def trial(uuids: Sequence[str] = (), watch: GpuWatch | None = None) -> TrialRecord:
@@ -253,8 +170,7 @@ def perform(
     except GpuUnavailableError as error:
         return TrialLost(spec.trial_id, str(error), socket.gethostname(), error.crowded, under_trial=False)
     finally:
-        if not BYTECODE.used(prefix):
-            prefix.release()
+        prefix.release()
     return TrialCompleted(record, prefix.build_seconds, prefix.notes)
 
 
@@ -274,12 +190,12 @@ def prepare(
     try:
         with told_to(Seldom(lambda step: tell(PrefixProgress(lock_hash, step)))):
             prefix = build(request.lock, allow_source=request.allow_source)
-            changes: tuple[PrefixChange, ...] = ()
+            changed = prefix.changed
             state = state_of(prefix.path)
-            if request.look and state and (changed := look(prefix.path, state)) is not None:
-                changes = (PrefixChange(lock_hash, socket.gethostname(), changed.since),)
+            if changed is None and request.look and state and (changed := look(prefix.path, state)):
                 prefix.release()
                 prefix = build(request.lock, allow_source=request.allow_source)
+            changes = (PrefixChange(lock_hash, socket.gethostname(), changed.since),) if changed else ()
     except Exception as error:  # noqa: BLE001 - as in `perform`
         return _build_failed(request, error, "") or PrefixReady(lock_hash)
     prefix.release()

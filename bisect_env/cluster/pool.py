@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bisect_env.cluster.perform import BYTECODE, CANCELLED, PrefixBuilder, perform, prepare, refuse_gpus
+from bisect_env.cluster.perform import CANCELLED, PrefixBuilder, perform, prepare, refuse_gpus
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
@@ -158,7 +158,6 @@ class PoolExecutor:
             return
         self._closed = True
         self.cancel()
-        BYTECODE.give_up()
         end_running()
         for _ in self._workers:
             self._trials.put(None)

@@ -168,9 +168,10 @@ PULL_TIMEOUT = 3600.0
 """Seconds for one image; those with CUDA and RAPIDS take 10 GB."""
 _MISSING = re.compile(
     r"manifest unknown|name unknown|not found|no such image|image not known|does not exist"
-    r"|requested access to the resource is denied|pull access denied|unauthorized",
+    r"|requested access to the resource is denied|pull access denied",
     re.IGNORECASE,
 )
+_NO_LOGIN = re.compile(r"unauthorized|authentication required|no basic auth credentials", re.IGNORECASE)
 _DIGEST = re.compile(r"(?:^|@)sha256:[0-9a-f]{64}$")
 _BROKEN = re.compile(r"invalid reference format|repository name must be", re.IGNORECASE)
 
@@ -214,7 +215,7 @@ def resolve_image(engine: Engine, name: str) -> str:
     answer = engine.ask("pull", "--quiet", full, timeout=PULL_TIMEOUT)
     if answer.ok and (found := _local(engine, full)) is not None:
         return _reference(found, full)
-    raise _failure(name, answer, " ".join(engine.argv("pull", full)))
+    raise _failure(engine, name, answer, " ".join(engine.argv("pull", full)))
 
 
 def look_up_image(engine: Engine, name: str) -> str | None:
@@ -238,10 +239,20 @@ def look_up_image(engine: Engine, name: str) -> str | None:
     answer = ask(argv, timeout=120.0)
     if answer.ok:
         return f"{image_repository(full)}@{answer.stdout.strip()}"
-    raise _failure(name, answer, " ".join(argv))
+    raise _failure(engine, name, answer, " ".join(argv))
 
 
-def _failure(name: str, answer: CommandResult, command: str) -> NoSuchImageError | InfrastructureError:
+def _failure(
+    engine: Engine, name: str, answer: CommandResult, command: str
+) -> NoSuchImageError | InfrastructureError:
+    if _NO_LOGIN.search(answer.words):
+        # Says nothing about the image: a registry may answer so to everybody who is not logged in.
+        registry = full_image_name(name).partition("/")[0]
+        return InfrastructureError(
+            f"the registry of the image {name} wants a login: {answer.words.splitlines()[-1]}",
+            tried=command,
+            remedy=f"`{engine.kind} login {registry}`, then give the same command again",
+        )
     if _MISSING.search(answer.words) or _BROKEN.search(answer.words):
         return NoSuchImageError(f"image {name}: {answer.words}")
     return InfrastructureError(
@@ -275,12 +286,10 @@ def ensure_image(engine: Engine, reference: str) -> bool:
     answer = engine.ask("pull", "--quiet", reference, timeout=PULL_TIMEOUT)
     if answer.ok:
         return True
-    if _MISSING.search(answer.words):
-        raise NoSuchImageError(f"image {reference}: {answer.words}")
-    raise InfrastructureError(f"the image {reference} cannot be pulled: {answer.words}")
+    raise _failure(engine, reference, answer, " ".join(engine.argv("pull", reference)))
 
 
-def drop_leftover_images(engine: Engine) -> None:
+def prune_containers(engine: Engine) -> None:
     """Remove stopped containers of trials whose command was killed, a day after they were made."""
     engine.ask("container", "prune", "--force", "--filter", f"label={LABEL}", "--filter", "until=24h")
 

@@ -436,7 +436,7 @@ class Amplifier:
 
     def _locking(self, own: Study, grid: Grid, ends: Mapping[str, End]) -> Locking:
         known = {index: ends[grid.combination(index)[_END]][1] for index in grid.indices()}
-        return Locking(self.matrix, grid, self.provider, own.created_at, known=known, among=list(known))
+        return Locking(self.matrix, grid, self.provider, known=known, among=list(known))
 
     def _heard(self, event: events.Event) -> None:
         if isinstance(event, events.Warned):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from packaging.utils import canonicalize_name
 
@@ -194,16 +194,15 @@ def _minor(version: str) -> str:
 # -- both ends, before anything is tried -------------------------------------------------------------------
 
 
-def lock_ends(matrix: Matrix, provider: EnvironmentProvider, as_of: datetime) -> dict[str, LockResult]:
+def lock_ends(matrix: Matrix, provider: EnvironmentProvider) -> dict[str, LockResult]:
     """Lock both ends, in the order good, bad.
 
     Args:
         matrix: Of the pair.
         provider: Solves.
-        as_of: What "now" is.
     """
-    grid = expand(matrix, provider.catalogue, as_of)
-    prepared = lock_all(matrix, grid, provider, as_of).prepared
+    grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+    prepared = lock_all(matrix, grid, provider).prepared
     results: dict[Index, LockResult] = {**prepared.locks, **prepared.unsolvable}
     return {name: results[grid.index(Combination.of({ENVIRONMENT: name}))] for name in (GOOD, BAD)}
 
@@ -307,11 +306,11 @@ def _names(text: str, package: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(package.replace('-', '_'))}(?![\w-])", text) is not None
 
 
-def withdrawn(provider: EnvironmentProvider, index: str | None) -> Callable[[str, Collection[str]], bool]:
+def withdrawn(provider: EnvironmentProvider) -> Callable[[str, Collection[str]], bool]:
     """Return a function that asks the index whether one of some versions of a package was withdrawn."""
 
     def ask(package: str, versions: Collection[str]) -> bool:
-        releases = provider.catalogue.versions(package, manager=Manager.PYPI, index=index)
+        releases = provider.catalogue.versions(package, manager=Manager.PYPI, index=None)
         return any(release.yanked for release in releases if release.version in versions)
 
     return ask

@@ -290,8 +290,7 @@ class CulpritStudy:
                 remedy="the commit is the answer, and `bisect-env report` has its chapter; from releases to "
                 "a commit leads `bisect-env narrow`",
             )
-        as_of = self.study.exclude_newer or self.study.created_at
-        request = environment_request(self.matrix, bad.combination, as_of)
+        request = environment_request(self.matrix, bad.combination)
         between = Between.of(good.lock, bad.lock, request, self.study.definition.packages)
         if good.lock.image != bad.lock.image:
             raise UsageError(
@@ -368,7 +367,6 @@ class CulpritStudy:
             self.matrix,
             own.grid,
             self.provider,
-            self.study.exclude_newer or self.study.created_at,
             known=known,
             unsolvable=unsolvable,
             among=[*known, *unsolvable],

@@ -121,7 +121,6 @@ def _locked(
         matrix,
         grid,
         provider,
-        answers.as_of,
         on_progress=lambda done, total: on_progress("locking", done, total),
     ).prepared
     if not prepared.locks:
@@ -133,7 +132,7 @@ def _locked(
         )
     for index in grid.indices():
         if index not in grid.excluded:
-            request = environment_request(matrix, grid.combination(index), answers.as_of)
+            request = environment_request(matrix, grid.combination(index))
             lock = prepared.locks.get(index)
             answers.locks[request_digest(request)] = (
                 prepared.unsolvable[index] if lock is None else lock.content_hash

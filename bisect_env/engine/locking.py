@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Protocol
 
 from packaging.utils import canonicalize_name
@@ -70,15 +69,13 @@ class Prepared:
 
 
 def environment_request(
-    matrix: Matrix, combination: Combination, as_of: datetime, images: Mapping[str, str] | None = None
+    matrix: Matrix, combination: Combination, images: Mapping[str, str] | None = None
 ) -> EnvironmentRequest:
     """Return the environment that a combination asks for. Pure.
 
     Args:
         matrix: Where the axes are explained.
         combination: Values for them.
-        as_of: The day of the study: what was uploaded later does not exist, unless the matrix or a date
-            axis names another day.
         images: What names of images stand for, as far as that is settled.
     """
     file = matrix.file
@@ -88,7 +85,8 @@ def environment_request(
         return EnvironmentRequest(python="", platform=matrix.platform, image=image)
     # In a conda environment Python is a package among others, which the solver may choose.
     python = "" if file.uses_conda else f"{sys.version_info.major}.{sys.version_info.minor}"
-    limit = cutoff(file.exclude_newer) if file.exclude_newer else as_of
+    # Without a date that somebody asked for there is none: an index may state no times of upload.
+    limit = cutoff(file.exclude_newer) if file.exclude_newer else None
     pins: dict[Manager, dict[str, str]] = {manager: {} for manager in Manager}
     builds: dict[str, str] = {}
     commits: list[CommitSource] = []
@@ -122,6 +120,13 @@ def environment_request(
         overrides=tuple(_pinned(text, pins[Manager.PYPI]) for text in file.solver.overrides),
         allow_source=allow if isinstance(allow, bool) else frozenset(allow),
         index=file.index,
+        indexes=file.package_indexes,
+        sources={
+            axis.canonical_package: axis.index
+            for axis in file.axes.values()
+            if isinstance(axis, PackageAxis) and axis.index is not None
+        },
+        find_links=matrix.find_links,
         platform=matrix.platform,
         exclude_newer=limit,
         conda=_conda_request(matrix, pins[Manager.CONDA], builds, conda) if file.uses_conda else None,
@@ -256,21 +261,18 @@ class MatrixRequests:
     Args:
         matrix: As loaded.
         grid: As expanded.
-        as_of: See `environment_request`.
         images: See `environment_request`.
     """
 
-    def __init__(
-        self, matrix: Matrix, grid: Grid, as_of: datetime, images: Mapping[str, str] | None = None
-    ) -> None:
-        self._matrix, self._grid, self._as_of, self._images = matrix, grid, as_of, images
+    def __init__(self, matrix: Matrix, grid: Grid, images: Mapping[str, str] | None = None) -> None:
+        self._matrix, self._grid, self._images = matrix, grid, images
         self._requests: dict[Index, EnvironmentRequest] = {}
 
     def request(self, index: Index) -> EnvironmentRequest:
         """Return the environment that a combination asks for."""
         if (found := self._requests.get(index)) is None:
             combination = self._grid.combination(index)
-            found = environment_request(self._matrix, combination, self._as_of, self._images)
+            found = environment_request(self._matrix, combination, self._images)
             self._requests[index] = found
         return found
 
@@ -305,7 +307,6 @@ class Locking:
         matrix: As loaded.
         grid: As expanded.
         provider: Solves.
-        as_of: See `environment_request`.
         workers: Solvers at the same time.
         images: See `environment_request`.
         known: Locks that the study has already.
@@ -325,7 +326,6 @@ class Locking:
         matrix: Matrix,
         grid: Grid,
         provider: EnvironmentProvider,
-        as_of: datetime,
         *,
         workers: int = 2,
         images: Mapping[str, str] | None = None,
@@ -335,7 +335,7 @@ class Locking:
         requests: Requests | None = None,
     ) -> None:
         self._grid, self._provider = grid, provider
-        self._requests = requests or MatrixRequests(matrix, grid, as_of, images)
+        self._requests = requests or MatrixRequests(matrix, grid, images)
         # What may not be wanted gets no more than a core each, which builds and trials want, too.
         self._most_ahead = max(1, workers)
         # A solver of wheels mostly waits for the index; one of conda packages has a core's worth to do.
@@ -537,7 +537,6 @@ def lock_all(
     matrix: Matrix,
     grid: Grid,
     provider: EnvironmentProvider,
-    as_of: datetime,
     *,
     workers: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
@@ -549,7 +548,6 @@ def lock_all(
         matrix: As loaded.
         grid: As expanded.
         provider: Solves.
-        as_of: See `environment_request`.
         workers: Solvers at the same time.
         on_progress: Called with (answered, all) as solutions come in.
         images: See `environment_request`.
@@ -557,7 +555,7 @@ def lock_all(
     Raises:
         InfrastructureError: The index cannot be reached, or an interpreter is missing.
     """
-    locking = Locking(matrix, grid, provider, as_of, workers=workers, images=images)
+    locking = Locking(matrix, grid, provider, workers=workers, images=images)
     try:
         locking.lock_every([index for index in grid.indices() if index not in grid.excluded], on_progress)
     finally:
@@ -576,9 +574,7 @@ def unlocked(grid: Grid) -> Prepared:
     return Prepared(grid, {}, {}, {index: index for index in grid.indices() if index not in grid.excluded})
 
 
-def lock_one(
-    matrix: Matrix, grid: Grid, index: Index, provider: EnvironmentProvider, as_of: datetime
-) -> LockResult:
+def lock_one(matrix: Matrix, grid: Grid, index: Index, provider: EnvironmentProvider) -> LockResult:
     """Lock one combination as its study would.
 
     Args:
@@ -586,12 +582,11 @@ def lock_one(
         grid: As expanded.
         index: Which one; it may be one that a rule takes out.
         provider: Solves.
-        as_of: See `environment_request`.
 
     Raises:
         InfrastructureError: The index cannot be reached, or an interpreter is missing.
     """
-    locking = Locking(matrix, grid, provider, as_of)
+    locking = Locking(matrix, grid, provider)
     try:
         return locking.lock_now(index)
     finally:

@@ -17,7 +17,7 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
     trials_per_gpu,
 )
-from bisect_env.engine.specs import allowed_sources, trial_files, trial_spec
+from bisect_env.engine.specs import allowed_sources, trial_files, trial_spec, within_limits
 from bisect_env.environments.lock import Lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
@@ -72,7 +72,7 @@ class Sender:
 
     def prepare(self, lock: Lock, *, look: bool = False) -> None:
         """Begin to make an environment, or to look whether it is still as it was made."""
-        self.executor.prepare(PrefixRequest(lock, self._allow_source, look))
+        self.executor.prepare(PrefixRequest(within_limits(self._matrix, lock), self._allow_source, look))
 
     def submit(
         self,
@@ -101,7 +101,7 @@ class Sender:
             gpus=max(1, self.gpus) if alone else self.gpus,
         )
         self.running[trial_id] = spec.gpus
-        self.executor.submit(TrialRequest(spec, lock, self._allow_source))
+        self.executor.submit(TrialRequest(spec, within_limits(self._matrix, lock), self._allow_source))
 
     def wait(self, timeout: float = LOOK) -> list[Completion]:
         """Return answers since the last call, after waiting up to `timeout` seconds for the first."""

@@ -177,14 +177,14 @@ def _look_up(
     lock = None if known is None else _stored_lock(store, known, combination)
     if lock is None or not may_be_installed(lock):
         notify(events.Said(f"locking {combination}"))
-        result = lock_one(matrix, grid, index, provider, as_of)
+        result = lock_one(matrix, grid, index, provider)
         if isinstance(result, UnsolvableError):
             raise NoEnvironmentError(
                 f"{combination} has no environment: {result.message}",
                 remedy="`bisect-env plan MATRIX` lists the combinations that have one",
             )
         lock = result
-    warnings = environment_warnings(environment_request(matrix, combination, as_of), lock)
+    warnings = environment_warnings(environment_request(matrix, combination), lock)
     for warning in warnings:
         notify(events.Warned(f"{combination}: {warning}"))
     around = (None if known is None else known_perturbation(store, known.id)) or NONE
@@ -257,7 +257,7 @@ def run_trials(
         UsageError: The command cannot be run.
     """
     matrix, index, single = chosen.matrix, chosen.index, chosen.single
-    locking = Locking(matrix, chosen.grid, provider, chosen.as_of, known={index: single.lock}, among=[index])
+    locking = Locking(matrix, chosen.grid, provider, known={index: single.lock}, among=[index])
 
     def conditions(_index: Index) -> Conditions:
         key = trial_key(matrix, locking.prepared, index, single.perturbation)

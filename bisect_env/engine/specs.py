@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import BuildLimit, Lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.schema import CommitAxis
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import NONE, Outcome, Perturbation, Phase, TrialFile, TrialRecord, TrialSpec
 
@@ -78,6 +80,13 @@ def allowed_sources(matrix: Matrix) -> bool | frozenset[str]:
     """Return which packages may be built from their sources: all, none, or these."""
     allow = matrix.file.solver.allow_source
     return allow if isinstance(allow, bool) else frozenset(allow)
+
+
+def within_limits(matrix: Matrix, lock: Lock) -> Lock:
+    """Return a lock with what the matrix lets builds of its commits take, which no lock states itself."""
+    axes = [axis for axis in matrix.file.axes.values() if isinstance(axis, CommitAxis)]
+    limits = [BuildLimit(one.canonical_package, one.build.time_limit, one.build.memory or 0) for one in axes]
+    return replace(lock, limits=tuple(limits))
 
 
 def lost_record(

@@ -221,7 +221,6 @@ class StudyRun:
         locking = self._locking = open_locking(
             matrix,
             self._grid,
-            self._as_of,
             self.provider,
             self._watched,
             workers=self.workers,
@@ -511,7 +510,6 @@ def _ends(grid: Grid) -> dict[str, dict[str, str] | None]:
 def open_locking(
     matrix: Matrix,
     grid: Grid,
-    as_of: datetime,
     provider: EnvironmentProvider,
     notify: Notify,
     *,
@@ -525,7 +523,6 @@ def open_locking(
     Args:
         matrix: As loaded.
         grid: As expanded.
-        as_of: What "now" is for the study.
         provider: Solves.
         notify: Hears of the progress.
         workers: Solvers at the same time.
@@ -540,13 +537,12 @@ def open_locking(
             matrix,
             grid,
             provider,
-            as_of,
             workers=workers,
             on_progress=lambda done, total: notify(events.LockProgress(done, total)),
             images=images,
         )
     else:
-        locking = Locking(matrix, grid, provider, as_of, workers=workers, images=images, known=known)
+        locking = Locking(matrix, grid, provider, workers=workers, images=images, known=known)
     prepared = locking.prepared
     notify(
         events.Locked(

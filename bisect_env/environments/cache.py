@@ -13,26 +13,19 @@ import shlex
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from bisect_env.environments.install_manifest import all_manifests, discard, remove_unfinished, stated_files
 from bisect_env.environments.integrity import (
-    Installed,
-    Misstated,
-    conda_archive,
-    corrected,
-    damaged_files,
-    damaged_since,
-    misstated,
-    packages_in,
+    archive_is_unchanged,
+    forget_archive,
+    is_unchanged,
     remove_tree,
-    wheels_in,
 )
-from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.lock import Lock
 from bisect_env.errors import InfrastructureError
 from bisect_env.temporary import lock_holder
 
@@ -163,7 +156,23 @@ def archives(cache: Path, *, exclusive: bool, timeout: float) -> Iterator[bool]:
         Whether it was had in time.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    fd = os.open(cache / ".archives.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with lock_file(cache / ".archives.lock", exclusive=exclusive, timeout=timeout) as fd:
+        yield fd is not None
+
+
+@contextlib.contextmanager
+def lock_file(path: Path, *, exclusive: bool, timeout: float) -> Iterator[int | None]:
+    """Lock a file that no other user may open, since who can open it can keep it locked.
+
+    Args:
+        path: The file, which is made if need be.
+        exclusive: Whether nobody else may hold it at the same time.
+        timeout: Seconds to wait.
+
+    Yields:
+        Its descriptor, None if it was not had in time. A process that inherits it holds the lock, too.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + timeout
     kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     try:
@@ -172,14 +181,19 @@ def archives(cache: Path, *, exclusive: bool, timeout: float) -> Iterator[bool]:
                 fcntl.flock(fd, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    yield False
+                    yield None
                     return
                 time.sleep(_POLL)
             else:
-                yield True
+                yield fd
                 return
     finally:
         os.close(fd)
+
+
+def lock_path(folder: Path, key: str) -> Path:
+    """Return the file that builders of an environment lock."""
+    return folder / f".{key}.lock"
 
 
 def _is_still(path: Path, fd: int) -> bool:
@@ -276,58 +290,6 @@ def entries(cache: Path) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.last_used, entry.content_hash))
 
 
-def damage(prefix: Path, *, cache: Path, skip_known: bool = False) -> Iterator[tuple[str, list[Path]]]:
-    """For each package of a prefix the files that are not what its archive holds.
-
-    Args:
-        prefix: Its directory.
-        cache: Our cache directory.
-        skip_known: Whether to pass over what was read before, see `damaged_since`.
-    """
-    known = misstated(cache)
-    for stated in packages_in(prefix):
-        package = corrected(stated, known)
-        if not package.readable:
-            yield package.name, [prefix]
-        elif skip_known:
-            yield package.name, damaged_since(package, cache / "verified")
-        else:
-            yield package.name, damaged_files(package)
-
-
-def drop_damaged_archives(cache: Path, packages: Iterable[LockedPackage]) -> int:
-    """Remove unpacked archives of these packages whose files are not what they list; returns how many.
-
-    Manifests with damaged files go too, whosever they are. The caller holds `archives` exclusively.
-    """
-    names = {archive_label(p) for p in packages}
-    known = misstated(cache)
-    dropped = 0
-    for folder in all_manifests(cache):
-        if (manifest := _kept(folder)) is None or damaged_files(manifest):
-            discard(cache, folder.name)
-    for folder in _archive_folders(cache):
-        for package in _unpacked(folder, known):
-            if normal_label(package.name) in names and (not package.readable or damaged_files(package)):
-                _take_away(cache, folder)
-                dropped += 1
-                break
-    return dropped
-
-
-def archive_label(package: LockedPackage) -> str:
-    """How a package's unpacked archive is called, in the spelling of `normal_label`."""
-    build = f"-{package.build}" if package.is_conda else ""
-    return normal_label(f"{package.name.replace('-', '_')}-{package.version}{build}")
-
-
-def normal_label(name: str) -> str:
-    """Name, version and build of a package in one spelling."""
-    # A wheel's directory writes the name in its own way, and always without hyphens; conda's has three parts
-    # of which the first may have some.
-    return name.replace("-", "_").replace(".", "_").lower()
-
-
 def evict(cache: Path, limit: int) -> Pruned:
     """Remove the least recently used entries until the cache fits; entries in use stay.
 
@@ -360,10 +322,11 @@ def prune(
     if not cache.is_dir():
         return Pruned((), 0, 0, 0)
     remove_tree(cache / "trash")  # what somebody who was killed had begun to take away
-    manifests = all_manifests(cache)
+    if not dry_run:
+        _remove_unfinished(cache)
     inodes: Inodes = {}
     owners: dict[Path, set[tuple[int, int]]] = {}
-    for folder in (*_prefixes(cache), *_archive_folders(cache), *manifests):
+    for folder in (*_prefixes(cache), *_archive_folders(cache)):
         owners[folder] = _inodes(folder, inodes)
     _inodes(cache, inodes)
     shares: dict[tuple[int, int], int] = {}
@@ -385,7 +348,7 @@ def prune(
     def drop_orphans() -> None:
         nonlocal dropped
         # Archives that came after we had looked belong to somebody who is about to use them.
-        known = [f for f in (*_archive_folders(cache), *manifests) if f in owners]
+        known = [folder for folder in _archive_folders(cache) if folder in owners]
         orphans = [f for f in known if all(shares[inode] == 1 for inode in owners[f])]
         for folder in sorted(orphans, key=lambda one: (one.parent.name in _DEAR, _age(one))):
             if limit is not None and left <= limit:
@@ -396,14 +359,13 @@ def prune(
                 if not free:
                     continue
                 if not dry_run:
-                    _take_away(cache, folder)
+                    take_away(cache, folder)
             forget(folder)
-            dropped += folder not in manifests
+            dropped += 1
 
     with archives(cache, exclusive=True, timeout=_NO_WAIT) as alone:
         # While others install from the archives, they stay.
         if alone:
-            remove_unfinished(cache)
             drop_orphans()
         for entry in entries(cache):
             if limit is not None and left <= limit:
@@ -415,7 +377,7 @@ def prune(
                     in_use.append(entry.content_hash)
                     continue
                 if not dry_run:
-                    _take_away(cache, entry.path)
+                    take_away(cache, entry.path)
             forget(entry.path)
             gone.append(entry.content_hash)
             on_removed(entry.content_hash)
@@ -426,61 +388,46 @@ def prune(
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of checking a prefix or an archive.
+    """The result of looking at a prefix or an archive.
 
     Attributes:
         name: Beginning of the content hash, or the archive's directory.
-        damaged: Package to number of files that are not what it lists.
+        changed: Whether files were changed, added or removed since it was made.
         removed: Whether it was taken away.
     """
 
     name: str
-    damaged: dict[str, int]
+    changed: bool
     removed: bool = False
 
 
 def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> Iterator[Checked]:
-    """Read all files of prefixes and archives, and compare them with what their packages list.
+    """Look whether prefixes and archives are as they were made.
 
     Args:
         cache: Our cache directory.
         only: Beginnings of content hashes; empty looks at every prefix and every archive.
-        repair: Take damaged ones away, unless they are in use.
+        repair: Take away those that changed, unless they are in use.
     """
     for path in _prefixes(cache):
         if only and not path.name.startswith(tuple(only)):
             continue
-        damaged = {name: len(files) for name, files in damage(path, cache=cache) if files}
+        marker = json.loads((path / MARKER).read_text("utf-8"))
+        changed = not is_unchanged(path, str(marker.get("snapshot")), ignore=(MARKER,))
         removed = False
-        if damaged and repair:
-            with taking_away(path.parent, path.name) as free:
-                if free:
-                    _take_away(cache, path)
-                    removed = True
-        yield Checked(path.name[:12], damaged, removed)
-    known = misstated(cache)
+        if changed and repair:
+            with taking_away(path.parent, path.name) as removed:
+                if removed:
+                    take_away(cache, path)
+        yield Checked(path.name[:12], changed, removed)
     for folder in () if only else _archive_folders(cache):
-        damaged = {p.name: len(damaged_files(p)) for p in _unpacked(folder, known)}
-        damaged = {name: count for name, count in damaged.items() if count}
+        changed = not archive_is_unchanged(folder, cache)
         removed = False
-        if damaged and repair:
-            with archives(cache, exclusive=True, timeout=_NO_WAIT) as alone:
-                if alone:
-                    _take_away(cache, folder)
-                    removed = True
-        yield Checked(str(folder.relative_to(cache)), damaged, removed)
-    for folder in () if only else all_manifests(cache):
-        manifest = _kept(folder)
-        count = 1 if manifest is None else len(damaged_files(manifest))
-        removed = False
-        if count and repair:
-            with archives(cache, exclusive=True, timeout=_NO_WAIT) as alone:
-                if alone:
-                    discard(cache, folder.name)
-                    removed = True
-        if count:
-            name = "what was kept of its installation" if manifest is None else manifest.name
-            yield Checked(str(folder.relative_to(cache))[:18], {name: count}, removed)
+        if changed and repair:
+            with archives(cache, exclusive=True, timeout=_NO_WAIT) as removed:
+                if removed:
+                    take_away(cache, folder)
+        yield Checked(str(folder.relative_to(cache)), changed, removed)
 
 
 def usage(cache: Path) -> int:
@@ -497,30 +444,35 @@ def _prefixes(cache: Path) -> list[Path]:
 
 def _archive_folders(cache: Path) -> list[Path]:
     """Directories that each hold one archive, unpacked or whole, or the mirror of a repository."""
-    patterns = ("uv/archive-v*/*", "wheels/*", "conda/pkgs/*", "commits/*", "git/*.git")
+    patterns = ("uv/archive-v*/*", "conda/pkgs/*", "commits/*", "git/*.git")
     return [p for pattern in patterns for p in sorted(cache.glob(pattern)) if p.is_dir()]
 
 
-def _unpacked(folder: Path, known: Misstated) -> Iterator[Installed]:
-    if (package := conda_archive(folder)) is not None:
-        yield package
-    else:
-        yield from (corrected(wheel, known) for wheel in wheels_in(folder))
+def _remove_unfinished(cache: Path) -> None:
+    """Remove what killed builders left of prefixes; those alive hold their lock."""
+    for path in (cache / "prefixes").glob("*"):
+        if len(path.name) == _HASH_LENGTH and not (path / MARKER).exists():
+            with lock_file(lock_path(path.parent, path.name), exclusive=True, timeout=_NO_WAIT) as fd:
+                if fd is not None and not (path / MARKER).exists():
+                    take_away(cache, path)
 
 
-def _kept(manifest: Path) -> Installed | None:
-    stated = stated_files(manifest)
-    return None if stated is None else Installed(*stated)
+def take_away(cache: Path, folder: Path) -> None:
+    """Remove a prefix or an archive, if it is there; nobody ever finds half of it.
 
-
-def _take_away(cache: Path, folder: Path) -> None:
-    # Renamed first, so that nobody ever finds half of it.
+    Args:
+        cache: Our cache directory.
+        folder: What goes.
+    """
+    if not folder.exists():
+        return
     trash = cache / "trash"
     trash.mkdir(exist_ok=True)
     aside = trash / f"{folder.name}-{secrets.token_hex(4)}"
     with contextlib.suppress(OSError):
         # Without the right to write into it, a directory cannot get another parent.
         folder.chmod(stat.S_IRWXU)
+    forget_archive(folder, cache)
     with contextlib.suppress(FileNotFoundError):
         folder.rename(aside)
         remove_tree(aside)

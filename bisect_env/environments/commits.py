@@ -28,7 +28,7 @@ from packaging.version import InvalidVersion, Version
 from bisect_env.environments.download import sha256_of
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import Interpreter
-from bisect_env.environments.lock import LockedPackage, UnbuildableError
+from bisect_env.environments.lock import BuildLimit, LockedPackage, UnbuildableError
 from bisect_env.environments.repository import CommitNotFoundError, Repository
 from bisect_env.environments.request import CommitRecipe, CommitSource
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
@@ -109,7 +109,8 @@ class CommitBuilder:
         place = self._cache / FOLDER / key
         if (known := _kept(place)) is not None:
             return known
-        failure = _failures.get(key)
+        attempt = (key, source.limit)
+        failure = _failures.get(attempt)
         if failure is not None and time.monotonic() - failure[0] < REMEMBERED:
             raise UnbuildableError(failure[1], transient=False)
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -125,7 +126,7 @@ class CommitBuilder:
             raise UnbuildableError("another process has been building this commit", transient=True) from None
         except UnbuildableError as error:
             if not error.transient:
-                _failures[key] = (time.monotonic(), error.message)
+                _failures[attempt] = (time.monotonic(), error.message)
             raise
 
     def stand_in(self, source: CommitSource, interpreter: Interpreter, folder: Path) -> tuple[Path, str]:
@@ -282,8 +283,8 @@ class CommitBuilder:
             raise _failed(finished, source)
 
 
-_failures: dict[str, tuple[float, str]] = {}
-"""Builds that failed in this process: when, and why. Three attempts are made of each, and builds are dear."""
+_failures: dict[tuple[str, BuildLimit], tuple[float, str]] = {}
+"""When and why builds within a limit failed in this process: three attempts are made of each."""
 
 
 def build_limit(committed: datetime, interpreter: Interpreter) -> str:

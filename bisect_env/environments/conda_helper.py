@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import difflib
+import fcntl
 import hashlib
 import json
 import os
@@ -345,6 +346,15 @@ class Helper:
         for record in records:
             if wrong := _wrong_hash(record, Path(request["verified"])):
                 return {"failed": "hash", "text": wrong}
+        # Whoever asks may be killed meanwhile; the next builder of this prefix waits until this is done.
+        lock = os.open(request["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return await self._fill(request, records)
+        finally:
+            os.close(lock)
+
+    async def _fill(self, request: Message, records: list[rattler.RepoDataRecord]) -> Message:
         # mypy takes methods without a body for abstract ones; of these most are to do nothing.
         downloads = Downloads()  # type: ignore[abstract]
         installing = asyncio.ensure_future(
@@ -355,7 +365,6 @@ class Helper:
                 execute_link_scripts=False,
                 client=client(request["mirrors"], None),
                 reporter=downloads,
-                alternative_target_prefix=request["final"],
                 package_cache=rattler.PackageCache(request["package_cache"]),
             )
         )

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from bisect_env.environments.cache import lock_file
 from bisect_env.environments.lock import Lock, PackageNotFoundError, UnbuildableError
 from bisect_env.environments.settings import CondaConfig, certificates, mirrors_of_urls, read_conda_config
 from bisect_env.environments.uv_tool import LOOK, Room, is_transient, remove_unfinished
@@ -138,6 +139,7 @@ _DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONINSPECT")
 _READ = 1 << 16
 _ALIAS_TIMEOUT = 60.0
 _TAIL = 4000
+_ORPHAN = 600.0
 
 
 class HelperDiedError(Exception):
@@ -383,9 +385,20 @@ def with_usual_alias(config: CondaConfig, pool: HelperPool) -> CondaConfig:
 # Filling a directory with the conda packages of a lock.
 
 
+def _fill_lock(place: Path) -> Path:
+    return place.with_name(f".{place.name}.fill.lock")
+
+
+def wait_for_orphan(place: Path) -> None:
+    """Wait until the helper of a builder that was killed has ended its installation into a prefix."""
+    with lock_file(_fill_lock(place), exclusive=True, timeout=_ORPHAN) as fd:
+        if fd is None:
+            text = f"a process whose builder was killed still installs {place.name[:12]}"
+            raise UnbuildableError(text, transient=True)
+
+
 def fill(
     place: Path,
-    final: Path,
     lock: Lock,
     cache: Path,
     timeout: float,
@@ -400,7 +413,6 @@ def fill(
 
     Args:
         place: Where they are installed; made if need be.
-        final: Where it will be renamed to; files that hold the path of their prefix name this one.
         lock: Its conda packages.
         cache: Our cache directory.
         timeout: Seconds.
@@ -433,7 +445,7 @@ def fill(
         ],
         "archives": {url: str(path) for url, path in (archives or {}).items()},
         "place": str(place),
-        "final": str(final),
+        "lock": str(_fill_lock(place)),
         "package_cache": str(cache / "conda" / "pkgs"),
         "stall": stall,
         "verified": str(cache / "verified"),

@@ -12,11 +12,11 @@ from typing import Any
 
 from bisect_env.containers.engine import (
     NoSuchImageError,
-    drop_leftover_images,
     ensure_image,
     find_engine,
     image_repository,
     look_up_image,
+    prune_containers,
     resolve_image,
 )
 from bisect_env.containers.trial import Inside
@@ -57,7 +57,8 @@ def locked_image(name: str) -> LockedPackage:
 def without_image(lock: Lock) -> Lock:
     """Return a lock without its image: the packages that it holds beside it. Pure."""
     packages = [package for package in lock.packages if not package.is_image]
-    return make_lock(lock.python, lock.platform, packages, build_date(lock))
+    made = make_lock(lock.python, lock.platform, packages, build_date(lock))
+    return replace(made, limits=lock.limits)
 
 
 def moved_tag(name: str, recorded: str) -> str | None:
@@ -98,7 +99,7 @@ def ensure_environment(lock: Lock, **options: Any) -> Prefix:
     engine = find_engine()
     try:
         if ensure_image(engine, reference):
-            drop_leftover_images(engine)
+            prune_containers(engine)
     except NoSuchImageError as error:
         raise UnbuildableError(str(error), transient=False) from error
     if not lock.python:

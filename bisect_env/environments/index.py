@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import json
+import os
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,10 +29,11 @@ from bisect_env.environments.interpreters import (
     uv_python_versions,
 )
 from bisect_env.environments.lock import PackageNotFoundError
-from bisect_env.environments.settings import configured_index
+from bisect_env.environments.once import OncePerKey
+from bisect_env.environments.settings import configured_index, configured_places
 from bisect_env.errors import IndexUnavailableError, UsageError
 from bisect_env.matrix.secrets import without_credentials
-from bisect_env.matrix.versions import Manager, Release
+from bisect_env.matrix.versions import Manager, PackageIndex, Release
 
 # --------------------------------------------------------------------------------------------------
 # Which of a release's wheels an interpreter on this host would install. Pure but for the host's libc.
@@ -280,6 +282,8 @@ class PypiCatalogue:
 
     Args:
         index: URL of the index, None for the one that uv and pip are configured with.
+        indexes: Further indexes, which are asked before it and before those that are configured.
+        find_links: Folders and pages with further archives.
         timeout: Seconds to connect, and seconds without any data, before the index is given up.
         interpreters: Where `python_versions` looks.
     """
@@ -288,14 +292,17 @@ class PypiCatalogue:
         self,
         index: str | None = None,
         *,
+        indexes: Sequence[PackageIndex] = (),
+        find_links: Sequence[str] = (),
         timeout: tuple[float, float] = _TIMEOUT,
         interpreters: Interpreters | None = None,
     ) -> None:
-        self._index = index
+        self.index = index
+        self._indexes = indexes
+        self._find_links = find_links
         self._timeout = timeout
         self._interpreters = interpreters
-        self._lock = threading.Lock()
-        self._pages: dict[tuple[str, str], tuple[IndexFile, ...]] = {}
+        self._pages: OncePerKey[tuple[str, str], tuple[IndexFile, ...]] = OncePerKey()
 
     def versions(
         self, package: str, *, manager: Manager = Manager.PYPI, index: str | None = None
@@ -323,18 +330,48 @@ class PypiCatalogue:
             return []
 
     def files(self, package: str, *, index: str | None = None) -> tuple[IndexFile, ...]:
-        """Return every file of a package, in the index's order.
+        """Return every file of a package, in the order of its index.
+
+        The first index that knows the package is taken, or all of them where pip's settings, or
+        `UV_INDEX_STRATEGY`, say so; archives of `find_links` come to it.
+
+        Args:
+            package: Its name.
+            index: URL of the only index to ask; None for all.
 
         Raises:
-            PackageNotFoundError: The index does not know the package.
-            IndexUnavailableError: The index does not answer, or not like an index.
+            PackageNotFoundError: No index knows the package.
+            IndexUnavailableError: An index does not answer, or not like an index.
         """
-        base = index or self._index or configured_index()
-        key = (base, canonicalize_name(package))
-        with self._lock:
-            if key not in self._pages:
-                self._pages[key] = self._page(base, package)
-            return self._pages[key]
+        configured = configured_places()
+        default = [self.index or configured.default]
+        further = [one.url for one in configured.indexes if not one.explicit]
+        asked = [one.url for one in self._indexes if not one.explicit]
+        asked += [*default, *further] if configured.are_pips else [*further, *default]
+        takes_all = bool(configured.are_pips and further) or os.environ.get(
+            "UV_INDEX_STRATEGY", ""
+        ).startswith("unsafe")
+        links = (*self._find_links, *configured.find_links)
+        if index is not None:
+            asked, links = [index], ()
+        found: list[IndexFile] = []
+        unknown: PackageNotFoundError | None = None
+        for base in dict.fromkeys(asked):
+            try:
+                found += self._files_of(base, package)
+            except PackageNotFoundError as error:
+                unknown = unknown or error
+            if found and not takes_all:
+                break
+        for place in links:
+            found += self._files_of(place, package, is_flat=True)
+        if not found and unknown is not None:
+            raise unknown
+        return tuple(found)
+
+    def _files_of(self, base: str, package: str, *, is_flat: bool = False) -> tuple[IndexFile, ...]:
+        key = (base, str(canonicalize_name(package)))
+        return self._pages.get(key, lambda: self._page(base, package, is_flat=is_flat))
 
     def python_versions(self) -> list[str]:
         """Pythons that an environment could have, oldest first.
@@ -348,9 +385,11 @@ class PypiCatalogue:
         there = {v for v in uv_python_versions() if v.rpartition(".")[0] not in minors}
         return sorted(here | there, key=Version)
 
-    def _page(self, base: str, package: str) -> tuple[IndexFile, ...]:
+    def _page(self, base: str, package: str, *, is_flat: bool) -> tuple[IndexFile, ...]:
         shown = without_credentials(base)
         try:
+            if is_flat:
+                return _flat_page(base, package, self._timeout)
             if urlsplit(base).scheme == "file":
                 return _local_page(base, package)
             return _web_page(base, package, self._timeout)
@@ -384,7 +423,7 @@ def releases(files: Iterable[IndexFile]) -> list[Release]:
     return [
         Release(
             version=str(version),
-            uploaded=min((f.uploaded for f in group if f.uploaded is not None), default=None),
+            uploaded=min((f.uploaded for f in group if f.uploaded is not None), default=day_of(version)),
             yanked=all(f.yanked for f in group),
             requires_python=next((f.requires_python for f in group if f.requires_python), None),
             has_wheel=any(f.is_wheel and fits_platform(f.filename) for f in group),
@@ -392,6 +431,13 @@ def releases(files: Iterable[IndexFile]) -> list[Release]:
         )
         for version, group in sorted(groups.items())
     ]
+
+
+def day_of(version: Version) -> datetime | None:
+    """Return the day that a development release such as `2.9.0.dev20260131` names, None where none does."""
+    with contextlib.suppress(ValueError):
+        return datetime.strptime(str(version.dev), "%Y%m%d").replace(tzinfo=UTC)
+    return None
 
 
 def _pythons(wheels: Iterable[str]) -> frozenset[str] | None:
@@ -405,7 +451,37 @@ def _pythons(wheels: Iterable[str]) -> frozenset[str] | None:
 
 
 def _web_page(base: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
-    url = f"{base.rstrip('/')}/{canonicalize_name(package)}/"
+    return _fetched_page(f"{base.rstrip('/')}/{canonicalize_name(package)}/", package, timeout)
+
+
+def _flat_page(place: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
+    """Return the archives of a package in a folder, or on a page that lists archives of several packages."""
+    if urlsplit(place).scheme in ("http", "https"):
+        return _fetched_page(place, package, timeout)
+    folder = Path(unquote(urlsplit(place).path) if place.startswith("file:") else place)
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder")
+    files = []
+    for path in sorted(folder.iterdir()):
+        parsed = _release_of(path.name, package)
+        if parsed is not None and _is_of(path.name, package):
+            version, is_wheel = parsed
+            files.append(
+                IndexFile(
+                    path.name, version, path.as_uri(), "", None, is_wheel, yanked=False, requires_python=None
+                )
+            )
+    return tuple(files)
+
+
+def _is_of(filename: str, package: str) -> bool:
+    """Return whether a wheel is one of a package; of a source distribution `_release_of` says so."""
+    return not filename.endswith(".whl") or canonicalize_name(
+        filename.partition("-")[0]
+    ) == canonicalize_name(package)
+
+
+def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
     with requests.get(url, headers={"Accept": _JSON_PREFERRED}, timeout=timeout, stream=True) as answer:
         if answer.status_code == requests.codes.not_found:
             raise FileNotFoundError(url)
@@ -494,7 +570,7 @@ def _html_files(package: str, page: bytes, url: str, charset: str | None) -> tup
     files = []
     for link in RepositoryPage.from_html(page, url, charset).links:
         found = DistributionPackage.from_link(link, package)
-        if found.package_type in ("wheel", "sdist") and found.version is not None:
+        if found.package_type in ("wheel", "sdist") and found.version and _is_of(found.filename, package):
             # No standard names this attribute, but uv reads it, and solves by it.
             uploaded = link.get_str_attrib("data-upload-time")
             files.append(
@@ -533,6 +609,15 @@ def _(error: requests.Timeout) -> str:
 def _(error: requests.HTTPError) -> str:
     status = error.response.status_code
     return f"it answers {status} {error.response.reason or ''}".rstrip()
+
+
+@_reason.register
+def _(error: requests.exceptions.SSLError) -> str:
+    if found := re.search(r"certificate verify failed: ([^(]+)", str(error)):
+        return (
+            f"its certificate is not trusted ({found[1].strip()}); REQUESTS_CA_BUNDLE names other authorities"
+        )
+    return "it does not speak TLS as https:// promises"
 
 
 @_reason.register

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.uv_tool import Uv, plain_words, run_tool
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
@@ -178,7 +179,7 @@ class Interpreters:
         self.candidates = candidates
         self._fetch = fetch or fetch_with_uv
         self._found: tuple[Interpreter, ...] | None = None
-        self._refused: dict[str, str] = {}
+        self._fetched: OncePerKey[str, str] = OncePerKey()
         self._lock = threading.Lock()
 
     def installed(self) -> tuple[Interpreter, ...]:
@@ -204,25 +205,27 @@ class Interpreters:
                 f"Python {version} is too old: environments are made for 3.6 and newer",
                 remedy="leave it out of the matrix, or run its trials in a container image that has it",
             )
-        with self._lock:
-            if (found := _best(self._installed(), version)) is not None:
-                return found
-            reason = self._refused.get(version)
-            if reason is None:
-                reason = self._fetch(version)
-                if not reason:
-                    self._found = None
-                    if (found := _best(self._installed(), version)) is not None:
-                        return found
-                    reason = "uv installed it, and yet it was not found"
-                self._refused[version] = reason
-            here = ", ".join(sorted({i.version for i in self._installed()}, key=_numbers)) or "none"
+        if (found := _best(self.installed(), version)) is not None:
+            return found
+        # Fetching takes minutes: those who ask for another version do not wait for it.
+        reason = self._fetched.get(version, lambda: self._fetch_now(version))
+        if not reason and (found := _best(self.installed(), version)) is not None:
+            return found
+        here = ", ".join(sorted({i.version for i in self.installed()}, key=_numbers)) or "none"
         raise InterpreterNotFoundError(
             f"there is no Python {version} on this machine; found: {here}",
-            tried=f"pyenv, uv, PATH and conda, then fetching it with uv: {reason}",
+            tried="pyenv, uv, PATH and conda, then fetching it with uv: "
+            + (reason or "uv installed it, and yet it was not found"),
             remedy=f"install Python {version} (for instance `pyenv install {version}`), "
             "or leave it out of the matrix",
         )
+
+    def _fetch_now(self, version: str) -> str:
+        reason = self._fetch(version)
+        if not reason:
+            with self._lock:
+                self._found = None
+        return reason
 
     def _installed(self) -> tuple[Interpreter, ...]:
         if self._found is None:

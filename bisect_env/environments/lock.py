@@ -179,6 +179,21 @@ def check_forms(
 
 
 @dataclass(frozen=True, slots=True)
+class BuildLimit:
+    """What the build of a package from a commit may take.
+
+    Attributes:
+        package: Normalised name.
+        seconds: Time limit.
+        memory: Bytes that one process may take; 0 for no limit.
+    """
+
+    package: str
+    seconds: float
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lock:
     """An exact environment.
 
@@ -192,6 +207,8 @@ class Lock:
         text: The lock in conda-lock's unified format (version 1); all that a worker needs.
         records: Of each conda package all that its channel says, as JSON, in the order of `packages`. Known
             where the lock was solved; neither read back from `text` nor sent to workers.
+        limits: What builds from commits may take, where that is not the default. The matrix states it for
+            each run, so that it is part of neither the hash nor the text.
     """
 
     content_hash: str
@@ -200,6 +217,7 @@ class Lock:
     packages: tuple[LockedPackage, ...]
     text: str
     records: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    limits: tuple[BuildLimit, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def is_conda(self) -> bool:
@@ -222,7 +240,8 @@ class Lock:
         return any(package.is_commit for package in self.packages)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Lock, (self.content_hash, self.python, self.platform, self.packages, self.text)
+        facts = (self.content_hash, self.python, self.platform, self.packages, self.text, (), self.limits)
+        return Lock, facts
 
 
 LockResult = Lock | UnsolvableError

@@ -27,7 +27,7 @@ class BuildStep:
     """A step in the making of an environment.
 
     Attributes:
-        what: `downloading`, `unpacking`, `checking` or `compiling`.
+        what: `downloading`, `unpacking` or `checking`.
         package: Name and version of the package at work, "" where it is all of them.
         done: Bytes of archives that are dealt with, of those that are large enough to be told.
         total: Of these archives together; 0 where that is not known.

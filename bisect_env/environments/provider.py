@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from bisect_env.environments.lock import (
     UnsolvableError,
 )
 from bisect_env.environments.lockfiles import make_lock, note_solved
+from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.environments.pypi_lock import PypiSolver
 from bisect_env.environments.repository import Repository
@@ -34,10 +34,11 @@ from bisect_env.environments.validation import provided_to_pypi
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.history import CommitDetails, History
 from bisect_env.matrix.secrets import public_channel, without_credentials
-from bisect_env.matrix.versions import Manager, Release, VersionCatalogue, host_platform
+from bisect_env.matrix.versions import Manager, PackageIndex, Release, VersionCatalogue, host_platform
 
 if TYPE_CHECKING:
     from bisect_env.environments.bundle import BundledAnswers
+    from bisect_env.matrix.load import Matrix
 
 # --------------------------------------------------------------------------------------------------
 # What there is to choose from: releases on a PyPI-like index and in conda channels, commits of a repository.
@@ -66,7 +67,7 @@ class Catalogue:
             PackageNotFoundError: The index does not know the package, and has some with near names.
         """
         found = self.pypi.versions(package, manager=manager, index=index)
-        if not found and (meant := advice(package, index)):
+        if not found and (meant := advice(package, index or self.pypi.index)):
             raise PackageNotFoundError(
                 f"the index has no package {package!r}{meant}", remedy="correct the name in the matrix"
             )
@@ -163,8 +164,7 @@ class Locker:
     ) -> None:
         self._pypi = PypiSolver(cache_dir, interpreters=interpreters, timeout=timeout)
         self._conda = conda or CondaSolver(cache_dir, timeout=timeout)
-        self._images: dict[str, LockedPackage] = {}
-        self._looking_up = threading.Lock()
+        self._images: OncePerKey[str, LockedPackage] = OncePerKey()
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> Lock:
         """Lock one environment; the same request on the same index gives the same text, byte for byte.
@@ -216,10 +216,7 @@ class Locker:
         """Return the image of a request; a name stands for one image as long as this object lives."""
         if not request.image:
             return []
-        with self._looking_up:
-            if request.image not in self._images:
-                self._images[request.image] = locked_image(request.image)
-            return [self._images[request.image]]
+        return [self._images.get(request.image, lambda: locked_image(request.image))]
 
     def lock_many(
         self,
@@ -357,13 +354,29 @@ class Environments:
     Args:
         cache_dir: Our cache directory; `BISECT_ENV_CACHE` or the user's cache directory if None.
         index: URL of the package index, None for the one uv and pip are configured with.
+        indexes: Further indexes, which are asked before it.
+        find_links: Folders and pages with further archives.
     """
 
-    def __init__(self, cache_dir: Path | None = None, *, index: str | None = None) -> None:
+    def __init__(
+        self,
+        cache_dir: Path | None = None,
+        *,
+        index: str | None = None,
+        indexes: Sequence[PackageIndex] = (),
+        find_links: Sequence[str] = (),
+    ) -> None:
         self.cache_dir = (cache_dir or default_cache_dir()).absolute()
         interpreters, conda = machine_interpreters(), CondaSolver(self.cache_dir)
-        self._catalogue = Catalogue(PypiCatalogue(index, interpreters=interpreters), conda, self.cache_dir)
+        pypi = PypiCatalogue(index, indexes=indexes, find_links=find_links, interpreters=interpreters)
+        self._catalogue = Catalogue(pypi, conda, self.cache_dir)
         self._locker = Locker(self.cache_dir, interpreters=interpreters, conda=conda)
+
+    @classmethod
+    def of(cls, matrix: Matrix, cache_dir: Path | None = None) -> Environments:
+        """Return the environments whose packages come from where a matrix says."""
+        file = matrix.file
+        return cls(cache_dir, index=file.index, indexes=file.package_indexes, find_links=matrix.find_links)
 
     @property
     def as_of(self) -> datetime | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import html
+import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,17 +19,18 @@ from packaging.version import Version
 
 from bisect_env.environments import lockfiles
 from bisect_env.environments.commits import CommitBuilder
-from bisect_env.environments.index import advice, choose_wheel, tag_ranks
+from bisect_env.environments.index import advice, choose_wheel, day_of, tag_ranks
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
+from bisect_env.environments.uv_tool import CACHE_CONTROL, Finished, Uv, is_transient, plain_words
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
 from bisect_env.temporary import temporary
 
 _WANTS_NETWORK = "network was disabled"
 """What uv says where it would have to download and may not."""
+_UNDATED = re.compile(r"`([^`]+)` is missing an upload date")
 _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
 
 
@@ -69,13 +71,16 @@ class PypiSolver:
             InfrastructureError: uv cannot work here.
         """
         interpreter = self._interpreters.find(request.python)
-        uv = Uv(self._cache_dir, request.index)
+        uv = self._uv(request)
         python: list[str | Path] = ["-p", interpreter.path]
         with temporary("commits") as folder:
             built = self._stand_ins(request, interpreter, uv, folder)
             packages = self._lock_with_uv(request, interpreter, uv, python, prefer, built=built)
         _check_pins(request, packages)
         return packages
+
+    def _uv(self, request: EnvironmentRequest) -> Uv:
+        return Uv(self._cache_dir, request.index, indexes=request.indexes, find_links=request.find_links)
 
     def _stand_ins(
         self, request: EnvironmentRequest, interpreter: Interpreter, uv: Uv, folder: Path
@@ -116,7 +121,7 @@ class PypiSolver:
         """
         version = next(package.version for package in conda if package.name == "python")
         interpreter = _of_conda(version)
-        uv = Uv(self._cache_dir, request.index)
+        uv = self._uv(request)
         # The interpreter is not there yet. uv needs some other one to run on, best one of the same kind.
         stand_in = self._stand_in(interpreter)
         python: list[str | Path] = ["-p", stand_in.path, "--python-version", version]
@@ -198,6 +203,10 @@ class PypiSolver:
         with temporary("lock") as cwd:
             (cwd / "requirements.in").write_text("\n".join((*request.requirements, *direct, "")), "utf-8")
             args: list[str | Path] = ["pip", "compile", "requirements.in", *python]
+            if request.sources:
+                # Where uv reads which index a package comes from.
+                (cwd / "pyproject.toml").write_text(_sources(request), "utf-8")
+                args.append("pyproject.toml")
             args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]
             wheels = [package for package in prefer if not package.is_conda]
             if wheels:
@@ -229,6 +238,8 @@ class PypiSolver:
             else:
                 if request.exclude_newer_text is not None:
                     args += ["--exclude-newer", request.exclude_newer_text]
+                    for name in _dated_by_name(request):
+                        args += ["--exclude-newer-package", f"{name}=false"]
                 finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=builds)
         if finished.returncode != 0 or finished.timed_out:
             raise self._failure(finished, request, uv)
@@ -264,14 +275,49 @@ class PypiSolver:
         for name in dict.fromkeys(_UNKNOWN.findall(words)):
             if meant := advice(name, uv.index):
                 words += f"\nThere is no {name}{meant}"
-        if "is missing an upload date" in finished.stderr:
-            words += (
-                f"\nThe index {index} gives no upload dates, so that `exclude_newer` and date axes hide "
-                "everything in it."
-            )
+        if undated := dict.fromkeys(_UNDATED.findall(finished.stderr)):
+            words += "".join(f"\n{text}" for text in _without_dates(request, index, undated))
         if "--no-build" in words:
             words += "\nA matrix allows to build from source with `solver: {allow_source: true}`."
         return UnsolvableError(words, building=not no_solution and "Failed to build" in words)
+
+
+def _sources(request: EnvironmentRequest) -> str:
+    """Return a project whose only content is which packages come from which index."""
+    names = json.dumps(sorted(request.sources))
+    lines = ["[project]", 'name = "indexes"', 'version = "0"', f"dependencies = {names}", "[tool.uv.sources]"]
+    lines += [
+        f"{json.dumps(name)} = {{index = {json.dumps(index)}}}" for name, index in request.sources.items()
+    ]
+    for one in request.indexes:
+        if one.name in request.sources.values():
+            lines += ["[[tool.uv.index]]", f"name = {json.dumps(one.name)}", f"url = {json.dumps(one.url)}"]
+            lines += ["explicit = true", CACHE_CONTROL]
+    return "\n".join((*lines, ""))
+
+
+def _dated_by_name(request: EnvironmentRequest) -> Iterator[str]:
+    """Return the pinned development releases whose day, which their version names, is old enough."""
+    for name, version in request.pins.items():
+        day = day_of(Version(version))
+        if day is not None and request.exclude_newer is not None and day < request.exclude_newer:
+            yield str(canonicalize_name(name.partition("[")[0]))
+
+
+def _without_dates(request: EnvironmentRequest, default: str, files: Iterable[str]) -> Iterator[str]:
+    """Say which index lacks the upload dates of some files, as far as that is known."""
+    urls = {one.name: one.url for one in request.indexes}
+    packages: dict[str, list[str]] = {}
+    for name in dict.fromkeys(str(canonicalize_name(file.partition("-")[0])) for file in files):
+        index = urls.get(request.sources.get(name, ""))
+        anywhere = [one.url for one in request.indexes if not one.explicit]
+        where = index or " or ".join([*anywhere, default])
+        packages.setdefault(where, []).append(name)
+    for where, names in packages.items():
+        yield (
+            f"The index {where} gives no upload dates of {', '.join(names)}, so that `exclude_newer` and "
+            "date axes hide all files there."
+        )
 
 
 def _links(archives: Iterable[str]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -15,10 +15,10 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from bisect_env.environments.lock import LockedPackage, UnbuildableError
+from bisect_env.environments.lock import BuildLimit, LockedPackage, UnbuildableError
 from bisect_env.errors import UsageError
 from bisect_env.matrix.secrets import MASK, is_secret, without_credentials
-from bisect_env.matrix.versions import host_platform
+from bisect_env.matrix.versions import PackageIndex, host_platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,9 @@ class EnvironmentRequest:
         overrides: Requirements that replace what any metadata say about those packages.
         allow_source: Whether source distributions may be built: all, none, or these packages only.
         index: URL of the package index; None for the configured one.
+        indexes: Further indexes that are asked before it.
+        sources: Package to the name of the only index among them that it comes from.
+        find_links: Folders and pages with further archives.
         platform: conda's name of the platform the environment is for.
         exclude_newer: Files uploaded at or after this moment do not exist (see `matrix.scalars.cutoff`);
             None for the index as it stands.
@@ -102,6 +105,9 @@ class EnvironmentRequest:
     overrides: tuple[str, ...] = ()
     allow_source: bool | frozenset[str] = False
     index: str | None = None
+    indexes: tuple[PackageIndex, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    find_links: tuple[str, ...] = ()
     platform: str = field(default_factory=host_platform)
     exclude_newer: datetime | None = None
     conda: CondaRequest | None = None
@@ -140,6 +146,9 @@ class EnvironmentRequest:
                 "overrides": sorted(self.overrides),
                 "allow_source": allowed,
                 "index": self.index,
+                **({"indexes": [astuple(one) for one in self.indexes]} if self.indexes else {}),
+                **({"sources": sorted(self.sources.items())} if self.sources else {}),
+                **({"find_links": self.find_links} if self.find_links else {}),
                 "platform": self.platform,
                 "exclude_newer": self.exclude_newer_text,
                 "conda": self.conda.facts() if self.conda else None,
@@ -184,7 +193,8 @@ class CommitRecipe:
         requires: What the build is made with instead of what the commit asks for.
         exclude_newer: First instant (RFC 3339) that is too new for what the build is made with; "" for that
             of the commit.
-        time_limit: Seconds.
+        time_limit: Seconds. Like `memory` no part of what is built: a build that ends within one limit gives
+            the same wheel within another.
         memory: Bytes that one process of the build may take; 0 for no limit.
         partial: Whether to build without submodules and files of git-lfs.
         index: Address of the package index that builds are made from; "" for the configured one.
@@ -201,7 +211,7 @@ class CommitRecipe:
 
     @property
     def fragment(self) -> str:
-        """All settings that differ from the default, without secrets, as a URL fragment in pip's format."""
+        """Return what changes a wheel and differs from the default, without secrets, in pip's URL format."""
         facts: list[tuple[str, str]] = []
         if self.subdirectory:
             facts.append(("subdirectory", self.subdirectory))
@@ -209,10 +219,6 @@ class CommitRecipe:
         facts += [("requires", text) for text in self.requires]
         if self.exclude_newer:
             facts.append(("exclude_newer", self.exclude_newer))
-        if self.time_limit != CommitRecipe().time_limit:
-            facts.append(("time_limit", f"{self.time_limit:g}"))
-        if self.memory:
-            facts.append(("memory", str(self.memory)))
         if self.partial:
             facts.append(("partial", "true"))
         if self.index:
@@ -233,8 +239,6 @@ class CommitRecipe:
             env=tuple((name[4:], value) for name, value in facts if name.startswith("env.")),
             requires=tuple(value for name, value in facts if name == "requires"),
             exclude_newer=plain.get("exclude_newer", ""),
-            time_limit=float(plain.get("time_limit", cls().time_limit)),
-            memory=int(plain.get("memory", 0)),
             partial=plain.get("partial") == "true",
             index=plain.get("index", ""),
         )
@@ -270,6 +274,11 @@ class CommitSource:
         return f"{_PREFIX}{place}@{self.commit}{'#' if fragment else ''}{fragment}"
 
     @property
+    def limit(self) -> BuildLimit:
+        """What its build may take."""
+        return BuildLimit(self.name, self.build.time_limit, self.build.memory)
+
+    @property
     def digest(self) -> str:
         """The hash of commit and recipe, which stands in a lock for the hash of an archive."""
         return hashlib.sha256(f"{self.commit}#{self.build.fragment}".encode()).hexdigest()
@@ -279,8 +288,12 @@ class CommitSource:
         return LockedPackage(self.name, version, "pip", self.url, self.digest)
 
     @classmethod
-    def of(cls, package: LockedPackage) -> CommitSource:
+    def of(cls, package: LockedPackage, limits: Iterable[BuildLimit] = ()) -> CommitSource:
         """Read what `locked` wrote.
+
+        Args:
+            package: As it stands in a lock.
+            limits: What builds may take; the defaults for packages without an entry.
 
         Raises:
             UnbuildableError: The package is no commit, or says more than one may.
@@ -296,4 +309,7 @@ class CommitSource:
         if ".." in build.subdirectory.split("/") or build.subdirectory.startswith("/"):
             raise UnbuildableError(f"{package.url} leaves its repository", transient=False)
         repository = unquote(urlsplit(place).path) if place.startswith("file://") else place
+        for limit in limits:
+            if limit.package == package.name:
+                build = replace(build, time_limit=limit.seconds, memory=limit.memory)
         return cls(package.name, repository, commit, build)

@@ -17,6 +17,7 @@ import platformdirs
 
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.secrets import public_channel
+from bisect_env.matrix.versions import PackageIndex
 
 
 def default_cache_dir() -> Path:
@@ -96,7 +97,7 @@ def configured_index(environ: Mapping[str, str] | None = None) -> str:
     if environ.get("PIP_INDEX_URL"):
         return environ["PIP_INDEX_URL"]
     for path in pip_config_files(environ):
-        if url := _index_of_pip_conf(path):
+        if url := _of_pip_conf(path, "index-url"):
             return url
     return _default_index()
 
@@ -117,6 +118,66 @@ def _default_index() -> str:
     from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
     return PYPI_SIMPLE_ENDPOINT
+
+
+@dataclass(frozen=True, slots=True)
+class PackagePlaces:
+    """Where uv and pip are configured to take packages from.
+
+    Attributes:
+        default: Address of the default index, with the login that was configured in it.
+        indexes: Further indexes, in the order in which they are asked.
+        find_links: Folders and pages with further archives.
+        are_pips: Whether further places are from pip's settings. pip asks all indexes, the default one first,
+            and takes the best version; uv takes the first index that has a package, the default one last.
+    """
+
+    default: str
+    indexes: tuple[PackageIndex, ...]
+    find_links: tuple[str, ...]
+    are_pips: bool
+
+
+def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces:
+    """Return where packages come from beside what a matrix names: as uv is configured, or else pip.
+
+    Raises:
+        InfrastructureError: A configuration file cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    indexes = [_named_index(word) for word in environ.get("UV_INDEX", "").split()]
+    indexes += [_named_index(word) for word in environ.get("UV_EXTRA_INDEX_URL", "").split()]
+    links = [word for word in environ.get("UV_FIND_LINKS", "").split(",") if word]
+    for path in uv_config_files(environ):
+        config = _read_toml(path)
+        for section in (config.get("pip", {}), config):
+            indexes += [
+                PackageIndex(str(one.get("name", "")), str(one["url"]), bool(one.get("explicit")))
+                for one in section.get("index", [])
+                if not one.get("default")
+            ]
+            indexes += [PackageIndex("", str(url)) for url in section.get("extra-index-url", [])]
+            links += [str(place) for place in section.get("find-links", [])]
+    are_pips = not indexes and not links
+    if are_pips:
+        indexes = [PackageIndex("", url) for url in _of_pip(environ, "extra-index-url")]
+        links = _of_pip(environ, "find-links")
+    return PackagePlaces(configured_index(environ), tuple(indexes), tuple(links), are_pips)
+
+
+def _named_index(text: str) -> PackageIndex:
+    url = _without_name(text)
+    return PackageIndex(text.removesuffix(url).rstrip("="), url)
+
+
+def _of_pip(environ: Mapping[str, str], key: str) -> list[str]:
+    """Return the words of a setting of pip that has several."""
+    if found := environ.get(f"PIP_{key.upper().replace('-', '_')}"):
+        return found.split()
+    for path in pip_config_files(environ):
+        if found := _of_pip_conf(path, key):
+            return found.split()
+    return []
 
 
 def uv_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -177,7 +238,7 @@ def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
             yield Path(part) / "pip" / "pip.conf"
 
 
-def _index_of_pip_conf(path: Path) -> str | None:
+def _of_pip_conf(path: Path, key: str) -> str | None:
     import configparser
 
     parser = configparser.RawConfigParser(strict=False)
@@ -190,8 +251,8 @@ def _index_of_pip_conf(path: Path) -> str | None:
             f"pip's configuration {path} cannot be read: {error}", remedy="correct or remove that file"
         ) from error
     for section in ("install", "global"):
-        if url := parser.get(section, "index-url", fallback=None):
-            return url
+        if found := parser.get(section, key, fallback=None):
+            return found
     return None
 
 

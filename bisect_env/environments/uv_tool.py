@@ -23,9 +23,15 @@ from urllib.parse import unquote, urlsplit
 
 import uv
 
-from bisect_env.environments.settings import configured_index, default_build_limit, uv_config_files
+from bisect_env.environments.settings import (
+    configured_index,
+    configured_places,
+    default_build_limit,
+    uv_config_files,
+)
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import passed_on, without_credentials
+from bisect_env.matrix.versions import PackageIndex
 from bisect_env.temporary import FULL, full_file_system, read_limited, replacing, temporary
 
 # --------------------------------------------------------------------------------------------------
@@ -64,7 +70,6 @@ def run_tool(
     room: Room | None = None,
     heard: Callable[[str], None] | None = None,
     keep: int | None = _KEEP,
-    nice: int = 0,
     holding: int | None = None,
 ) -> Finished:
     """Run a command without a shell in its own process group.
@@ -80,7 +85,6 @@ def run_tool(
         room: What it may write, after which its process group is killed, too; None is no limit.
         heard: Called with each line of its errors, a moment after it was written.
         keep: Bytes of output that are kept, from its end; None for all.
-        nice: Niceness, where nobody waits for it; see also `giving_way`.
         holding: A descriptor that it inherits: what is locked by it stays so until the command has ended,
             even if this process is killed before.
 
@@ -100,7 +104,7 @@ def run_tool(
         )
         with _lock:
             _running.add(process.pid)
-        if nice := nice or getattr(_here, "nice", 0):
+        if nice := getattr(_here, "nice", 0):
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         ended, stopped, unfinished = False, "", list[Path]()
@@ -226,6 +230,8 @@ _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONST
 _LOGIN = re.compile(r"UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)")
 _ADDRESSES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 
+CACHE_CONTROL = 'cache-control = { api = "max-age=600", files = "max-age=365000000, immutable" }'
+"""Of an index in uv's settings: ten minutes is what the public index itself allows; files never change."""
 _NETRC = 1 << 20  # bytes of a netrc file
 # Longest silence that is taken for an answer on its way; uv tries four times in all.
 _HTTP_TIMEOUT = "30"
@@ -304,7 +310,9 @@ class Uv:
         cache_dir: Our cache directory; uv's own lies in it, so that prefixes beside it can be hardlinked.
         index: URL of the package index, None for the configured one.
         environ: The environment to start from, ours by default.
-        holding: A descriptor that every run inherits; see `run_tool`.
+        indexes: Further indexes, which are asked before it and before those that are configured.
+        find_links: Folders and pages with further archives.
+        holding: A descriptor that every run inherits that is not watched; see `run_tool`.
     """
 
     def __init__(
@@ -313,9 +321,13 @@ class Uv:
         index: str | None = None,
         environ: Mapping[str, str] | None = None,
         *,
+        indexes: Sequence[PackageIndex] = (),
+        find_links: Sequence[str] = (),
         holding: int | None = None,
     ) -> None:
         self.cache_dir = cache_dir
+        self._indexes = indexes
+        self._find_links = find_links
         self._holding = holding
         self._environ = dict(os.environ if environ is None else environ)
         self._explicit = index
@@ -367,8 +379,9 @@ class Uv:
                 if watched:
                     argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
                 whole = {**env, **(extra or {})}
+                holding = None if watched else self._holding
                 return run_tool(
-                    argv, env=whole, cwd=cwd, timeout=timeout, room=room, heard=heard, holding=self._holding
+                    argv, env=whole, cwd=cwd, timeout=timeout, room=room, heard=heard, holding=holding
                 )
         except OSError as error:
             if error.errno in FULL and (place := full_file_system(self.cache_dir)):
@@ -399,16 +412,39 @@ class Uv:
         env.setdefault("UV_HTTP_TIMEOUT", _HTTP_TIMEOUT)
         env.pop("UV_INDEX_URL", None)
         env["UV_DEFAULT_INDEX"] = self.index
-        if self._own_config_fits():
+        further = self._further(env)
+        if self._own_config_fits(further):
             env.pop("UV_DEFAULT_INDEX")
-            env["UV_CONFIG_FILE"] = str(self._own_config(self.index))
+            env["UV_CONFIG_FILE"] = str(self._own_config(self.index, further))
+            further = []
         elif self._explicit is None and any(uv_config_files(self._environ)):
             # The user's uv.toml knows more about the index than its URL, so that it has to speak itself.
             env.pop("UV_DEFAULT_INDEX")
             for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
                 if self._environ.get(name):
                     env[name] = self._environ[name]
+        if further:
+            words = [f"{one.name}={one.url}" if one.name else one.url for one in further]
+            env["UV_INDEX"] = " ".join([*words, *env.get("UV_INDEX", "").split()])
         return env
+
+    def _further(self, env: dict[str, str]) -> list[PackageIndex]:
+        """Return the indexes that uv does not know of by itself: of the matrix, and of pip's settings.
+
+        Args:
+            env: For uv; folders of archives are added to it, and pip's way of choosing among indexes.
+        """
+        configured = configured_places(self._environ)
+        indexes = [one for one in self._indexes if not one.explicit]
+        links = [*self._find_links, *filter(None, [env.get("UV_FIND_LINKS", "")])]
+        if configured.are_pips:
+            links += configured.find_links
+            if configured.indexes:
+                indexes += [PackageIndex("", self.index), *configured.indexes]
+                env.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
+        if links:
+            env["UV_FIND_LINKS"] = ",".join(links)
+        return indexes
 
     def _for_builds(self, env: Mapping[str, str]) -> tuple[dict[str, str], str]:
         """Return what of uv's environment the code of a source distribution may see.
@@ -428,7 +464,7 @@ class Uv:
                 kept[name] = " ".join(words) if name in _ADDRESSES else value
         if "UV_DEFAULT_INDEX" in kept and self._may_configure():
             # Without its settings for this index uv would fetch, and build, each archive again and again.
-            kept["UV_CONFIG_FILE"] = str(self._own_config(kept.pop("UV_DEFAULT_INDEX")))
+            kept["UV_CONFIG_FILE"] = str(self._own_config(kept.pop("UV_DEFAULT_INDEX"), ()))
         if not logins and "NETRC" not in env:
             return kept, ""  # uv looks into the file of the home directory itself
         own = Path(env.get("NETRC") or Path(env.get("HOME", "/")) / ".netrc")
@@ -453,20 +489,23 @@ class Uv:
             logins.append((parts.hostname, user or "__token__", password or user))
         return name + equals + without_credentials(address)
 
-    def _own_config_fits(self) -> bool:
-        return self._may_configure() and without_credentials(self.index) == self.index
+    def _own_config_fits(self, further: Sequence[PackageIndex]) -> bool:
+        urls = [self.index, *(one.url for one in further)]
+        return self._may_configure() and all(without_credentials(url) == url for url in urls)
 
     def _may_configure(self) -> bool:
         has_user_config = any(uv_config_files(self._environ))
         return urlsplit(self.index).scheme in ("http", "https") and not has_user_config
 
-    def _own_config(self, index: str) -> Path:
+    def _own_config(self, default: str, further: Sequence[PackageIndex]) -> Path:
         # Indexes without cache headers are asked again for every package of every combination: 0.8 s a
-        # lock instead of 0.02 s. Ten minutes is what the public index itself allows; files never change.
-        text = (
-            f"[[index]]\nurl = {json.dumps(index)}\ndefault = true\n"
-            'cache-control = { api = "max-age=600", files = "max-age=365000000, immutable" }\n'
-        )
+        # lock instead of 0.02 s.
+        lines = []
+        for one in further:
+            lines += ["[[index]]", f"url = {json.dumps(one.url)}", CACHE_CONTROL]
+            lines += [f"name = {json.dumps(one.name)}"] if one.name else []
+        lines += ["[[index]]", f"url = {json.dumps(default)}", "default = true", CACHE_CONTROL]
+        text = "\n".join((*lines, ""))
         folder = self.cache_dir / "uv-config"
         path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.toml"
         if not path.exists():

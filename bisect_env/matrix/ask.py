@@ -102,6 +102,10 @@ class AskedQuestion:
         confidence: Of the answer; None for the default.
         name: Of the study; "" for one made from the packages.
         index: Address of the package index, "" for the configured one.
+        extra_indexes: Name to address of further indexes.
+        find_links: Folders and pages with wheels.
+        exclude_newer: Day or instant after which uploads are ignored, "" for none.
+        yanked: Whether withdrawn releases are tried.
         commits: What is asked instead of releases; None for those.
     """
 
@@ -125,6 +129,10 @@ class AskedQuestion:
     confidence: float | None = None
     name: str = ""
     index: str = ""
+    extra_indexes: Mapping[str, str] = field(default_factory=dict)
+    find_links: tuple[str, ...] = ()
+    exclude_newer: str = ""
+    yanked: bool = False
     commits: CommitRange | None = None
 
 
@@ -310,8 +318,6 @@ def matrix_text(
     if wanted:
         listed = ", ".join(_q(text) for text in wanted)
         lines.append(f"packages: {{conda: [{listed}]}}" if question.channels else f"packages: [{listed}]")
-    if question.inline.exclude_newer and not dated:
-        lines.append(f"exclude_newer: {_q(question.inline.exclude_newer)}")
     lines += _ends(moved, question) if built is None else built.ends if len(pythons) < 2 else []
     known = {_key(name) for name in (*names, "python", *(["day"] if dated else []))}
     return "\n".join([*lines, *_trial(question, known)]) + "\n"
@@ -323,7 +329,7 @@ def runs_pytest(command: Sequence[str]) -> bool:
 
 
 def _trial(question: AskedQuestion, axes: Iterable[str]) -> list[str]:
-    """Return the keys `trial` and `search`."""
+    """Return the keys of where packages come from, `trial` and `search`."""
     words = ", ".join(_q(_literal(word, axes)) for word in question.command)
     lines = ["trial:", f"  command: [{words}]"]
     if question.files:
@@ -335,9 +341,16 @@ def _trial(question: AskedQuestion, axes: Iterable[str]) -> list[str]:
         lines.append(f"  env: {{{listed}}}")
     if question.gpus:
         lines.append(f"  gpus: {question.gpus:g}")
-    if question.index:
-        lines.insert(0, f"index: {_q(question.index)}")
-    return [*lines, *search_lines(question.rate, question.confidence)]
+    places = [f"index: {_q(question.index)}"] if question.index else []
+    if question.extra_indexes:
+        places += [
+            "indexes:",
+            *(f"  {_q(n)}: {{url: {_q(url)}}}" for n, url in question.extra_indexes.items()),
+        ]
+    places += _listed("find_links", question.find_links, "")
+    newest = question.exclude_newer or ("" if question.since else question.inline.exclude_newer)
+    places += [f"exclude_newer: {_q(newest)}"] if newest else []
+    return [*places, *lines, *search_lines(question.rate, question.confidence)]
 
 
 def search_lines(rate: float | None, confidence: float | None) -> list[str]:
@@ -469,6 +482,7 @@ def _package_axis(axis: _AskedAxis, question: AskedQuestion) -> list[str]:
     facts += ["manager: conda"] if question.channels and name != "python" else []
     facts += [f"versions: {_q(','.join(bounds) or '>=0')}", f"step: {question.step or 'every'}"]
     facts += ["prereleases: true"] if pre else []
+    facts += ["yanked: true"] if question.yanked else []
     return [f"  {_key(axis.name)}: {{{', '.join([*facts, f'direction: {direction}'])}}}"]
 
 

@@ -228,7 +228,9 @@ def _range_values(
     elif axis.is_python:
         releases = [Release(version) for version in catalogue.python_versions()]
     else:
-        releases = catalogue.versions(axis.canonical_package, manager=axis.manager, index=file.index)
+        releases = catalogue.versions(
+            axis.canonical_package, manager=axis.manager, index=matrix.index_of(axis)
+        )
     limit = cutoff(matrix.file.exclude_newer) if matrix.file.exclude_newer else as_of
     needs_wheel = not axis.is_python and not matrix.file.solver.allows_source(axis.canonical_package)
     chosen = select_releases(axis, releases, limit, needs_wheel=needs_wheel, pythons=pythons)

@@ -221,6 +221,19 @@ class Matrix:
         """Return the repository of an axis of commits: an address, or the absolute path of a clone."""
         return repository_at(axis.git, self.path.absolute().parent)
 
+    @property
+    def find_links(self) -> tuple[str, ...]:
+        """Addresses, and absolute paths of folders, where wheels lie."""
+        folder = self.path.absolute().parent
+        return tuple(
+            text if "://" in text else os.path.normpath(folder / Path(text).expanduser())
+            for text in self.file.find_links
+        )
+
+    def index_of(self, axis: PackageAxis) -> str | None:
+        """Return the address of the only index that an axis's package comes from; None for any index."""
+        return None if axis.index is None else self.file.indexes[axis.index].url
+
     def line(self, *loc: str | int) -> int | None:
         """Return the line of the deepest known key on the way to `loc`."""
         while loc and loc not in self.lines:

@@ -251,6 +251,20 @@ def _index_url(value: str) -> str:
     return value
 
 
+def _index_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", value):
+        raise ValueError(f"{value!r} is not the name of an index; use letters, digits, '.', '_' and '-'")
+    return value
+
+
+def _find_links(value: str) -> str:
+    if "://" in value:
+        return _index_url(value)
+    if re.search(r"[\x00-\x1f\x7f,]", value):
+        raise ValueError(f"{value!r} is not a folder; write a path without commas, or an address")
+    return value
+
+
 def _repository(value: str) -> str:
     # Nothing that git would take for an option, or for a transport that runs a program.
     if value.startswith("-") or "::" in value or any(ord(c) < 32 or c == "\x7f" for c in value):
@@ -363,6 +377,8 @@ ImageName = Annotated[
     _like(r"[A-Za-z0-9{][A-Za-z0-9._:/@{}-]*", "the name of an image; write one like python:3.12-slim"),
 ]
 IndexUrl = Annotated[str, AfterValidator(_index_url)]
+IndexName = Annotated[str, AfterValidator(_index_name)]
+FindLinks = Annotated[str, AfterValidator(_not_blank), AfterValidator(_find_links)]
 DateText = Annotated[str, AfterValidator(_date)]
 DayText = Annotated[str, AfterValidator(_day)]
 StepText = Annotated[str, BeforeValidator(_step_of_days), WithJsonSchema({"type": ["string", "integer"]})]

@@ -43,7 +43,9 @@ from bisect_env.matrix.scalars import (
     DayText,
     EnvName,
     ExitStatus,
+    FindLinks,
     ImageName,
+    IndexName,
     IndexUrl,
     PackageName,
     PypiRequirement,
@@ -64,7 +66,15 @@ from bisect_env.matrix.scalars import (
     days_between,
 )
 from bisect_env.matrix.signatures import FROM_BAD_END, SIGNATURE_VERSION, read_signature
-from bisect_env.matrix.versions import Manager, Step, check_version, order_key, parse_range, same_version
+from bisect_env.matrix.versions import (
+    Manager,
+    PackageIndex,
+    Step,
+    check_version,
+    order_key,
+    parse_range,
+    same_version,
+)
 
 # --------------------------------------------------------------------------------------------------
 # The kinds of axes of a matrix file.
@@ -114,6 +124,9 @@ class PackageAxis(StrictModel):
     versions: Versions = Field(
         description="A list of exact versions (withdrawn ones too), or a range such as '>=2.1,<2.6'."
     )
+    index: IndexName | None = Field(
+        default=None, description="Name of the index in `indexes` that the package comes from."
+    )
     step: Step = Field(
         default=Step.MINOR,
         description="Of a range: the newest release of each major, minor or patch version, or every one.",
@@ -157,6 +170,8 @@ class PackageAxis(StrictModel):
     def _builds_are_condas(self) -> Self:
         if self.build is not None and self.manager is not Manager.CONDA:
             raise ValueError("`build` belongs to conda packages; remove it, or add `manager: conda`")
+        if self.index is not None and (self.manager is Manager.CONDA or self.is_python):
+            raise ValueError("`index` belongs to PyPI packages; remove it")
         return self
 
     @property
@@ -812,6 +827,15 @@ def _known_version(value: Any) -> Any:
 AxisName = Annotated[str, AfterValidator(check_axis_name)]
 
 
+class FurtherIndex(StrictModel):
+    """A package index that is asked beside the default one."""
+
+    url: IndexUrl = Field(description="Its address.")
+    explicit: bool = Field(
+        default=False, description="Ask it only for the packages of axes that name it, as uv does."
+    )
+
+
 class MatrixFile(StrictModel):
     """A matrix file for bisect-env: which versions to combine, what to run, and what counts as bad."""
 
@@ -845,6 +869,15 @@ class MatrixFile(StrictModel):
     index: IndexUrl | None = Field(
         default=None, description="Address of the PyPI-like index; default: the one uv and pip use."
     )
+    indexes: dict[IndexName, FurtherIndex] = Field(
+        default_factory=dict,
+        description="Further indexes: name to {url, explicit}. They come before `index`, and a package comes "
+        "from the first that has it.",
+    )
+    find_links: tuple[FindLinks, ...] = Field(
+        default=(),
+        description="Folders (relative to this file) and pages with wheels, beside what indexes have.",
+    )
     platform: Platform | None = Field(
         default=None, description="conda's name of the platform; default: this machine's."
     )
@@ -867,6 +900,21 @@ class MatrixFile(StrictModel):
     )
     trial: Trial = Field(description="How the script is run once.")
     search: SearchLimits = Field(default_factory=SearchLimits, description="When the search may stop.")
+
+    @model_validator(mode="after")
+    def _axes_name_known_indexes(self) -> Self:
+        for name, axis in self.axes.items():
+            if isinstance(axis, PackageAxis) and axis.index is not None and axis.index not in self.indexes:
+                known = ", ".join(self.indexes) or "none"
+                raise ValueError(
+                    f"axes.{name}: there is no index {axis.index!r} in `indexes` ({known}); add it there"
+                )
+        return self
+
+    @property
+    def package_indexes(self) -> tuple[PackageIndex, ...]:
+        """The further indexes."""
+        return tuple(PackageIndex(name, one.url, one.explicit) for name, one in self.indexes.items())
 
     @property
     def image_is_environment(self) -> bool:

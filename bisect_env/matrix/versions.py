@@ -266,6 +266,21 @@ class Release:
     lacks: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PackageIndex:
+    """A package index that is asked beside the default one.
+
+    Attributes:
+        name: As matrix files and uv's settings name it; "" for none.
+        url: Its address.
+        explicit: Whether it is asked only for packages that name it.
+    """
+
+    name: str
+    url: str
+    explicit: bool = False
+
+
 class VersionCatalogue(Protocol):
     """Lists versions. Asked for ranges only: a matrix of lists needs no network."""
 
@@ -275,7 +290,8 @@ class VersionCatalogue(Protocol):
         Args:
             package: Normalised name.
             manager: Which kind of index.
-            index: Address of the PyPI-like index, or None for the configured one.
+            index: Address of the only PyPI-like index to ask, or None for all that the matrix and this host
+                name.
 
         Raises:
             IndexUnavailableError: The index cannot be reached or read.

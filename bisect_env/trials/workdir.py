@@ -222,7 +222,6 @@ def _settings(tmp: Path, hash_seed: int, trial_id: str, gpus: Sequence[str]) -> 
     env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     env["PYTHONFAULTHANDLER"] = "1"
     env["PYTHONHASHSEED"] = str(hash_seed)
-    env["PYTHONDONTWRITEBYTECODE"] = "1"  # prefixes are shared between trials: none may change one
     env["PYTHONNOUSERSITE"] = "1"
     # Lines that a crash would lose in a pipe's block buffer appear, as they do on the terminal where the
     # crash was first seen; patterns on the output need them.

@@ -31,7 +31,7 @@ def prefix(cache: Path) -> Prefix:
 
 def test_an_empty_cache(cache: Path, run: RunCommand) -> None:
     assert "0 environments" in run("env", "ls")[1]
-    assert run("env", "verify") == (0, "", "0 environments and archives read, 0 damaged\n")
+    assert run("env", "verify") == (0, "", "0 environments and archives looked at, 0 changed\n")
     assert run("env", "prune", "--all")[0] == 0
     assert not cache.exists()
 

@@ -115,7 +115,7 @@ def test_without_a_terminal_each_step_of_a_build_is_a_line_and_the_same_step_sel
         "locking 2 of 4",
         "downloading torch 2.11.0: 1.0 of 5.0 GB; environment 2 of 2",
         "downloading torch 2.11.0: 4.0 of 5.0 GB, about 7.5 s left; environment 2 of 2",
-        "comparing files with their lists; environment 2 of 2",
+        "looking at what was installed; environment 2 of 2",
     ]
 
 

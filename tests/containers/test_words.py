@@ -14,9 +14,12 @@ from bisect_env.containers.engine import (
     ENGINE,
     RUN_ARGS,
     Engine,
+    NoSuchImageError,
+    ensure_image,
     find_engine,
     full_image_name,
     image_repository,
+    resolve_image,
 )
 from bisect_env.containers.trial import (
     INIT,
@@ -48,6 +51,33 @@ def test_an_engine_whose_daemon_is_away_is_none(tmp_path: Path) -> None:
     assert "podman: not on this machine" in str(raised.value)
     assert "docker: Cannot connect to the daemon" in str(raised.value)
     assert ENGINE in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "said"),
+    [
+        (
+            "unauthorized: access to the requested resource is not authorized",
+            InfrastructureError,
+            "login example.org",
+        ),
+        (
+            "Error: reading manifest 9.9 in example.org/it: manifest unknown",
+            NoSuchImageError,
+            "manifest unknown",
+        ),
+    ],
+)
+def test_a_registry_that_wants_a_login_says_nothing_about_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, kind: type[Exception], said: str
+) -> None:
+    program(tmp_path, "docker", f"case $1 in pull) echo '{words}' >&2;; esac; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr("shutil.which", lambda _name, **_options: None)
+    engine = Engine("docker", (str(tmp_path / "docker"),))
+    for ask in (resolve_image, ensure_image):
+        with pytest.raises(kind, match=said):
+            ask(engine, f"example.org/it@sha256:{'0' * 64}" if ask is ensure_image else "example.org/it:9.9")
 
 
 def test_the_engine_that_works_is_taken_with_the_options_of_this_host(tmp_path: Path) -> None:

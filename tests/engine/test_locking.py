@@ -57,7 +57,7 @@ def test_what_the_index_has_for_no_such_python_is_known_before_a_solver_is_asked
     found = unfit(matrix, grid)
     assert set(found) == {(0, 3, 0), (0, 3, 1)}
     assert f"app 4.0: asks for Python >=3.99, not for {HERE}" in found[0, 3, 0].message
-    locking = Locking(matrix, grid, provider, datetime.now(UTC))
+    locking = Locking(matrix, grid, provider)
     assert set(grid.indices()) - set(locking.prepared.groups) == set(found)
     assert locking.prepared.state((0, 3, 1)).status == CombinationStatus.UNSOLVABLE
     assert locking.under_way == 0
@@ -83,7 +83,7 @@ def test_what_is_wanted_does_not_wait_for_what_may_be(index: IndexServer, tmp_pa
 
     provider = Slow(tmp_path / "cache", index=matrix.file.index)
     grid = expand(matrix, provider.catalogue, datetime.now(UTC))
-    locking = Locking(matrix, grid, provider, datetime.now(UTC), workers=1)
+    locking = Locking(matrix, grid, provider, workers=1)
     locking.want_ahead([(0, 0), (0, 1)])
     locking.want_ahead([(0, 0), (0, 2), (0, 1)])
     locking.want([(0, 1)])
@@ -119,7 +119,7 @@ def test_an_error_while_locking_ahead_counts_only_once_that_lock_is_needed(
 
     provider = Broken(tmp_path / "cache", index=matrix.file.index)
     grid = expand(matrix, provider.catalogue, datetime.now(UTC))
-    with closing(Locking(matrix, grid, provider, datetime.now(UTC), workers=1)) as locking:
+    with closing(Locking(matrix, grid, provider, workers=1)) as locking:
         broken = next(one for one in grid.indices() if grid.combination(one).as_dict()["app"] == "2.0")
         other = next(one for one in grid.indices() if one != broken)
         locking.want_ahead([broken])

@@ -191,17 +191,17 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
         with Store.open(str(studies.db)) as store:
             as_of = study_date(matrix, store)
         grid = expand(matrix, provider.catalogue, as_of)
-        whole = lock_all(matrix, grid, provider, as_of).prepared
+        whole = lock_all(matrix, grid, provider).prepared
         assert list(whole.unsolvable) == [(0, 2)]
         newest = {package.name: package.version for package in whole.locks[(0, 4)].packages}
         assert newest == {"lib": "1.4", "helper": "1.0"}
         # Another cache, another order, one at a time: another machine.
         elsewhere = Environments(studies.folder / "other-cache", index=index.url)
         for place in reversed(list(grid.indices())):
-            alone = lock_one(matrix, grid, place, elsewhere, as_of)
+            alone = lock_one(matrix, grid, place, elsewhere)
             expected = whole.locks.get(place)
             assert getattr(alone, "text", None) == getattr(expected, "text", None), place
-        again = lock_all(matrix, grid, elsewhere, as_of, workers=4).prepared
+        again = lock_all(matrix, grid, elsewhere, workers=4).prepared
         assert {k: lock.text for k, lock in again.locks.items()} == {
             k: lock.text for k, lock in whole.locks.items()
         }
@@ -209,10 +209,10 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
         path.write_text(path.read_text() + "\nsolver: {dependencies: newest}\n")
         afresh = load_matrix(path)
         assert afresh.digest != matrix.digest
-        whole = lock_all(afresh, grid, provider, as_of).prepared
+        whole = lock_all(afresh, grid, provider).prepared
         newest = {package.name: package.version for package in whole.locks[(0, 4)].packages}
         assert newest == {"lib": "1.4", "helper": "2.0"}
-        alone = lock_one(afresh, grid, (0, 4), elsewhere, as_of)
+        alone = lock_one(afresh, grid, (0, 4), elsewhere)
         assert getattr(alone, "text", None) == whole.locks[(0, 4)].text
     finally:
         server.shutdown()

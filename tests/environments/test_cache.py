@@ -17,9 +17,9 @@ import pytest
 
 from bisect_env.environments import prefix as prefix_module
 from bisect_env.environments.bundle import Bundle
-from bisect_env.environments.cache import archives, entries, hold, prune, taking_away, usage, verify
+from bisect_env.environments.cache import MARKER, archives, entries, hold, prune, taking_away, usage, verify
 from bisect_env.environments.download import archive_name, obtain
-from bisect_env.environments.integrity import packages_in, remove_tree
+from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
@@ -96,13 +96,16 @@ def test_files_and_directories_are_read_only(lock, cache):
 def test_a_prefix_that_was_written_to_is_made_anew_from_a_fresh_archive(lock, cache, index):
     first = ensure_prefix(lock, cache_dir=cache)
     spoil(module_of(first, "demo"))
+    forget()
     fetched = len([path for path in index.requests if "demo" in path])
     again = ensure_prefix(lock, cache_dir=cache)
-    assert "demo-1.0" in again.notes[0]
-    assert "below" not in again.notes[0]
+    assert again.changed is not None
+    assert "was changed since it was made" in again.notes[0]
+    assert "demo-1.0" in again.notes[1]
+    assert "below" not in again.notes[1]
     assert module_of(again, "demo").read_text().startswith("import sys")
     assert len([path for path in index.requests if "demo" in path]) == fetched + 1
-    assert [found.damaged for found in verify(cache)] == [{}] * 3
+    assert [found.changed for found in verify(cache)] == [False] * 3
     assert leftovers(cache) == []
 
 
@@ -115,16 +118,6 @@ def test_what_was_added_to_a_prefix_is_noticed(lock, cache):
     again = ensure_prefix(lock, cache_dir=cache)
     assert again.build_seconds > 0
     assert run(again, "print(1)") == "1"
-
-
-def test_bytecode_that_python_writes_is_no_damage(lock, cache):
-    prefix = ensure_prefix(lock, cache_dir=cache)
-    folder = module_of(prefix, "demo").parent / "__pycache__"
-    folder.parent.chmod(0o755)
-    subprocess.run([prefix.python, "-O", "-c", "import demo"], env={}, check=True)
-    assert [path.name for path in folder.glob("demo.*opt-1.pyc")]
-    forget()
-    assert ensure_prefix(lock, cache_dir=cache).build_seconds == 0
 
 
 def test_a_damaged_archive_is_found_by_the_next_prefix_that_is_made_from_it(lock, cache, index, python):
@@ -140,59 +133,45 @@ def test_a_damaged_archive_is_found_by_the_next_prefix_that_is_made_from_it(lock
 def test_a_wheel_that_disagrees_with_its_own_list_is_built(index, cache, python):
     wrong = {"odd-1.0.dist-info/METADATA": "\n", "odd/sub/__init__.py": "x = 1\n"}
     index.add("odd", "1.0", modules={"odd/sub/__init__.py": "", "odd/__init__.py": ""}, added=wrong)
-    index.add("below", "2.0")
-    first = ensure_prefix(locked(index, python, "odd"), cache_dir=cache)
-    assert run(first, "import odd.sub; print(odd.sub.x)") == "1"
-    assert "odd-1.0 states wrong hashes of 2 of its own files" in first.notes[0]
-    fetched = len([path for path in index.requests if "odd" in path])
-    second = ensure_prefix(locked(index, python, "odd", "below"), cache_dir=cache)
-    assert second.notes == ()
-    assert len([path for path in index.requests if "odd" in path]) == fetched, "looked at once"
-    assert [found.damaged for found in verify(cache) if found.damaged] == []
+    prefix = ensure_prefix(locked(index, python, "odd"), cache_dir=cache)
+    assert run(prefix, "import odd.sub; print(odd.sub.x)") == "1"
 
 
-def test_damage_in_a_wheel_that_disagrees_with_its_own_list_is_found(index, cache, python):
-    wrong = {"odd-1.0.dist-info/METADATA": "\n"}
-    index.add("odd", "1.0", modules={"odd.py": "value = 1\n"}, added=wrong)
-    index.add("below", "2.0")
-    ensure_prefix(locked(index, python, "odd"), cache_dir=cache)
-    (archive,) = cache.glob("uv/archive-v*/*/odd.py")
-    spoil(archive)
-    (metadata,) = cache.glob("uv/archive-v*/*/odd-1.0.dist-info/METADATA")
-    spoil(metadata)
-    prefix = ensure_prefix(locked(index, python, "odd", "below"), cache_dir=cache)
-    assert "fetched again" in prefix.notes[-1]
-    assert run(prefix, "import odd; print(odd.value)") == "1"
-    assert [found.damaged for found in verify(cache, [prefix.path.name])] == [{}]
-
-
-def test_damage_that_comes_back_is_an_error(lock, cache, monkeypatch):
+def test_archives_that_change_again_and_again_are_an_error(lock, cache, monkeypatch):
     monkeypatch.setattr(
-        prefix_module, "damage", lambda place, **_: ((p.name, [place]) for p in packages_in(place))
+        prefix_module.integrity,
+        "changed_archives",
+        lambda _prefix, _cache: list(cache.glob("uv/archive-v*/*")),
     )
-    with pytest.raises(UnbuildableError, match="installed from fresh archives") as raised:
+    with pytest.raises(UnbuildableError, match="archives in the cache change while") as raised:
         ensure_prefix(lock, cache_dir=cache)
     assert raised.value.transient
     assert leftovers(cache) == []
     assert not (cache / "prefixes" / lock.content_hash).exists()
 
 
-def test_verify_reads_everything_and_repairs_what_is_not_in_use(lock, cache):
+def test_verify_looks_at_everything_and_takes_away_what_is_not_in_use(lock, cache):
     prefix = ensure_prefix(lock, cache_dir=cache)
-    module = module_of(prefix, "demo")
-    before = module.stat()
-    spoil(module)
-    os.utime(module, ns=(before.st_atime_ns, before.st_mtime_ns))  # rot, which leaves the times alone
-    found = {c.name: c.damaged for c in verify(cache) if c.damaged}
-    assert found[lock.content_hash[:12]] == {"demo-1.0": 1}
+    spoil(module_of(prefix, "demo"))
+    found = {c.name for c in verify(cache) if c.changed}
+    assert lock.content_hash[:12] in found
     assert len(found) == 2, "the prefix and the archive that it shares the file with"
     assert [c.removed for c in verify(cache, [lock.content_hash[:6]], repair=True)] == [False], "in use"
     prefix.release()
     assert [c.removed for c in verify(cache, [lock.content_hash[:6]], repair=True)] == [True]
     assert not prefix.path.exists()
-    assert [c.removed for c in verify(cache, repair=True) if c.damaged] == [True]
+    assert [c.removed for c in verify(cache, repair=True) if c.changed] == [True]
     again = ensure_prefix(lock, cache_dir=cache)
     assert module_of(again, "demo").read_text().startswith("import sys")
+
+
+def test_what_a_killed_builder_left_is_pruned(lock, cache):
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    half = cache / "prefixes" / ("0" * 64)
+    (half / "lib").mkdir(parents=True)
+    prune(cache)
+    assert not half.exists()
+    assert prefix.path.exists()
 
 
 def test_least_recently_used_goes_first_and_what_is_in_use_stays(index, python, cache):
@@ -318,9 +297,8 @@ def test_killed_at_random_instants_nothing_half_made_is_ever_used(lock, cache, t
             with contextlib.suppress(ProcessLookupError):  # it had come to its end
                 os.killpg(child, signal.SIGKILL)
             assert builders.stdout.readline() == "ended\n"
-            if final.exists():
-                assert [package.name for package in packages_in(final)] == ["below-2.0", "demo-1.0"]
-                assert [c.damaged for c in verify(cache, [lock.content_hash])] == [{}]
+            if (final / MARKER).exists():
+                assert [c.changed for c in verify(cache, [lock.content_hash])] == [False]
                 assert run(ensure_prefix(lock, cache_dir=cache), "import demo, below; print(1)") == "1"
                 sound += 1
                 remove_tree(cache / "prefixes")
@@ -337,9 +315,9 @@ def test_killed_at_random_instants_nothing_half_made_is_ever_used(lock, cache, t
     assert leftovers(cache) == []
 
 
-def test_no_prefix_without_packages_is_damaged(cache, python):
+def test_a_prefix_without_packages_is_unchanged(cache, python):
     ensure_prefix(make_lock(python, host_platform(), []), cache_dir=cache)
-    assert [c.damaged for c in verify(cache)] == [{}]
+    assert [c.changed for c in verify(cache)] == [False]
 
 
 @pytest.mark.parametrize(("text", "size"), [("20GB", 20_000_000_000), ("512 MiB", 512 * 2**20), ("0", 0)])
@@ -364,18 +342,15 @@ def conda_lock(tmp_path, cache, python):
 
 def test_damage_in_a_conda_package_is_mended_too(conda_lock, cache):
     first = ensure_prefix(conda_lock, cache_dir=cache)
-    assert [c.damaged for c in verify(cache)] == [{}] * 3
+    assert [c.changed for c in verify(cache)] == [False] * 3
     spoil(module_of(first, "of_conda"))
-    found = {c.name: c.damaged for c in verify(cache) if c.damaged}
-    assert found == {
-        conda_lock.content_hash[:12]: {"of-conda-1.0-0": 1},
-        "conda/pkgs/of-conda-1.0-0": {"of-conda-1.0-0": 1},
-    }
+    changed = [c.name for c in verify(cache) if c.changed]
+    assert changed == [conda_lock.content_hash[:12], "conda/pkgs/of-conda-1.0-0"]
     forget()
     again = ensure_prefix(conda_lock, cache_dir=cache)
-    assert "of-conda-1.0-0" in again.notes[0]
+    assert "of-conda-1.0-0" in again.notes[1]
     assert run(again, "import of_conda; print(of_conda.__version__)") == "1.0"
-    assert [c.damaged for c in verify(cache)] == [{}] * 3
+    assert [c.changed for c in verify(cache)] == [False] * 3
 
 
 def test_conda_packages_are_evicted_with_what_was_made_from_them(conda_lock, cache):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import shutil
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from benchmarks.repositories import Change, in_tree, pure, write
 from bisect_env.environments.cache import prune
 from bisect_env.environments.commits import CommitBuilder, build_limit, package_of_project, stated_metadata
 from bisect_env.environments.interpreters import Interpreter, probe
-from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError, UnsolvableError
+from bisect_env.environments.lock import BuildLimit, Lock, LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.lockfiles import make_lock, parse_lock, requirements_text
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
@@ -117,6 +119,23 @@ def test_a_build_has_limits_of_its_own(tmp_path: Path, commits: CommitBuilder, h
         commits.wheel(source(place, hungry, memory=2_500_000_000), here)
 
 
+def test_a_raised_limit_leaves_the_environment_the_same(tmp_path: Path, python: str) -> None:
+    """So trials of it are not repeated; and a build that the old limit ended is begun again."""
+    place = tmp_path / "demo"
+    (commit,) = write(place, [Change({**FIRST, "slow": "3"})])
+    locks = [
+        make_lock(python, "linux-64", [source(place, commit, time_limit=limit, memory=memory).locked("1.0")])
+        for limit, memory in ((1.0, 0), (600.0, 8_000_000_000))
+    ]
+    assert locks[0] == locks[1]
+    with pytest.raises(UnbuildableError, match="took longer than 1 s"):
+        ensure_prefix(replace(locks[0], limits=(BuildLimit("demo", 1.0, 0),)), cache_dir=tmp_path / "cache")
+    raised = pickle.loads(pickle.dumps(replace(locks[0], limits=(BuildLimit("demo", 600.0, 0),))))
+    prefix = ensure_prefix(raised, cache_dir=tmp_path / "cache")
+    assert next(prefix.path.glob("lib/python*/site-packages/demo.py")).is_file()
+    prefix.release()
+
+
 def test_what_is_not_fetched_is_refused_unless_it_may_be_missing(
     tmp_path: Path, commits: CommitBuilder, here: Interpreter
 ) -> None:
@@ -208,8 +227,6 @@ def test_a_lock_says_all_that_is_needed(tmp_path: Path) -> None:
         (("CC", "ccache gcc"), ("X", "a=b&c#d")),
         ("setuptools<60", "wheel"),
         "2024-01-01T00:00:00Z",
-        60.0,
-        8_000_000_000,
         partial=True,
         index="https://packages.example.org/simple",
     )

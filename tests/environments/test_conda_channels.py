@@ -91,13 +91,13 @@ def test_a_download_that_falls_silent(channel, index, cache, python, tmp_path):
     pool = HelperPool()
     try:
         with pytest.raises(UnbuildableError, match="timed out: no data for") as raised:
-            fill(tmp_path / "place", tmp_path / "final", lock, cache, 60, stall=1.0, pool=pool)
+            fill(tmp_path / "place", lock, cache, 60, stall=1.0, pool=pool)
     finally:
         released.set()
     assert raised.value.transient
     assert not pool.idle, "the process that still waits is gone"
     index.on_request = lambda path: None
-    fill(tmp_path / "again", tmp_path / "final", lock, cache, 60, stall=1.0, pool=pool)
+    fill(tmp_path / "again", lock, cache, 60, stall=1.0, pool=pool)
     pool.close()
 
 

@@ -56,7 +56,7 @@ def matrix_of(tmp_path):
 def locked(matrix, cache, workers=2, index=None):
     provider = Environments(cache, index=index)
     grid = expand(matrix, provider.catalogue, NOW)
-    return lock_all(matrix, grid, provider, NOW, workers=workers).prepared
+    return lock_all(matrix, grid, provider, workers=workers).prepared
 
 
 AXES = """

@@ -67,7 +67,7 @@ def test_wheels_go_on_top_with_condas_packages_as_constraints(channel, wheels, c
     )
     done = subprocess.run([prefix.path / "bin" / "demo"], capture_output=True, text=True, check=True)
     assert done.stdout == f"demo {prefix.path}\n", "a wheel's command works where the prefix was renamed to"
-    assert not [checked for checked in verify(cache) if checked.damaged]
+    assert not [checked for checked in verify(cache) if checked.changed]
     assert ensure_prefix(lock, cache_dir=cache).build_seconds == 0.0
 
 

@@ -111,7 +111,7 @@ def test_an_installer_that_crashes_says_nothing_about_the_environment(channel, t
     lock = Locker(cache).lock(request(channel, python, demo="1.0"))
     pool, _ = dying_pool(tmp_path, "instead", 1)
     with pytest.raises(UnbuildableError, match="died of SIGSEGV") as raised:
-        fill(tmp_path / "place", tmp_path / "final", lock, cache, 60, pool=pool)
+        fill(tmp_path / "place", lock, cache, 60, pool=pool)
     assert raised.value.transient
     assert ensure_prefix(lock, cache_dir=cache).build_seconds > 0
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -36,6 +37,18 @@ def test_releases_in_order_with_dates_and_marks(index, style):
     assert found[2].uploaded == datetime(2021, 3, 4, 5, 6, 7, 500000, tzinfo=UTC)
     if style == "json":
         assert found[2].requires_python == ">=3.8"
+
+
+def test_pages_of_two_packages_are_fetched_at_the_same_time_and_each_once(index):
+    for name in ("one", "two"):
+        index.add(name, "1.0")
+    both = threading.Barrier(2, timeout=10)
+    index.on_request = lambda _path: (both.wait(), None)[1]
+    catalogue = PypiCatalogue(index.url)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(catalogue.versions, ["one", "two"] * 2))
+    assert [[release.version for release in releases] for releases in found] == [["1.0"]] * 4
+    assert sorted(index.requests) == ["/simple/one/", "/simple/two/"]
 
 
 def test_a_bare_directory_served_over_http_is_an_index_too(index):

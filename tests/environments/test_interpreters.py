@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,23 @@ def test_this_machine():
     assert len({i.path for i in machine_interpreters().installed()}) == len(
         machine_interpreters().installed()
     )
+
+
+def test_a_version_that_is_here_does_not_wait_for_one_that_is_fetched(monkeypatch):
+    fetching, may_end = threading.Event(), threading.Event()
+
+    def fetch(version):
+        fetching.set()
+        may_end.wait(20)
+        return "the network is down"
+
+    pythons = planted(monkeypatch, "3.10.1", fetch=fetch)
+    with ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(pythons.find, "3.14")
+        assert fetching.wait(10)
+        try:
+            assert pool.submit(pythons.find, "3.10").result(timeout=5).version == "3.10.1"
+        finally:
+            may_end.set()
+        with pytest.raises(InterpreterNotFoundError, match="the network is down"):
+            asked.result()

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from bisect_env.cluster.perform import perform
 from bisect_env.cluster.protocol import TrialCompleted, TrialLost, TrialRequest
+from bisect_env.environments import prefix as prefix_module
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import make_lock
@@ -73,7 +75,9 @@ def run(prefix, code):
 
 
 def leftovers(cache):
-    return [path.name for path in (cache / "prefixes").glob(".build-*")]
+    """What is left of prefixes that were never finished."""
+    found = [path for path in (cache / "prefixes").glob("[0-9a-f]*") if not (path / MARKER).exists()]
+    return [path.name for path in [*found, *(cache / "trash").glob("*")]]
 
 
 def test_a_prefix_holds_what_its_lock_says_and_is_built_once(lock, cache, index):
@@ -84,7 +88,7 @@ def test_a_prefix_holds_what_its_lock_says_and_is_built_once(lock, cache, index)
     command = subprocess.run(
         [prefix.path / "bin" / "demo-command"], capture_output=True, text=True, check=True
     )
-    assert command.stdout == f"demo {prefix.path}\n", "the command works where the prefix was renamed to"
+    assert command.stdout == f"demo {prefix.path}\n", "the command names its own interpreter"
     with prefix.python.open("rb") as stream:
         assert stream.read(4) != b"#!/b", "the interpreter is no shell script"
     asked = len(index.requests)
@@ -92,47 +96,6 @@ def test_a_prefix_holds_what_its_lock_says_and_is_built_once(lock, cache, index)
     assert (again.path, again.python, again.build_seconds) == (prefix.path, prefix.python, 0.0)
     assert len(index.requests) == asked
     assert leftovers(cache) == []
-
-
-def test_uv_starts_the_python_of_no_further_environment(lock, cache, index, python):
-    """To ask it for facts, of which uv keeps a file for each path."""
-
-    def known():
-        return {path for path in (cache / "uv").glob("interpreter-*/**/*") if path.is_file()}
-
-    ensure_prefix(lock, cache_dir=cache)
-    before = known()
-    assert before
-    for name in ("demo", "below"):
-        other = ensure_prefix(locked(index, python, name), cache_dir=cache)
-        assert run(other, "import sys; print(sys.prefix)") == str(other.path)
-    assert known() == before
-
-
-def test_every_environment_is_made_like_the_first_of_its_process(lock, cache, tmp_path):
-    """What uv puts into an environment is copied from the second one on."""
-    (tmp_path / "lock.yml").write_text(lock.text)
-    command = [sys.executable, "-c", BUILD, tmp_path / "lock.yml", tmp_path / "other"]
-    first = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
-    ensure_prefix(lock, cache_dir=cache)
-    again = ensure_prefix(lock, cache_dir=tmp_path / "again").path
-
-    def content(prefix):
-        found = {}
-        for path in prefix.rglob("*"):
-            mode = path.lstat().st_mode
-            is_link = path.is_symlink()
-            what = (
-                path.readlink()
-                if is_link
-                else path.is_dir() or path.read_bytes().replace(os.fsencode(prefix), b"")
-            )
-            found[path.relative_to(prefix)] = (mode, what)
-        return found
-
-    ours, uvs = content(again), content(first)
-    unlike = {path.name for path in ours.keys() | uvs.keys() if ours.get(path) != uvs.get(path)}
-    assert unlike <= {MARKER, "RECORD", "direct_url.json"}, "times, and places"
 
 
 def test_nothing_but_the_lock_is_asked_for(lock, cache, index):
@@ -154,6 +117,19 @@ def test_a_wrong_hash_is_found_when_the_archive_is_in_the_cache(lock, cache, ind
     index.packages["demo"][0].sha256 = "00" * 32
     with pytest.raises(UnbuildableError, match="Hash mismatch"):
         ensure_prefix(locked(index, python, "demo"), cache_dir=cache)
+
+
+def test_python_keeps_bytecode_beside_modules_and_nothing_else_may_be_written(lock, cache):
+    prefix = ensure_prefix(lock, cache_dir=cache)
+    (module,) = prefix.path.glob("lib/python*/site-packages/demo.py")
+    assert not [path for path in prefix.path.rglob("*.pyc") if "demo" in path.name]
+    state = prefix_module.state_of(prefix.path)
+    assert not (module.parent.stat().st_mode | module.stat().st_mode) & 0o222
+    assert run(prefix, "import demo; print(demo.__cached__)").startswith(str(module.parent / "__pycache__"))
+    assert [path.name.split(".")[0] for path in (module.parent / "__pycache__").glob("demo*")] == ["demo"]
+    assert prefix_module.look(prefix.path, state) is None
+    prefix_module.UNCHANGED.clear()
+    assert ensure_prefix(lock, cache_dir=cache).build_seconds == 0
 
 
 def test_an_environment_without_packages(cache, python):
@@ -258,24 +234,16 @@ def test_killed_in_the_middle_then_built_again(lock, cache, index, python, tmp_p
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         # The installer still waits for the index, and would write into what is built in its place.
-        left = leftovers(cache)
-        assert left
+        assert leftovers(cache) == [lock.content_hash]
         other = ensure_prefix(make_lock(python, host_platform(), []), cache_dir=cache)
         assert run(other, "import sys; print(sys.prefix)") == str(other.path)
-        assert leftovers(cache) == left
+        with pytest.raises(UnbuildableError, match="another process has been building"):
+            ensure_prefix(lock, cache_dir=cache, timeout=0.2)
+        assert leftovers(cache) == [lock.content_hash]
     finally:
         released.set()
-    assert not (cache / "prefixes" / lock.content_hash).exists()
     prefix = ensure_prefix(lock, cache_dir=cache)
     assert run(prefix, "import below; print(below.version)") == "2.0"
-
-
-def test_what_another_dead_builder_left_is_removed(lock, cache):
-    dead = cache / "prefixes" / f".build-{'0' * 64}-aaaa"
-    (dead / "lib").mkdir(parents=True)
-    (dead / "lib" / "half").write_text("x")
-    ensure_prefix(lock, cache_dir=cache)
-    assert not dead.exists()
 
 
 def needs(version):
@@ -323,7 +291,7 @@ def test_old_pythons(cache, python, pins, code, says):
     assert Path(run(prefix, "import sys; print(sys.prefix)")) == prefix.path
 
 
-def test_a_failure_where_files_were_taken_away_meanwhile_is_no_evidence(lock, cache):
+def test_a_failure_where_files_were_taken_away_meanwhile_is_no_evidence(lock, cache, monkeypatch):
     build = partial(ensure_prefix, cache_dir=cache)
 
     def answer(code):
@@ -345,6 +313,17 @@ def test_a_failure_where_files_were_taken_away_meanwhile_is_no_evidence(lock, ca
     lost = answer(changed)
     assert isinstance(lost, TrialLost)
     assert "environment were changed or removed" in lost.reason
+    # What an earlier command left changed is void, too, back to the last look that found it as it was made.
+    before = datetime.now(UTC)
+    assert isinstance(answer("import demo; 1 / 0"), TrialCompleted)
+    (module,) = (cache / "prefixes" / lock.content_hash).glob("lib/python*/site-packages/demo.py")
+    module.chmod(0o644)
+    module.write_text("#")
+    monkeypatch.setattr(prefix_module, "UNCHANGED", {})
+    lost = answer("import demo")
+    assert isinstance(lost, TrialLost)
+    assert lost.change is not None
+    assert before <= lost.change.since <= datetime.now(UTC)
     own = answer("import no_such_module")
     assert isinstance(own, TrialCompleted)
     assert own.record.outcome is Outcome.IMPORT_ERROR

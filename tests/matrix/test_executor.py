@@ -27,15 +27,15 @@ def test_axes_choose_images(tmp_path: Path) -> None:
     combination = Combination.of({"rapids": "24.04", "cuda": "12.2"})
     assert matrix.image(combination) == "rapidsai/base:24.04-cuda12.2-py3.11"
     assert matrix.file.image_is_environment
-    request = environment_request(matrix, combination, TODAY)
+    request = environment_request(matrix, combination)
     assert (request.python, request.image) == ("", "rapidsai/base:24.04-cuda12.2-py3.11")
     settled = {request.image: "repo@sha256:1"}
-    assert environment_request(matrix, combination, TODAY, settled).image == "repo@sha256:1"
+    assert environment_request(matrix, combination, settled).image == "repo@sha256:1"
 
 
 def test_packages_are_locked_beside_the_image(tmp_path: Path) -> None:
     matrix = load(tmp_path, PACKAGES, "executor: {kind: container, image: 'nvidia/cuda:{cuda}'}")
-    request = environment_request(matrix, Combination.of({"six": "1.16.0", "cuda": "12.2"}), TODAY)
+    request = environment_request(matrix, Combination.of({"six": "1.16.0", "cuda": "12.2"}))
     assert (request.image, dict(request.pins)) == ("nvidia/cuda:12.2", {"six": "1.16.0"})
     assert not matrix.file.image_is_environment
 
@@ -68,6 +68,6 @@ def test_mistakes(tmp_path: Path, executor: str, problem: str) -> None:
 def test_the_bare_name_of_an_axis_among_overrides_is_what_the_axis_says(tmp_path: Path) -> None:
     rest = "solver: {overrides: [Six, 'other<2']}"
     request = environment_request(
-        load(tmp_path, PACKAGES, rest), Combination.of({"six": "1.16.0", "cuda": "12.2"}), TODAY
+        load(tmp_path, PACKAGES, rest), Combination.of({"six": "1.16.0", "cuda": "12.2"})
     )
     assert request.overrides == ("Six==1.16.0", "other<2")

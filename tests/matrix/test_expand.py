@@ -91,10 +91,11 @@ class TestRanges:
         matrix = matrix_of(
             """
 axes:
-  a: {package: My_Package, versions: '>=1'}
+  a: {package: My_Package, index: own, versions: '>=1'}
   b: {package: My_Package.b, manager: conda, build: "cuda*", versions: '>=1'}
   python: {package: python, versions: '>=3.9'}
-index: https://index.example/simple
+index: https://other.example/simple
+indexes: {own: {url: https://index.example/simple}}
 channels: [mine, ./beside]
 """
         )

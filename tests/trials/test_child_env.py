@@ -46,7 +46,6 @@ def test_what_dask_and_shells_set_does_not_leak() -> None:
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONFAULTHANDLER": "1",
         "PYTHONHASHSEED": "5",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONNOUSERSITE": "1",
         "PYTHONUNBUFFERED": "1",
         TRIAL_ID: "x",

@@ -1,0 +1,183 @@
+"""Where versions come from: further indexes, folders of wheels, and indexes that give no upload dates."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.cli.asking import Asking, an_index
+from tests.cli.calls import RunCommand
+from tests.environments.index_server import IndexServer, serve
+
+pytestmark = pytest.mark.integration
+
+NIGHTLY = [f"2.0.dev202601{day:02}" for day in range(10, 20)]
+FIRST_BAD = "2.0.dev20260116"
+SCRIPT = f"""
+    import app, helper
+    assert int(app.version.rpartition("dev")[2]) < {FIRST_BAD.rpartition("dev")[2]}
+"""
+
+
+@pytest.fixture
+def index() -> Iterator[IndexServer]:
+    """The default index, which has releases of the package, and all others."""
+    with an_index() as index:
+        index.add("app", "1.0")
+        index.add("helper", "1.0")
+        yield index
+
+
+@pytest.fixture
+def nightly() -> Iterator[IndexServer]:
+    """Has pages without dates, as PEP 503 describes them."""
+    with an_index() as index:
+        index.style = "html"
+        for version in NIGHTLY:
+            index.add("app", version, uploaded=None)
+        index.add("helper", "0.5", uploaded=None)
+        yield index
+
+
+@pytest.fixture
+def user(tmp_path: Path, index: IndexServer, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> Asking:
+    asking = Asking(tmp_path, run, monkeypatch)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+    asking.script(SCRIPT)
+    return asking
+
+
+def wheels(nightly: IndexServer, folder: Path) -> Path:
+    folder.mkdir()
+    for release in nightly.packages["app"]:
+        (folder / release.filename).write_bytes(release.content)
+    return folder
+
+
+def first_bad(user: Asking, *words: str) -> str:
+    done = user.run(
+        "run", "app>=2.dev0", "repro.py", "--with", "helper", "--pre", "--always", "--json", *words
+    )
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout.splitlines()[-1])["verdict"]["first_bad"]["app"])
+
+
+@pytest.mark.parametrize("way", ["--index", "--extra-index", "named", "--find-links"])
+def test_development_releases_of_an_index_without_dates(
+    user: Asking, nightly: IndexServer, tmp_path: Path, way: str
+) -> None:
+    words = {
+        "--index": ("--index", nightly.url),
+        "--extra-index": ("--extra-index", nightly.url),
+        "named": ("--extra-index", f"nightly={nightly.url}"),
+        "--find-links": ("--find-links", str(wheels(nightly, tmp_path / "wheels"))),
+    }[way]
+    assert first_bad(user, *words) == FIRST_BAD
+
+
+@pytest.mark.parametrize(
+    "variable", ["UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"]
+)
+def test_what_uv_and_pip_have_configured_holds_for_ranges(
+    user: Asking, nightly: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    folder = wheels(nightly, tmp_path / "wheels")
+    monkeypatch.setenv(variable, str(folder) if "LINKS" in variable else nightly.url)
+    assert first_bad(user) == FIRST_BAD
+
+
+def matrix(user: Asking, nightly: IndexServer, *lines: str) -> str:
+    path = user.folder / "matrix.yaml"
+    text = f"""
+        version: 1
+        name: places
+        indexes: {{nightly: {{url: "{nightly.url}", explicit: true}}}}
+        axes:
+          app: {{package: app, index: nightly, versions: ">=2.dev0", prereleases: true, step: every}}
+        packages: [helper]
+        trial: {{command: python repro.py, files: [repro.py]}}
+    """
+    user.script(text, path.name)
+    path.write_text(path.read_text() + "\n".join((*lines, "")))
+    return path.name
+
+
+def planned(user: Asking, name: str) -> list[dict[str, str]]:
+    done = user.run("plan", name, "--json")
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout)["combinations"])
+
+
+def test_an_axis_names_its_index_and_the_rest_comes_from_the_other(
+    user: Asking, index: IndexServer, nightly: IndexServer
+) -> None:
+    """Of the helper, too, the nightly index has a version: it is not asked for it."""
+    nightly.add("app", "3.0", uploaded=None, requires=("absent",))
+    states = planned(user, matrix(user, nightly))
+    assert [one["combination"]["app"] for one in states] == [*NIGHTLY, "3.0"]
+    assert {one["status"] for one in states[:-1]} == {"solvable"}
+    assert not [path for path in nightly.requests if "helper" in path]
+    assert not [path for path in index.requests if path == "/simple/app/"]
+
+
+def test_a_date_is_read_from_the_version_and_else_it_is_said_which_index_lacks_it(
+    user: Asking, nightly: IndexServer
+) -> None:
+    name = matrix(user, nightly, "exclude_newer: '2026-01-14'")
+    states = planned(user, name)
+    assert [one["combination"]["app"] for one in states] == NIGHTLY[:5]
+    assert {one["status"] for one in states} == {"solvable"}
+    nightly.add("app", "2.1", uploaded=None)
+    (late,) = [one for one in planned(user, name) if one["combination"]["app"] == "2.1"]
+    assert f"The index {nightly.url} gives no upload dates of app" in late["reason"], late
+
+
+def test_of_one_version_on_two_indexes_the_first_is_taken(user: Asking, nightly: IndexServer) -> None:
+    nightly.add("helper", "1.0", uploaded=None, modules={"own.py": ""})
+    user.script(SCRIPT + "    import own\n")
+    assert first_bad(user, "--extra-index", nightly.url) == FIRST_BAD
+
+
+def test_an_index_that_wants_a_login_gets_that_of_the_netrc_file(
+    user: Asking, nightly: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nightly.on_request = lambda _path: None if "authorization" in nightly.headers[-1] else 401
+    done = user.run("run", "app>=2.dev0", "repro.py", "--pre", "--extra-index", nightly.url)
+    assert done.returncode != 0
+    assert "401" in done.stderr
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert first_bad(user, "--extra-index", nightly.url) == FIRST_BAD
+
+
+@pytest.fixture
+def untrusted() -> Iterator[str]:
+    """Address of an index whose certificate nobody here has signed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    index = IndexServer()
+    server = serve(index, context)
+    yield index.url
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_index_that_cannot_be_used_is_named_with_the_reason(
+    user: Asking, nightly: IndexServer, untrusted: str
+) -> None:
+    for url, said in (
+        ("http://127.0.0.1:9/simple", "refused"),
+        (nightly.url.replace("http", "https"), "does not speak TLS"),
+        (untrusted, "its certificate is not trusted (unable to get local issuer certificate)"),
+        ("https://me:hunter2@127.0.0.1/simple", "put it into ~/.netrc"),
+    ):
+        done = user.run("run", "app>=2.dev0", "repro.py", "--pre", "--extra-index", url)
+        assert done.returncode != 0
+        assert said in done.stderr, done.stderr
+        assert "hunter2" not in done.stderr
+        assert "Traceback" not in done.stderr
