@@ -26,8 +26,8 @@ import numpy as np
 
 from benchmarks.search_methods import grid_of
 from bisect_env.matrix.grid import Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.multiple import SearchAll
-from bisect_env.search.searcher import SearchSettings
 
 RESULTS = Path(__file__).parent / "results" / "search_all.json"
 LATTICES = ("6x6", "3x8", "4x4x4", "12x12")
@@ -53,7 +53,7 @@ def study(row: str, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     starts = drawn(shape, int(count), rng)
     grid = grid_of(shape)
-    search = SearchAll(grid, {i: i for i in grid.indices()}, SearchSettings(max_trials=_BUDGET))
+    search = SearchAll(grid, {i: i for i in grid.indices()}, SearchLimits(max_trials=_BUDGET))
     while not search.finished:
         (cell,) = search.ask(1)
         bad = any(all(a >= b for a, b in zip(cell, start, strict=True)) for start in starts)

@@ -313,7 +313,6 @@ def answer(
     goal: str = "first-bad",
     every_lock: bool = False,
     quick: bool = False,
-    careful: bool = False,
     posterior: bool = True,
     missing: MissingModules | None = None,
 ) -> Conclusion:
@@ -332,7 +331,6 @@ def answer(
         goal: What is asked, as `search/goals.py` calls it.
         every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands.
-        careful: Try both stated ends before anything between them, whatever that costs.
         posterior: Whether the report follows the answers through all trials.
         missing: Listens for a module that was forgotten, which ends the study.
 
@@ -384,7 +382,6 @@ def answer(
                 goal=Goal(goal),
                 every_lock=every_lock,
                 quick=quick,
-                careful=careful,
                 posterior=posterior,
             )
         except (StudyInterruptedError, EndsNotAsStatedError) as error:

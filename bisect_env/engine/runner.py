@@ -31,7 +31,7 @@ from bisect_env.cluster.protocol import (
 from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import axes_document, verdict_document
-from bisect_env.engine.locking import Locking, of_commits
+from bisect_env.engine.locking import Locking
 from bisect_env.engine.reuse import Reuse, trial_key
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import allowed_sources, lost_record, trial_files, trial_spec
@@ -41,7 +41,7 @@ from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown
-from bisect_env.search.goals import Goal, search_towards, settings_of
+from bisect_env.search.goals import Goal, search_towards
 from bisect_env.search.multiple import is_coarsened
 from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.verdict import Status
@@ -246,8 +246,6 @@ class StudyRunner:
         goal: What the study wants to know.
         quick: Whether to end as soon as the answer stands, without checks.
         perturbation: Circumstances under which all trials run.
-        careful: Whether both stated ends are tried even where environments are dear.
-        leaves: Whether the search may want commits that are no values of its axis.
         user: Whose studies' trials may be reused; None for anybody's.
         deadline: When the study gives up, on the same clock; None for never.
 
@@ -272,8 +270,6 @@ class StudyRunner:
         goal: Goal = Goal.FIRST_BAD,
         quick: bool = False,
         perturbation: Perturbation = NONE,
-        careful: bool = False,
-        leaves: bool = False,
         user: str | None = None,
         deadline: float | None = None,
     ) -> None:
@@ -291,10 +287,8 @@ class StudyRunner:
         self._perturbation = perturbation
         self._bad_end = None if self.grid.bad is None else self._prepared.groups.get(self.grid.bad)
         self._goal = goal
-        self._settings = settings_of(
-            matrix.file.search, quick=quick, thrifty=of_commits(self.grid), careful=careful, leaves=leaves
-        )
-        self.search: StudySearch = search_towards(goal, self.grid, self._prepared.groups, self._settings)
+        self._quick = quick
+        self.search = self._new_search()
         self.state = StudyState(matrix, self._prepared, self.search)
         self._trials = store.study_trials(study_id)
         self._basis = self._trials.basis
@@ -417,6 +411,10 @@ class StudyRunner:
                 )
             )
 
+    def _new_search(self) -> StudySearch:
+        limits = self._matrix.file.search
+        return search_towards(self._goal, self.grid, self._prepared.groups, limits, quick=self._quick)
+
     def _begin_again(self) -> None:
         """Tell a new search every trial: the study is about another failure, or some trials are void."""
         (before, _), self._basis = self._basis, self._trials.basis
@@ -430,7 +428,7 @@ class StudyRunner:
             )
             self._warn([text])
         set_aside = {index for index, (status, _) in self.state.aside.items() if status == "set-aside"}
-        self.search = search_towards(self._goal, self.grid, self._prepared.groups, self._settings)
+        self.search = self._new_search()
         self.state.begin_again(self.search)
         self._alone = Alone(self._matrix.file.trial.gpus)
         self._learn(self._trials.everything())

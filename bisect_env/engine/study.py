@@ -39,15 +39,15 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
-from bisect_env.matrix.expand import expand, laid_out, refined, to_refine
+from bisect_env.matrix.expand import expand, refined, to_refine
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.matrix.versions import VersionCatalogue
 from bisect_env.search.goals import Goal
-from bisect_env.search.searcher import Search, StudySearch
+from bisect_env.search.searcher import StudySearch
 from bisect_env.search.space import is_large
-from bisect_env.search.verdict import Status, Verdict
+from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import (
     COMMIT,
     CombinationStatus,
@@ -96,7 +96,6 @@ def run_study(
     goal: Goal = Goal.FIRST_BAD,
     every_lock: bool = False,
     quick: bool = False,
-    careful: bool = False,
     posterior: bool = True,
 ) -> Conclusion:
     """Answer a matrix: begin its study, or go on with it where it stopped.
@@ -115,7 +114,6 @@ def run_study(
         only_mine: Go on with a study of this user, and reuse only trials of this user's studies.
         goal: What is asked: where it begins to fail, where else it does, or the whole table.
         quick: End as soon as the answer stands, without checking it further.
-        careful: Try both stated ends before anything between them, whatever that costs.
         every_lock: Lock every combination before the first trial.
         posterior: Whether the report follows the answers through all trials; see `load_report`.
 
@@ -154,8 +152,6 @@ def run_study(
     reuses = not (study.definition.fresh or large) and study.status is not StudyStatus.FINISHED
     # An answer is checked once every release around it was looked at.
     refining = any(axis.passed_over for axis in grid.axes) and goal is Goal.FIRST_BAD
-    # Once a failure turned out to be flaky its commits are searched line by line.
-    leaves = refining
     budget, began = matrix.file.search.budget, time.monotonic()
     if budget is not None:
         spent = [one.payload.get("seconds") for one in store.decisions(study.id) if one.kind == SPENT]
@@ -207,8 +203,6 @@ def run_study(
                     goal=goal,
                     quick=quick or refining,
                     perturbation=perturbation,
-                    careful=careful,
-                    leaves=leaves,
                 )
                 runner.replay()
                 if not runner.finished:
@@ -216,14 +210,9 @@ def run_study(
                         store.reopen(study.id)
                     runner.run(cluster.get)
                 around = goal is Goal.FIRST_BAD and not stopped()
-                values = _to_lay_out(grid, runner.search) if around else {}
-                added = _around(matrix, grid, runner.search.verdict) if around and not values else {}
-                if values:
-                    leaves = runner.search.verdict.certain
-                    grid = laid_out(matrix, grid, values)
-                    store.set_grid(study.id, grid_definition(matrix, grid))
-                elif added:
-                    notify(events.Said(f"around the answer, {_told(matrix, added)}"))
+                added = _around(matrix, grid, runner.search) if around else {}
+                if added:
+                    notify(events.Said(f"around the answer, {_told(matrix, grid, added)}"))
                     grid = refined(matrix, grid, added)
                     store.set_grid(study.id, grid_definition(matrix, grid))
                 elif refining and not quick and not stopped():
@@ -266,34 +255,51 @@ def _goes_on(matrix: Matrix, goal: Goal) -> str:
     return f"{command_line('bisect-env', command, str(matrix.path))}   goes on from here"
 
 
-def _told(matrix: Matrix, added: Mapping[str, Sequence[str]]) -> str:
+def _told(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> str:
     """Return what is looked at around an answer: releases by name, commits by number."""
     texts = []
     for name, values in added.items():
         if isinstance(matrix.file.axes[name], CommitAxis):
-            texts.append(f"{len(values)} commits of {name}")
+            known = next(axis.values for axis in grid.axes if axis.name == name)
+            texts.append(f"{len({*values} - {*known})} commits of {name}")
         else:
             texts.append(f"{name} {', '.join(values)}")
     return f"what was not listed: {'; '.join(texts)}"
 
 
-def _around(matrix: Matrix, grid: Grid, verdict: Verdict) -> dict[str, tuple[str, ...]]:
-    """Releases that a range passed over and that lie within a boundary of the answer, by axis."""
+def _around(matrix: Matrix, grid: Grid, search: StudySearch) -> dict[str, tuple[str, ...]]:
+    """Return what `refined` is to add: releases, or commits, within a boundary of the answer, by axis."""
     found: dict[str, tuple[str, ...]] = {}
+    verdict = search.verdict
     if verdict.status is Status.NONE:
         return found
     for boundary in verdict.best.boundaries:
         axis = grid.axes[boundary.axis]
+        if axis.history is not None:
+            low, high = sorted((boundary.good[boundary.axis], boundary.bad[boundary.axis]))
+            places = [
+                (*boundary.bad[: boundary.axis], place, *boundary.bad[boundary.axis + 1 :])
+                for place in range(low + 1)
+            ]
+            older = [
+                value for value, cell in zip(axis.values, places, strict=False) if _was_tried(search, cell)
+            ]
+            values = axis.history.around(axis.values, older, axis.values[high])
+            if values != axis.values:
+                found[axis.name] = values
+            continue
         good, bad = (axis.values[side[boundary.axis]] for side in (boundary.good, boundary.bad))
         if between := to_refine(matrix, axis, good, bad):
             found[axis.name] = tuple(dict.fromkeys((*found.get(axis.name, ()), *between)))
     return found
 
 
-def _to_lay_out(grid: Grid, search: StudySearch) -> dict[str, tuple[str, ...]]:
-    """Return which commits a search wants as the values of its axis, if it wants others."""
-    values = search.laid_out if isinstance(search, Search) else None
-    return {} if values is None else {axis.name: values for axis in grid.axes if len(axis.values) > 1}
+def _was_tried(search: StudySearch, index: Index) -> bool:
+    try:
+        return search.counts(index)[1] > 0
+    except ValueError:
+        # It has no environment.
+        return False
 
 
 def settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
@@ -309,21 +315,15 @@ def settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
 def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
     """Return the grid with the releases that an earlier command added around its answer."""
     known = {str(axis["name"]): list(axis["values"]) for axis in study.definition.grid}
-    # Commits may stand in an order of their own.
-    grid = laid_out(
-        matrix,
-        grid,
-        {
-            axis.name: known[axis.name]
-            for axis in grid.axes
-            if axis.history is not None and {*known.get(axis.name, ())} <= axis.history.place.keys()
-        },
-    )
-    left = {axis.name: frozenset(axis.passed_over) for axis in grid.axes}
-    added = {
-        axis.name: tuple(v for v in known.get(axis.name, ()) if v in left[axis.name]) for axis in grid.axes
-    }
-    added = {name: values for name, values in added.items() if values}
+    added: dict[str, tuple[str, ...]] = {}
+    for axis in grid.axes:
+        values = tuple(known.get(axis.name, ()))
+        if axis.history is None:
+            values = tuple(value for value in values if value in axis.passed_over)
+        elif not {*values} <= axis.history.place.keys():
+            continue
+        if values:
+            added[axis.name] = values
     return refined(matrix, grid, added) if added else grid
 
 

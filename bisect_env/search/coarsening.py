@@ -25,9 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.families import CoarseAxis, FloatArray, alike, family
 from bisect_env.search.question import Question
-from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings, StudySearch
+from bisect_env.search.searcher import MakeQuestion, Search, StudySearch
 from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.verdict import Answer, Boundary, Verdict, entropy_bits
 
@@ -40,11 +41,11 @@ _PATIENCE = 2.0
 
 
 def search_for(
-    grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings | None = None
+    grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits | None = None, *, quick: bool = False
 ) -> Search | CoarsenedSearch:
     """The exact search where it fits, and the coarsened one where it does not; arguments as for `Search`."""
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
-    return (CoarsenedSearch if large else Search)(grid, groups, settings)
+    return CoarsenedSearch(grid, groups, limits) if large else Search(grid, groups, limits, quick=quick)
 
 
 class CoarsenedSearch(StudySearch):
@@ -53,7 +54,7 @@ class CoarsenedSearch(StudySearch):
     Args:
         grid: The lattice.
         groups: As in `Search`; looked up, never listed.
-        settings: When to stop.
+        limits: When to stop.
         make: The kind of question that is put to the active values.
     """
 
@@ -63,11 +64,11 @@ class CoarsenedSearch(StudySearch):
         self,
         grid: Grid,
         groups: Mapping[Index, Index],
-        settings: SearchSettings | None = None,
+        limits: SearchLimits | None = None,
         *,
         make: MakeQuestion = Question,
     ) -> None:
-        self.settings = settings or SearchSettings()
+        self.limits = limits or SearchLimits()
         self._grid, self._groups, self._make = grid, groups, make
         self._families = [family(axis.direction, len(axis.values), gaps=False) for axis in grid.axes]
         choices = sum(n > 1 for n in grid.shape)
@@ -162,7 +163,7 @@ class CoarsenedSearch(StudySearch):
     @property
     def finished(self) -> bool:
         """Whether more trials are not wanted."""
-        return self.trials >= self.settings.max_trials or self._now().finished
+        return self.trials >= self.limits.max_trials or self._now().finished
 
     @property
     def verdict(self) -> Verdict:
@@ -273,7 +274,7 @@ class CoarsenedSearch(StudySearch):
         search = self._make(
             Grid(axes, good=ends[0], bad=ends[1]),
             groups,
-            self.settings,
+            self.limits,
             families=[axis.coarse for axis in self._axes],
         )
         for index, (hits, trials) in self._told.items():

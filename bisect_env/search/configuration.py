@@ -27,12 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.knowledge import position
 from bisect_env.search.numeric import logsumexp
 from bisect_env.search.posterior import Belief, Counts
 from bisect_env.search.question import Question
-from bisect_env.search.stopping import SearchSettings
 from bisect_env.search.verdict import Answer, answer
 
 # Share of the combinations outside a configuration that belong to others: hardly any, some, or half.
@@ -52,7 +52,7 @@ class ConfigurationQuestion(Question):
     Args:
         grid: As for `Question`, and so are `groups` and `settings`.
         groups: Cell to the cell that stands for it.
-        settings: When to stop.
+        limits: When to stop.
         nothing: Prior of *never bad*; None leaves what the space gives it.
         families: As for `Question`.
     """
@@ -61,7 +61,7 @@ class ConfigurationQuestion(Question):
         self,
         grid: Grid,
         groups: Mapping[Index, Index],
-        settings: SearchSettings | None = None,
+        limits: SearchLimits | None = None,
         *,
         nothing: float | None = None,
         families: Sequence[Family] | None = None,
@@ -70,7 +70,7 @@ class ConfigurationQuestion(Question):
         super().__init__(
             grid,
             groups,
-            settings,
+            limits,
             nothing=nothing,
             any_of=False,
             contamination=_CONTAMINATION,

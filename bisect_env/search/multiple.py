@@ -18,11 +18,12 @@ from typing import TypeAlias
 import numpy as np
 
 from bisect_env.matrix.grid import Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.coarsening import CoarsenedSearch
 from bisect_env.search.configuration import ConfigurationQuestion
 from bisect_env.search.families import FloatArray
 from bisect_env.search.question import Question
-from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings, StudySearch
+from bisect_env.search.searcher import MakeQuestion, Search, StudySearch
 from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.verdict import Status, Verdict
 
@@ -40,16 +41,14 @@ class SearchAll(StudySearch):
     Args:
         grid: As for `Search`, and so are the others.
         groups: Cell to the cell that stands for it.
-        settings: When to stop; the budget of trials is that of all configurations together.
+        limits: When to stop; the budget of trials is that of all configurations together.
     """
 
-    def __init__(
-        self, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings | None = None
-    ) -> None:
-        self.settings = settings or SearchSettings()
+    def __init__(self, grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits | None = None) -> None:
+        self.limits = limits or SearchLimits()
         self._grid = grid
         self._groups = groups
-        self._first = _search(ConfigurationQuestion, grid, groups, self.settings)
+        self._first = _search(ConfigurationQuestion, grid, groups, self.limits)
         # By the configurations found before: the searches over what they do not explain.
         self._later: dict[tuple[Hypothesis, ...], _Rest] = {}
         self._tried: dict[Index, None] = {}
@@ -97,7 +96,7 @@ class SearchAll(StudySearch):
     @property
     def finished(self) -> bool:
         """Whether the last search is sure that nothing else fails, ended otherwise, or no budget is left."""
-        return self.trials >= self.settings.max_trials or self._asked().finished
+        return self.trials >= self.limits.max_trials or self._asked().finished
 
     @property
     def trials(self) -> int:
@@ -168,7 +167,7 @@ class SearchAll(StudySearch):
             groups = _Remainder(self._groups, found)
             if next(iter(groups), None) is None:
                 return None
-            rest = _Rest(self._grid, groups, self.settings)
+            rest = _Rest(self._grid, groups, self.limits)
             for cell in self._tried:
                 rest.tell_counts(cell, *self.counts(cell))
             for index in self._set_aside:
@@ -195,10 +194,10 @@ class _Rest:
         which: One configuration of several.
     """
 
-    def __init__(self, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings) -> None:
+    def __init__(self, grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits) -> None:
         grid = replace(grid, good=None, bad=None)
-        self.whether = _search(partial(Question, nothing=_NO_OTHER, any_of=False), grid, groups, settings)
-        self.which = _search(partial(ConfigurationQuestion, nothing=_NO_OTHER), grid, groups, settings)
+        self.whether = _search(partial(Question, nothing=_NO_OTHER, any_of=False), grid, groups, limits)
+        self.which = _search(partial(ConfigurationQuestion, nothing=_NO_OTHER), grid, groups, limits)
 
     @property
     def nothing_likely(self) -> bool:
@@ -241,8 +240,8 @@ class _Remainder(Mapping[Index, Index]):
 
 
 def _search(
-    make: MakeQuestion, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings
+    make: MakeQuestion, grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits
 ) -> _OneConfiguration:
     if is_large(grid.shape, [axis.direction for axis in grid.axes]):
-        return CoarsenedSearch(grid, groups, settings, make=make)
-    return Search(grid, groups, settings, make=make)
+        return CoarsenedSearch(grid, groups, limits, make=make)
+    return Search(grid, groups, limits, make=make)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.acquisition import ONE, choose, information
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.goodness_of_fit import log10_bayes_factor, unexplained
@@ -18,7 +19,6 @@ from bisect_env.search.nonmonotone import DOUBT, could_be_better
 from bisect_env.search.posterior import Belief, Counts
 from bisect_env.search.stopping import (
     CAUTION,
-    SearchSettings,
     clean_trials,
     judge,
     quantile,
@@ -58,7 +58,7 @@ class Question(Knowledge):
         grid: The lattice of combinations, with stated ends if there are any.
         groups: For each cell the cell that stands for it (combinations with one measurement share a group),
             missing for cells that cannot be run.
-        settings: When to stop.
+        limits: When to stop.
         nothing: Prior of *never bad*; None leaves what the space gives it.
         any_of: Whether one answer may name several causes that suffice each.
         contamination: As for `Knowledge`.
@@ -75,19 +75,19 @@ class Question(Knowledge):
         self,
         grid: Grid,
         groups: Mapping[Index, Index],
-        settings: SearchSettings | None = None,
+        limits: SearchLimits | None = None,
         *,
         nothing: float | None = None,
         any_of: bool = True,
         contamination: Mapping[float, float] | None = None,
         families: Sequence[Family] | None = None,
     ) -> None:
-        self.settings = settings or SearchSettings()
+        self.limits = limits or SearchLimits()
         super().__init__(
             grid,
             groups,
-            min_rate=self.settings.min_crash_rate,
-            stated_rate=self.settings.crash_rate,
+            min_rate=self.limits.min_crash_rate,
+            stated_rate=self.limits.crash_rate,
             nothing=nothing,
             any_of=any_of,
             contamination=contamination,
@@ -340,7 +340,7 @@ class Question(Knowledge):
     @property
     def finished(self) -> bool:
         """Whether more trials are not wanted: confirmed, or decided that nothing changes, or budget spent."""
-        return self.trials >= self.settings.max_trials or not self._visible.any() or self._decided
+        return self.trials >= self.limits.max_trials or not self._visible.any() or self._decided
 
     @property
     def is_confirmed(self) -> bool:
@@ -380,7 +380,7 @@ class Question(Knowledge):
         bad_rate, _ = self.typical_rates()
         # The median: before many good trials the mean is made of backgrounds that nothing speaks for.
         chances = self._belief.backgrounds
-        return required_confidence(self.settings.confidence, bad_rate, quantile(self.rates.p0, chances, 0.5))
+        return required_confidence(self.limits.confidence, bad_rate, quantile(self.rates.p0, chances, 0.5))
 
     @property
     def leading(self) -> float:
@@ -393,7 +393,7 @@ class Question(Knowledge):
         belief = self._belief
         masses = self._masses
         order = np.argsort(-masses, kind="stable")
-        cut = int(np.searchsorted(np.cumsum(masses[order]), self.settings.confidence)) + 1
+        cut = int(np.searchsorted(np.cumsum(masses[order]), self.limits.confidence)) + 1
         shown = order[: min(cut, _MOST_CANDIDATES)]
         candidates = tuple(self._answer(int(c), float(masses[c])) for c in shown)
         best = candidates[0]
@@ -404,7 +404,7 @@ class Question(Knowledge):
             joint = self._classes.masses(belief.weight * belief.by_rate[:, columns].sum(axis=1)[belief.of])
             weight = float(joint.sum())
             under = joint / weight if weight > 0 else joint
-            agrees = int(under.argmax()) == int(shown[0]) or weight < 1 - self.settings.confidence
+            agrees = int(under.argmax()) == int(shown[0]) or weight < 1 - self.limits.confidence
             sub[sharing] = (float(under[shown[0]]), agrees)
         bad_rate, background = self.typical_rates()
         status, reason = judge(
@@ -471,6 +471,6 @@ class Question(Knowledge):
             if end is None or self._group[end] < 0:
                 continue
             chance = self._chance_bad(end)
-            if (1 - chance if is_bad else chance) >= self.settings.confidence:
+            if (1 - chance if is_bad else chance) >= self.limits.confidence:
                 wrong.append(name)
         return tuple(wrong)

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.bisect import described
 from bisect_env.search.families import FloatArray
 from bisect_env.search.labels import chances, labels, usual_trials
@@ -39,7 +40,7 @@ from bisect_env.search.question import Question
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.staircase import Staircase, beyond, ordered_axes, staircases
-from bisect_env.search.stopping import SearchSettings, clean_trials
+from bisect_env.search.stopping import clean_trials
 from bisect_env.search.verdict import Answer, Status, Verdict, answer
 
 __all__ = ["TableSearch"]
@@ -109,15 +110,13 @@ class TableSearch(StudySearch):
     Args:
         grid: The lattice, with stated ends if there are any.
         groups: As for `Search`.
-        settings: When to stop.
+        limits: When to stop.
     """
 
-    def __init__(
-        self, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings | None = None
-    ) -> None:
-        self.settings = settings or SearchSettings()
+    def __init__(self, grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits | None = None) -> None:
+        self.limits = limits or SearchLimits()
         self._grid = grid
-        self._known = Question(grid, groups, self.settings)
+        self._known = Question(grid, groups, self.limits)
         self._ordered = ordered_axes(grid)
 
     # -- telling -----------------------------------------------------------------------------------------
@@ -163,7 +162,7 @@ class TableSearch(StudySearch):
         chance = chances(counts)
         sure = [cell for cell, p in chance.items() if p >= 0.5]
         hits, trials = (sum(float(of[cell]) for cell in sure) for of in (counts.hits, counts.trials))
-        rate = max(hits / trials if trials else 0.0, self.settings.min_crash_rate)
+        rate = max(hits / trials if trials else 0.0, self.limits.min_crash_rate)
         rest = [cell for cell in chance if cell not in sure]
         hits, trials = (sum(float(of[cell]) for cell in rest) for of in (counts.hits, counts.trials))
         return chance, usual_trials(min(rate, 1.0), hits / trials if trials else 0.0)
@@ -179,7 +178,7 @@ class TableSearch(StudySearch):
         if self._is_certain:
             return {cell: p >= 0.5 for cell, p in chance.items()}
         rate = 1.0 - 0.05 ** (1.0 / usual)
-        error = _SURE * (1.0 - self.settings.confidence)
+        error = _SURE * (1.0 - self.limits.confidence)
         found = labels(self._known.tallies, chance, 1.0 - error, rate)
         surer = labels(self._known.tallies, chance, 1.0 - _SURER * error, rate)
         for cell in self._alone(found):
@@ -192,7 +191,7 @@ class TableSearch(StudySearch):
     @property
     def _often(self) -> int:
         """Trials after which a combination is called what is likelier until others are known."""
-        return 2 * clean_trials(max(_RARE, self.settings.min_crash_rate))
+        return 2 * clean_trials(max(_RARE, self.limits.min_crash_rate))
 
     @cached_property
     def _doubtful(self) -> list[Index]:
@@ -200,7 +199,7 @@ class TableSearch(StudySearch):
         if self._is_certain:
             return []
         chance, usual = self._said
-        error, trials = _SURE * (1.0 - self.settings.confidence), self._known.tallies.trials
+        error, trials = _SURE * (1.0 - self.limits.confidence), self._known.tallies.trials
         return [
             cell
             for cell, p in chance.items()
@@ -302,7 +301,7 @@ class TableSearch(StudySearch):
     def _described(self, found: list[Staircase], holds: float, alike: tuple[int, ...]) -> _Described:
         best, *rest = found
         # Which way a frontier runs is not known before all ways that are likely agree.
-        limit = best.bits - math.log2(1.0 - self.settings.confidence)
+        limit = best.bits - math.log2(1.0 - self.limits.confidence)
         others = tuple(one for one in rest if one.bits < limit and best.changes == 1)
         decided = best.decided
         for other in others:
@@ -324,7 +323,7 @@ class TableSearch(StudySearch):
             return [], 0.0
         proofs = self._proofs(description)
         chance = exception(description.holds, proofs)
-        error, wanted = 1.0 - self.settings.confidence, 0
+        error, wanted = 1.0 - self.limits.confidence, 0
         while (
             exception(description.holds, proofs + wanted) > error
             or 2.0 ** -(proofs + wanted) > error * _NO_ORDER
@@ -495,8 +494,8 @@ class TableSearch(StudySearch):
 
     @property
     def _enough_passes(self) -> int:
-        rate = min(self.settings.crash_rate or 1.0, 1.0)
-        return clean_trials(max(min(rate, self.settings.clean_rate), self.settings.min_crash_rate))
+        rate = min(self.limits.crash_rate or 1.0, 1.0)
+        return clean_trials(max(min(rate, self.limits.clean_rate), self.limits.min_crash_rate))
 
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
@@ -531,7 +530,7 @@ class TableSearch(StudySearch):
     @property
     def finished(self) -> bool:
         """Whether no more trials are wanted."""
-        if self.trials >= self.settings.max_trials or not self._known.visible_count:
+        if self.trials >= self.limits.max_trials or not self._known.visible_count:
             return True
         return self.is_complete
 

@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search import multiple
 from bisect_env.search.families import family
 from bisect_env.search.multiple import SearchAll, is_coarsened
-from bisect_env.search.searcher import SearchSettings
 from bisect_env.search.space import is_large
 from bisect_env.search.verdict import Status
 from tests.search.worlds import FIXED, REGRESSION, UNORDERED, alone, configuration, grid, play, rates
@@ -79,7 +79,7 @@ def test_nothing_bad_ends_as_the_plain_search_does() -> None:
 
 def test_the_budget_is_that_of_all_configurations_together() -> None:
     lattice = grid((6, 6))
-    search = SearchAll(lattice, alone(lattice), SearchSettings(max_trials=25))
+    search = SearchAll(lattice, alone(lattice), SearchLimits(max_trials=25))
     tried = play(search, rates(configuration((6, 6), {0: 4}) | configuration((6, 6), {1: 5}), 0.4), RNG(4))
     assert len(tried) == 25
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
-from bisect_env.search.searcher import SearchSettings
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.table import TableSearch, exception
 from bisect_env.search.verdict import Status
 from tests.search.worlds import EITHER, REGRESSION, UNORDERED, alone, grid
@@ -34,7 +34,7 @@ class Mapped:
         confidence: float = 0.95,
     ) -> None:
         lattice = grid(bad.shape, directions)
-        self.search = TableSearch(lattice, alone(lattice, without), SearchSettings(confidence=confidence))
+        self.search = TableSearch(lattice, alone(lattice, without), SearchLimits(confidence=confidence))
         self.bad = bad
         self.tried: set[Index] = set()
         tosses = np.random.default_rng(seed)
