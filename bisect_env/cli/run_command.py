@@ -86,7 +86,8 @@ def run(
     every_configuration: Annotated[
         bool,
         typer.Option(
-            "--all", help="Go on to further failing configurations until it is sure that there is no other."
+            "--all",
+            help="Find every failing configuration: call each combination good or bad, as `map` does.",
         ),
     ] = False,
     fresh: FreshOption = False,

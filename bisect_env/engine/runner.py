@@ -41,8 +41,8 @@ from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown
+from bisect_env.search.coarsening import CoarsenedSearch
 from bisect_env.search.goals import Goal, search_towards
-from bisect_env.search.multiple import is_coarsened
 from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import (
@@ -855,7 +855,7 @@ class StudyRunner:
         self._shown_at = now
         bad = self.search.probability_bad()
         # Of a large matrix what was tried is drawn.
-        drawn = self.state.tallies if is_coarsened(self.search) else self._prepared.groups
+        drawn = self.state.tallies if isinstance(self.search, CoarsenedSearch) else self._prepared.groups
         shown: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
         ]

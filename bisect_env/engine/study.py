@@ -130,9 +130,10 @@ def run_study(
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
-    if large and goal is Goal.TABLE:
+    if large and goal is not Goal.FIRST_BAD:
         raise UsageError(
             f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table",
+            tried="every combination is called good or bad",
             remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
         )
     own = None if user is None else "" if known is None else known.id

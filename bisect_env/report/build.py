@@ -232,9 +232,7 @@ def posterior(
         return PosteriorReport()
     # Most formats do not show it, and the search takes as long to import as a short report takes to be made.
     from bisect_env.matrix.schema import SearchLimits
-    from bisect_env.search.configuration import ConfigurationQuestion
-    from bisect_env.search.question import Question
-    from bisect_env.search.searcher import Search
+    from bisect_env.search.goals import Goal, search_towards
     from bisect_env.search.space import is_large
     from bisect_env.search.trace import trace
 
@@ -244,7 +242,8 @@ def posterior(
         return PosteriorReport()
     settings = study.definition.settings
     limits = SearchLimits(**{name: settings[name] for name in SearchLimits.model_fields if name in settings})
-    search = Search(grid, groups, limits, make=ConfigurationQuestion if every_configuration else Question)
+    goal = Goal.EVERY_CONFIGURATION if every_configuration else Goal.FIRST_BAD
+    search = search_towards(goal, grid, groups, limits)
     for state in states:
         index = grid.find(state.combination)
         if state.status not in _CAN_RUN and index in groups:

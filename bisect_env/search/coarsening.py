@@ -28,7 +28,7 @@ from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.families import CoarseAxis, FloatArray, alike, family
 from bisect_env.search.question import Question
-from bisect_env.search.searcher import MakeQuestion, Search, StudySearch
+from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.verdict import Answer, Boundary, Verdict, entropy_bits
 
@@ -55,7 +55,6 @@ class CoarsenedSearch(StudySearch):
         grid: The lattice.
         groups: As in `Search`; looked up, never listed.
         limits: When to stop.
-        make: The kind of question that is put to the active values.
     """
 
     trials = 0
@@ -65,11 +64,9 @@ class CoarsenedSearch(StudySearch):
         grid: Grid,
         groups: Mapping[Index, Index],
         limits: SearchLimits | None = None,
-        *,
-        make: MakeQuestion = Question,
     ) -> None:
         self.limits = limits or SearchLimits()
-        self._grid, self._groups, self._make = grid, groups, make
+        self._grid, self._groups = grid, groups
         self._families = [family(axis.direction, len(axis.values), gaps=False) for axis in grid.axes]
         choices = sum(n > 1 for n in grid.shape)
         self._coarsest = _COARSEST.get(choices, _COARSEST_ELSE)
@@ -185,11 +182,6 @@ class CoarsenedSearch(StudySearch):
             unexplained=tuple(replace(one, index=self._there(one.index)) for one in verdict.unexplained),
         )
 
-    @property
-    def probability_of_nothing(self) -> float:
-        """Posterior that no combination that can be run is bad."""
-        return self._now().probability_of_nothing
-
     def counts(self, index: Index) -> tuple[int, int]:
         """Hits and counted trials of a combination (those of its whole group)."""
         return self._told.get(self.representative_of(index), (0, 0))
@@ -271,7 +263,7 @@ class CoarsenedSearch(StudySearch):
                 groups[cell] = first.setdefault(stands_for, cell)
         self._first = first
         ends = [self._place(end) if end is not None else None for end in (self._grid.good, self._grid.bad)]
-        search = self._make(
+        search = Question(
             Grid(axes, good=ends[0], bad=ends[1]),
             groups,
             self.limits,

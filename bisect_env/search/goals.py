@@ -8,7 +8,7 @@ from enum import StrEnum
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.coarsening import search_for
-from bisect_env.search.multiple import SearchAll
+from bisect_env.search.corners import CornerSearch
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.table import TableSearch
 
@@ -40,6 +40,6 @@ def search_towards(
         case Goal.TABLE:
             return TableSearch(grid, groups, limits)
         case Goal.EVERY_CONFIGURATION:
-            return SearchAll(grid, groups, limits)
+            return CornerSearch(grid, groups, limits)
         case _:
             return search_for(grid, groups, limits, quick=quick)

@@ -17,7 +17,7 @@ from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.classes import Classes
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.nonmonotone import Histories, Values, looked_at
-from bisect_env.search.posterior import Belief, Counts, Patterns, share, update, with_contamination
+from bisect_env.search.posterior import Belief, Counts, Patterns, share, update
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis, HypothesisSpace
 
@@ -34,10 +34,6 @@ class Knowledge:
             missing for cells that cannot be run.
         min_rate: Smallest crash rate that is looked for.
         stated_rate: How often it fails where it does, if the user says so.
-        nothing: Prior of *never bad*; None leaves what the space gives it.
-        any_of: Whether one answer may name several causes that suffice each.
-        contamination: Prior of each share of combinations that are bad for a reason that the answer is not
-            about.
         families: As for `HypothesisSpace`.
     """
 
@@ -48,15 +44,11 @@ class Knowledge:
         *,
         min_rate: float,
         stated_rate: float | None = None,
-        nothing: float | None,
-        any_of: bool,
-        contamination: Mapping[float, float] | None,
         families: Sequence[Family] | None = None,
     ) -> None:
         self._grid = grid
         self._directions = [axis.direction for axis in grid.axes]
-        self._nothing, self._any_of = nothing, any_of
-        space = HypothesisSpace(grid.shape, self._directions, any_of=any_of, families=families)
+        space = HypothesisSpace(grid.shape, self._directions, families=families)
         self._space = self._believing(space, groups)
         # With families of a caller's, values of an axis may be missing.
         self._whole = families is None
@@ -65,12 +57,8 @@ class Knowledge:
         self._looked_at: (
             tuple[Histories, list[Index], HypothesisSpace, NDArray[np.bool_], Patterns] | None
         ) = None
-        # Several configurations explain a rate of its own by another configuration.
-        self.rates = RateGrid.default(min_rate, stated_rate, two_steps=contamination is None)
-        shares = None
-        if contamination is not None:
-            self.rates, shares = with_contamination(self.rates, contamination)
-        self._counts = Counts(grid.shape, self.rates, contamination=shares)
+        self.rates = RateGrid.default(min_rate, stated_rate)
+        self._counts = Counts(grid.shape, self.rates)
         self._patterns = Patterns.before(self._space)
         self._group = np.full(grid.shape, -1, dtype=np.intp)
         for index, stands_for in groups.items():
@@ -85,8 +73,6 @@ class Knowledge:
         for end, is_bad in ((self._grid.good, False), (self._grid.bad, True)):
             if end is not None and end in groups:
                 space.expect(groups[end], bad=is_bad, doubt=_STATED_END_DOUBT)
-        if self._nothing is not None:
-            space.expect_nothing(self._nothing)
         return space
 
     def over(self, histories: Histories) -> Self:
@@ -95,9 +81,7 @@ class Knowledge:
         Counts are shared: what is told to either is known to both, once `forget` was called on the other.
         """
         twin = copy.copy(self)
-        space = HypothesisSpace(
-            self._grid.shape, self._directions, any_of=self._any_of, families=histories.families
-        )
+        space = HypothesisSpace(self._grid.shape, self._directions, families=histories.families)
         twin._space = self._believing(space, self._stands_for)
         twin._patterns = Patterns.before(twin._space)
         twin._plain = space.made_of(histories.plain)
@@ -297,7 +281,7 @@ class Knowledge:
         """Histories on some values, which agree with a plain one where something was tried, and patterns."""
         part = looked_at(histories, values)
         shape = [len(some) for some in values]
-        space = HypothesisSpace(shape, self._directions, any_of=self._any_of, families=part.families)
+        space = HypothesisSpace(shape, self._directions, families=part.families)
         place = [{value: i for i, value in enumerate(some)} for some in values]
         ends = {
             end: tuple(at[i] for at, i in zip(place, self._stands_for[end], strict=True))
@@ -329,11 +313,6 @@ class Knowledge:
     def by_set(self) -> list[FloatArray]:
         """Posterior of each set of bad values, per axis; the first is "does not matter"."""
         return self._space.by_set(self._belief.hypotheses)
-
-    @property
-    def probability_of_nothing(self) -> float:
-        """Posterior that no combination that can be run is bad."""
-        return float(self._classes.masses(self._belief.hypotheses)[self._classes.never])
 
 
 def position(flat: np.intp | int, shape: tuple[int, ...]) -> Index:

@@ -59,9 +59,6 @@ class Question(Knowledge):
         groups: For each cell the cell that stands for it (combinations with one measurement share a group),
             missing for cells that cannot be run.
         limits: When to stop.
-        nothing: Prior of *never bad*; None leaves what the space gives it.
-        any_of: Whether one answer may name several causes that suffice each.
-        contamination: As for `Knowledge`.
         families: Of value sets, one per axis, instead of those that belong to the axes' directions.
 
     Attributes:
@@ -77,9 +74,6 @@ class Question(Knowledge):
         groups: Mapping[Index, Index],
         limits: SearchLimits | None = None,
         *,
-        nothing: float | None = None,
-        any_of: bool = True,
-        contamination: Mapping[float, float] | None = None,
         families: Sequence[Family] | None = None,
     ) -> None:
         self.limits = limits or SearchLimits()
@@ -88,9 +82,6 @@ class Question(Knowledge):
             groups,
             min_rate=self.limits.min_crash_rate,
             stated_rate=self.limits.crash_rate,
-            nothing=nothing,
-            any_of=any_of,
-            contamination=contamination,
             families=families,
         )
 
@@ -286,7 +277,7 @@ class Question(Knowledge):
             pairs = [(best.first_bad, best.last_good)]
         for pair in pairs:
             bad, good = (self.representative_of(cell) for cell in pair)
-            if not self._has_failed(bad):
+            if self._counts.hits[bad] < _FAILURES:
                 wanted.append((bad, math.inf))
             wanted.append((good, self._clean))
         end = self._ends[0]
@@ -301,10 +292,6 @@ class Question(Knowledge):
             checked = checks(best, self._grid, self._group >= 0, self.counts, self.typical_rates()[0])
             wanted += [(self.representative_of(cell), trials) for cell, trials in checked]
         return wanted
-
-    def _has_failed(self, cell: Index) -> bool:
-        """Return whether the first bad combination failed often enough to be called so."""
-        return bool(self._counts.hits[cell] >= _FAILURES)
 
     @cached_property
     def _spread(self) -> list[Index]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
@@ -38,12 +38,11 @@ from bisect_env.matrix.grid import AxisKind, Grid, Index
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.bisect import Bisection
 from bisect_env.search.checks import Check, apart_checks, clean_checks, cleared, untested_checks
-from bisect_env.search.families import Family, FloatArray
+from bisect_env.search.families import FloatArray
 from bisect_env.search.labels import chances, labels, usual_trials
 from bisect_env.search.nonmonotone import RARE, Histories, histories
 from bisect_env.search.question import Question
 from bisect_env.search.rates import RateGrid
-from bisect_env.search.space import Hypothesis
 from bisect_env.search.untested_intervals import untested_intervals
 from bisect_env.search.verdict import Answer, Status, Verdict
 
@@ -145,21 +144,6 @@ class StudySearch(Protocol):
         """Chance that each combination is bad, shape of the grid."""
 
 
-class MakeQuestion(Protocol):
-    """The signature by which a `Question`, or a kind of it, is made."""
-
-    def __call__(
-        self,
-        grid: Grid,
-        groups: Mapping[Index, Index],
-        limits: SearchLimits,
-        /,
-        *,
-        families: Sequence[Family] | None = None,
-    ) -> Question:
-        """Make one; arguments as for `Question`."""
-
-
 class Search:
     """One question: where in the grid do trials begin to show the target?
 
@@ -169,8 +153,6 @@ class Search:
             missing for cells that cannot be run.
         limits: When to stop.
         quick: Whether the search ends as soon as the answer stands, without checks.
-        make: The kind of question that is put; of another kind than `Question` no failure is taken to be
-            certain, and no answer is checked.
     """
 
     def __init__(
@@ -180,21 +162,19 @@ class Search:
         limits: SearchLimits | None = None,
         *,
         quick: bool = False,
-        make: MakeQuestion = Question,
     ) -> None:
         self.limits = limits or SearchLimits()
         self._quick = quick
         self._certain_error = _certain_error(self.limits.confidence, quick=quick)
         self._grid = grid
-        self._narrow = make(grid, groups, self.limits)
+        self._narrow = Question(grid, groups, self.limits)
         # A look at a commit that was not tried costs a build.
         self._is_of_commits = any(axis.kind is AxisKind.COMMIT for axis in grid.axes)
         self._shape, self._directions = grid.shape, [axis.direction for axis in grid.axes]
         self._wide: tuple[Histories, Question] | None = None
-        self._plain = make is Question
         # What proves an answer is tried once it stands.
-        self._narrow.proves_first = not self._plain
-        self._checks_ended = not self._plain or quick
+        self._narrow.proves_first = False
+        self._checks_ended = quick
         self._doubted: Index | None = None
         narrow = self._narrow
         self._bisection = Bisection(
@@ -265,8 +245,6 @@ class Search:
     @cached_property
     def _certain(self) -> bool:
         """Whether failures are certain by all that was seen, and one was seen or is about to be."""
-        if not self._plain:
-            return False
         labels = self._narrow.unanimous()
         if labels is None:
             return False
@@ -300,7 +278,7 @@ class Search:
     def _labelled(self) -> dict[Index, float] | None:
         """Probability of being bad of each combination by itself, if that is how the question is put."""
         narrow = self._narrow
-        if not self._plain or self._certain or not narrow.total_hits:
+        if self._certain or not narrow.total_hits:
             return None
         if sum(size > 1 for size in self._shape) < 2:
             return None
@@ -527,7 +505,7 @@ class Search:
         if self._labelled is not None:
             return self._labelled_cells(count, running, only)
         if not self._certain:
-            if self._plain and not self._narrow.total_hits:
+            if not self._narrow.total_hits:
                 count = min(count, self._room_beside_looks(running))
             if count <= 0:
                 return []
@@ -570,7 +548,7 @@ class Search:
         Only what was not stated is doubted so soon, and environments are made for it only as fast as trials
         have paid for them.
         """
-        if not self._plain or only is not None or self._narrow.total_hits or self._grid.bad is not None:
+        if only is not None or self._narrow.total_hits or self._grid.bad is not None:
             return []
         labels = self._narrow.unanimous() or {}
         bad = self._bisection.ends[1]
@@ -643,7 +621,7 @@ class Search:
     @cached_property
     def checks(self) -> tuple[Check, ...]:
         """The checks that a standing answer still needs, in order; empty before it stands."""
-        if not self._plain or not self._answer_stands:
+        if not self._answer_stands:
             return ()
         verdict = self.verdict
         if verdict.status is not Status.CONFIRMED:
@@ -730,7 +708,7 @@ class Search:
         return self._with_cleared(verdict)
 
     def _with_cleared(self, verdict: Verdict) -> Verdict:
-        if not self._plain or verdict.status is not Status.CONFIRMED:
+        if verdict.status is not Status.CONFIRMED:
             return verdict
         can_run = self._narrow.group >= 0
         return replace(verdict, cleared=cleared(verdict.best, can_run, self.counts, self.limits))
@@ -815,28 +793,6 @@ class Search:
         if self._labelled is not None or self._certain:
             return self._bisection.probability_bad()
         return self._question.probability_bad()
-
-    @property
-    def probabilities(self) -> FloatArray:
-        """Posterior of each class of hypotheses, shape (classes,), whether failures are certain or not.
-
-        Classes are numbered anew when a combination is set aside or other hypotheses are weighed.
-        """
-        return self._question.probabilities
-
-    @property
-    def fingerprints(self) -> FloatArray:
-        """Numbers that identify each class by its good and bad combinations, shape (classes, 2)."""
-        return self._question.fingerprints
-
-    def representative(self, number: int) -> Hypothesis:
-        """Return the hypothesis that stands for a class."""
-        return self._question.representative(number)
-
-    @property
-    def probability_of_nothing(self) -> float:
-        """Posterior that no combination that can be run is bad."""
-        return self._question.probability_of_nothing
 
     @property
     def rates(self) -> RateGrid:

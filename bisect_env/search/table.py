@@ -124,14 +124,15 @@ class TableSearch(StudySearch):
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial of a combination: good or bad."""
         self._known.tell(index, hit=hit)
-        self._forget()
+        self.forget()
 
     def set_aside(self, index: Index) -> None:
         """Nothing more can be learnt at this combination; at any time."""
         self._known.set_aside(index)
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop what followed from earlier counts."""
         for name in (
             "_labels",
             "_doubtful",
@@ -141,6 +142,7 @@ class TableSearch(StudySearch):
             "_again",
             "_checks",
             "called",
+            "table_verdict",
             "verdict",
         ):
             self.__dict__.pop(name, None)
@@ -575,6 +577,11 @@ class TableSearch(StudySearch):
     @cached_property
     def verdict(self) -> Verdict:
         """The answer by now; a pure function of the counts."""
+        return self.table_verdict
+
+    @cached_property
+    def table_verdict(self) -> Verdict:
+        """The answer about the table as a whole."""
         complete = self.is_complete
         called = self.called
         bad = np.zeros(self._grid.shape, dtype=bool)
