@@ -201,9 +201,7 @@ def test_what_is_told_again_is_what_was_believed_then() -> None:
     live = Search(grid, groups)
     for number, (index, hit) in enumerate(told, start=1):
         live.tell(index, hit=hit)
-        believed = {
-            one.hypothesis.bad_cells().tobytes(): one.probability for one in live.verdict.candidates
-        }
+        believed = {one.hypothesis.bad_cells().tobytes(): one.probability for one in live.verdict.candidates}
         for answer, p in zip(seen.answers, seen.probabilities[number], strict=True):
             assert p == pytest.approx(believed.get(answer.bad_cells().tobytes(), 0.0))
     best = live.verdict.best.hypothesis
