@@ -47,6 +47,7 @@ from bisect_env.matrix.versions import VersionCatalogue
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.space import is_large
+from bisect_env.search.table import MOST_CALLED
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import (
     COMMIT,
@@ -130,9 +131,10 @@ def run_study(
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
-    if large and goal is not Goal.FIRST_BAD:
+    if goal is not Goal.FIRST_BAD and math.prod(grid.shape) > MOST_CALLED:
         raise UsageError(
-            f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table",
+            f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table, which has at most "
+            f"{MOST_CALLED:,}",
             tried="every combination is called good or bad",
             remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
         )

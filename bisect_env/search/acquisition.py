@@ -33,8 +33,9 @@ from numpy.typing import NDArray
 
 from bisect_env.search.families import FloatArray
 from bisect_env.search.numeric import entropy
-from bisect_env.search.posterior import Belief, Counts
+from bisect_env.search.posterior import Belief
 from bisect_env.search.space import HypothesisSpace
+from bisect_env.search.tallies import Counts
 
 RATES_WEIGHT = 0.5
 BLOCKS = np.array([1.0, 4.0, 10.0, 25.0, 50.0])

@@ -13,7 +13,7 @@ Counts are sufficient: the belief is rebuilt from stored trials alone, in any or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,69 +22,15 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Index
 from bisect_env.search.families import FloatArray
-from bisect_env.search.rates import IMPOSSIBLE, RateGrid
+from bisect_env.search.rates import IMPOSSIBLE
 from bisect_env.search.space import HypothesisSpace
+from bisect_env.search.tallies import Counts
 
 # Patterns weighed first, and the log of what others are left out below.
 _FIRST = 64
 _NEGLIGIBLE = -30.0
 # exp() of more overflows; only rows that are all zero anyway come near it.
 _LARGEST_EXPONENT = 700.0
-
-
-class Counts:
-    """Target outcomes and counted trials of every cell, with their log likelihoods kept up to date.
-
-    Args:
-        shape: Of the lattice.
-        grid: Rates to score.
-
-    Attributes:
-        hits: Target outcomes per cell, shape of the lattice.
-        trials: Counted trials per cell, shape of the lattice.
-        log_bad: Log likelihood of each cell if it is bad, shape (*lattice, J).
-        log_good: Log likelihood of each cell if it is good, shape (*lattice, K).
-        own_rate: For cells with trials: posterior of the cell's own rate if bad, shape (J, R).
-    """
-
-    def __init__(self, shape: tuple[int, ...], grid: RateGrid) -> None:
-        self.grid = grid
-        self.hits = np.zeros(shape)
-        self.trials = np.zeros(shape)
-        self.log_bad = np.zeros((*shape, len(grid.m)))
-        self.log_good = np.zeros((*shape, len(grid.p0)))
-        self.own_rate: dict[Index, FloatArray] = {}
-
-    def add(self, index: Index, hits: int, trials: int) -> None:
-        """Count `trials` more trials of a cell, `hits` of which showed the target."""
-        self.hits[index] += hits
-        self.trials[index] += trials
-        y, n = float(self.hits[index]), float(self.trials[index])
-        self.log_bad[index], self.own_rate[index] = self.grid.if_bad(y, n)
-        self.log_good[index] = self.grid.if_good(y, n)
-
-    def at(self, values: Sequence[Sequence[int]]) -> Counts:
-        """The counts on some values of each axis, to compute a posterior from; nothing may be added to them.
-
-        Args:
-            values: Per axis, positions.
-        """
-        part = object.__new__(Counts)
-        part.grid = self.grid
-        here = np.ix_(*values)
-        part.hits, part.trials = self.hits[here], self.trials[here]
-        part.log_bad, part.log_good = self.log_bad[here], self.log_good[here]
-        part.own_rate = {}
-        return part
-
-    def copy(self) -> Counts:
-        """Return an independent copy, for looking ahead."""
-        twin = object.__new__(Counts)
-        twin.grid = self.grid
-        twin.hits, twin.trials = self.hits.copy(), self.trials.copy()
-        twin.log_bad, twin.log_good = self.log_bad.copy(), self.log_good.copy()
-        twin.own_rate = dict(self.own_rate)
-        return twin
 
 
 @dataclass(frozen=True, eq=False)

@@ -284,7 +284,7 @@ class Search:
             return None
         chance: dict[Index, float] | None = None
         if self._question.finished:
-            chance = chances(narrow.tallies)
+            chance = chances(narrow.seen)
             if not self._speak_otherwise(chance):
                 return None
         rates = narrow.typical_rates()
@@ -292,8 +292,8 @@ class Search:
         if chance is None:
             if self.trials < everything / 2 and self._question.could_be_better() <= _FAR_BETTER:
                 return None
-            chance = chances(narrow.tallies)
-        self._bisection.relabel(labels(narrow.tallies, chance, self._label_confidence, rates[0]))
+            chance = chances(narrow.seen)
+        self._bisection.relabel(labels(narrow.seen, chance, self._label_confidence, rates[0]))
         return chance
 
     @property

@@ -36,15 +36,18 @@ from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.bisect import described
 from bisect_env.search.families import FloatArray
 from bisect_env.search.labels import chances, labels, usual_trials
-from bisect_env.search.question import Question
+from bisect_env.search.rates import RateGrid
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.staircase import Staircase, beyond, ordered_axes, staircases
 from bisect_env.search.stopping import clean_trials
+from bisect_env.search.tallies import Tallies
 from bisect_env.search.verdict import Answer, Status, Verdict, answer
 
 __all__ = ["TableSearch"]
 
+MOST_CALLED = 20_000
+"""Combinations of a table, each of which is called good or bad after every trial."""
 _CHANGES = 3
 """Changes on the way upward up to which a table is described."""
 _FAILURES, _REPEATED = 3, 6
@@ -116,7 +119,8 @@ class TableSearch(StudySearch):
     def __init__(self, grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits | None = None) -> None:
         self.limits = limits or SearchLimits()
         self._grid = grid
-        self._known = Question(grid, groups, self.limits)
+        rates = RateGrid.default(self.limits.min_crash_rate, self.limits.crash_rate)
+        self._known = Tallies(grid, groups, rates)
         self._ordered = ordered_axes(grid)
 
     # -- telling -----------------------------------------------------------------------------------------
@@ -129,6 +133,7 @@ class TableSearch(StudySearch):
     def set_aside(self, index: Index) -> None:
         """Nothing more can be learnt at this combination; at any time."""
         self._known.set_aside(index)
+        self.__dict__.pop("_first", None)
         self.forget()
 
     def forget(self) -> None:
@@ -149,15 +154,10 @@ class TableSearch(StudySearch):
 
     # -- labels ------------------------------------------------------------------------------------------
 
-    @property
-    def _visible(self) -> NDArray[np.bool_]:
-        flat = np.arange(self._known.group.size).reshape(self._grid.shape)
-        return np.asarray(self._known.group == flat)
-
     @cached_property
     def _said(self) -> tuple[dict[Index, float], int]:
         """Probability of being bad of each combination that was tried, and the trials that one needs."""
-        counts = self._known.tallies
+        counts = self._known.seen
         unanimous = self._known.unanimous()
         if unanimous is not None:
             return {cell: float(bad) for cell, bad in unanimous.items()}, 1
@@ -181,13 +181,13 @@ class TableSearch(StudySearch):
             return {cell: p >= 0.5 for cell, p in chance.items()}
         rate = 1.0 - 0.05 ** (1.0 / usual)
         error = _SURE * (1.0 - self.limits.confidence)
-        found = labels(self._known.tallies, chance, 1.0 - error, rate)
-        surer = labels(self._known.tallies, chance, 1.0 - _SURER * error, rate)
+        found = labels(self._known.seen, chance, 1.0 - error, rate)
+        surer = labels(self._known.seen, chance, 1.0 - _SURER * error, rate)
         for cell in self._alone(found):
             if cell not in surer:
                 del found[cell]
         # Before anything is known to be bad, a background looks like a rare failure: then others say more.
-        often = {cell for cell in chance if self._known.tallies.trials[cell] >= self._often}
+        often = {cell for cell in chance if self._known.seen.trials[cell] >= self._often}
         return {cell: p >= 0.5 for cell, p in chance.items() if cell in often and cell not in found} | found
 
     @property
@@ -201,7 +201,7 @@ class TableSearch(StudySearch):
         if self._is_certain:
             return []
         chance, usual = self._said
-        error, trials = _SURE * (1.0 - self.limits.confidence), self._known.tallies.trials
+        error, trials = _SURE * (1.0 - self.limits.confidence), self._known.seen.trials
         return [
             cell
             for cell, p in chance.items()
@@ -225,7 +225,7 @@ class TableSearch(StudySearch):
         """Combinations without which there would be a frontier, where these are few."""
         table = self._in_table(known)
         axes = self._ordered
-        if not axes or staircases(table, self._grid, 1, self._visible):
+        if not axes or staircases(table, self._grid, 1, self._known.visible):
             return []
         fewest: list[Index] = []
         for turned in product((False, True), repeat=len(axes)):
@@ -243,7 +243,7 @@ class TableSearch(StudySearch):
     @cached_property
     def _again(self) -> list[tuple[Index, int]]:
         """Combinations that are to be tried again before much is made of them, with their trials by then."""
-        counts = self._known.tallies
+        counts = self._known.seen
         chance, usual = self._said
         found: dict[Index, int] = {}
         if self._is_certain:
@@ -277,7 +277,7 @@ class TableSearch(StudySearch):
     def _repeats_left(self) -> int:
         """How many failures are still to be repeated before they are taken to be certain."""
         failing = self._failing
-        repeated = sum(int(self._known.tallies.trials[cell]) - 1 for cell in failing)
+        repeated = sum(int(self._known.seen.trials[cell]) - 1 for cell in failing)
         return max(0, _REPEATED - repeated) if failing else 0
 
     # -- descriptions ------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class TableSearch(StudySearch):
             table = _joined(self._table, alike)
             if table is None:
                 continue
-            visible = _any(self._visible, alike)
+            visible = _any(self._known.visible, alike)
             for changes in range(1, _CHANGES + 1):
                 found = staircases(table, self._grid, changes, visible, anyway=True)
                 if found:
@@ -320,7 +320,7 @@ class TableSearch(StudySearch):
     def _checks(self) -> tuple[list[Index], float]:
         """What is to be tried although a description says it, best first; and P of the module."""
         description = self._description
-        open_ = self._cells(self._visible & (self._table < 0))
+        open_ = self._cells(self._known.visible & (self._table < 0))
         if description is None or not open_:
             return [], 0.0
         proofs = self._proofs(description)
@@ -331,7 +331,7 @@ class TableSearch(StudySearch):
             or 2.0 ** -(proofs + wanted) > error * _NO_ORDER
         ):
             wanted += 1
-        passed = self._visible & (self._table == 0)
+        passed = self._known.visible & (self._table == 0)
         several = sum(n > 1 for n in self._grid.shape) > 1
         axes = [axis for axis in range(len(self._grid.shape)) if several]
         lacking = [self._lacking(description, axis, passed) for axis in axes]
@@ -361,12 +361,12 @@ class TableSearch(StudySearch):
     def _lacking(self, description: _Described, axis: int, passed: NDArray[np.bool_]) -> set[int]:
         """Values of an axis that are called good somewhere, and were not seen to pass anywhere."""
         across = tuple(other for other in range(len(self._grid.shape)) if other != axis)
-        called_good = np.asarray((self._visible & ~description.bad).any(axis=across))
+        called_good = np.asarray((self._known.visible & ~description.bad).any(axis=across))
         good = called_good & ~np.asarray(passed.any(axis=across))
         return {int(value) for value in np.flatnonzero(good)}
 
     def _cells(self, mask: NDArray[np.bool_]) -> list[Index]:
-        return [tuple(map(int, cell)) for cell in np.argwhere(mask)]
+        return list(map(tuple, np.argwhere(mask).tolist()))
 
     # -- asking ------------------------------------------------------------------------------------------
 
@@ -383,11 +383,11 @@ class TableSearch(StudySearch):
         if count <= 0 or not self._known.visible_count:
             return []
         running = self._known.by_cell(pending or {})
-        allowed = self._visible
+        allowed = self._known.visible
         if only is not None:
             allowed = np.zeros_like(allowed)
             for cell in only:
-                allowed[cell] = self._visible[cell]
+                allowed[cell] = self._known.visible[cell]
         chosen: list[Index] = []
 
         def take(cell: Index, wanted: int) -> None:
@@ -433,7 +433,7 @@ class TableSearch(StudySearch):
         if description is None:
             price = np.zeros(self._grid.shape) if cost is None else cost
             return sorted(self._cells(unknown), key=lambda cell: price[cell])[:count]
-        open_ = self._visible & (self._table < 0) & ~description.decided
+        open_ = self._known.visible & (self._table < 0) & ~description.decided
         if not open_.any():
             return [cell for cell in self._checks[0] if unknown[cell]][:count]
         chosen: list[Index] = []
@@ -453,7 +453,7 @@ class TableSearch(StudySearch):
     ) -> list[Index]:
         """Combinations that decide most of a staircase, each at those values without order tried least."""
         flat = [tuple(0 if i in alike else place for i, place in enumerate(cell)) for cell in taken]
-        visible = _any(self._visible, alike)
+        visible = _any(self._known.visible, alike)
         allowed = open_.copy()
         for cell in taken:
             allowed[cell] = False
@@ -472,10 +472,9 @@ class TableSearch(StudySearch):
             )
         return chosen
 
-    @property
+    @cached_property
     def _first(self) -> list[Index]:
         """What is tried before anything else: the ends, and the corners of the lattice."""
-        visible = self._cells(self._visible)
         axes, last = self._ordered, [n - 1 for n in self._grid.shape]
         if len(axes) <= _CORNERS:
             corners = list(product(*({0, n} if i in axes else {0} for i, n in enumerate(last))))
@@ -483,8 +482,10 @@ class TableSearch(StudySearch):
             corners = [(0,) * len(last), tuple(last)]
         stated = [end for end in (self._grid.good, self._grid.bad) if end is not None]
         ends = [self._known.representative_of(end) for end in stated if self._known.can_run(end)]
-        places = np.array(visible)
-        near = [visible[int(np.abs(places - np.array(corner)).sum(axis=1).argmin())] for corner in corners]
+        places = np.argwhere(self._known.visible)
+        near = [
+            tuple(places[np.abs(places - np.array(one)).sum(axis=1).argmin()].tolist()) for one in corners
+        ]
         return list(dict.fromkeys([*ends, *near]))
 
     @property
@@ -507,7 +508,7 @@ class TableSearch(StudySearch):
             return []
         looking = set(self._known.by_cell(pending))
         cost = self._known.prices(build_cost) if build_cost else None
-        return self._new(1, looking, cost, self._visible)
+        return self._new(1, looking, cost, self._known.visible)
 
     # -- answering ---------------------------------------------------------------------------------------
 
@@ -521,7 +522,7 @@ class TableSearch(StudySearch):
             or any(cell not in self._labels for cell in self._first)
         ):
             return False
-        unknown = self._visible & (self._table < 0)
+        unknown = self._known.visible & (self._table < 0)
         description = self._description
         if not unknown.any():
             return True
@@ -615,7 +616,7 @@ class TableSearch(StudySearch):
     def _answer(self, bad: NDArray[np.bool_]) -> Answer:
         """Return the table as an answer: what is bad, and where it begins."""
         feasible = self._known.group >= 0
-        counts = self._known.tallies
+        counts = self._known.seen
         flat = np.where(feasible, self._known.group, 0)
         kind = "never" if not bad.any() else "always" if bad[feasible].all() else "table"
         hypothesis = described(kind, bad)
