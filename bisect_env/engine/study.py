@@ -133,8 +133,8 @@ def run_study(
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
     if goal is not Goal.FIRST_BAD and math.prod(grid.shape) > MOST_CALLED:
         raise UsageError(
-            f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table, which has at most "
-            f"{MOST_CALLED:,}",
+            f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table, "
+            f"which has at most {MOST_CALLED:,}",
             tried="every combination is called good or bad",
             remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
         )
